@@ -1,0 +1,69 @@
+"""Regularize, watch, audit and compare the attention layers of transformers.
+
+Public names are resolved when they are first used, so that importing the package, and starting the command line, do not
+import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_METHODS = (
+    "AttentionNormPenalty AttnScale Decorrelation Disagreement DropAttention DropColumn DropHead DropKey EntropyPenalty FeatScale "
+    "GatedOutput InputNoise NeuTRENO NuclearDecay ProductDecay QKClip QKNorm RelaxedAttention SigmaReparam SoftCap "
+    "SymmetricAttention Temperature ValueResidual"
+).split()
+
+_WHERE = {
+    "Method": "method",
+    "Site": "site",
+    "Regularized": "regularize",
+    "regularize": "regularize",
+    "handle": "plan",
+    "sites": "regularize",
+    "parse": "text",
+    "parameter_groups": "parameter_groups",
+    "VShape": "schedule",
+    "ByDepth": "schedule",
+    "Ramp": "schedule",
+    "watch": "watch",
+    "JsonLines": "watching.logs",
+    "TensorBoard": "watching.logs",
+    "WatchCallback": "watching.callback",
+    "audit": "audit",
+    **dict.fromkeys(_METHODS, "methods"),
+}
+
+__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    # `watch` and `audit` are functions in modules of the same name: the function is what users mean.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from .audit import audit as audit
+    from .method import Method as Method
+    from .parameter_groups import parameter_groups as parameter_groups
+    from .plan import handle as handle
+    from .regularize import Regularized as Regularized
+    from .regularize import regularize as regularize
+    from .regularize import sites as sites
+    from .schedule import ByDepth as ByDepth
+    from .schedule import Ramp as Ramp
+    from .schedule import VShape as VShape
+    from .site import Site as Site
+    from .text import parse as parse
+    from .watch import watch as watch

@@ -1,0 +1,136 @@
+"""The command line: `headwise compare | report | audit | methods`. Light to import; work is imported by the command that does it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
+
+app = typer.Typer(
+    name="headwise",
+    help="Regularize, watch, audit and fairly compare the attention layers of transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def compare(
+    study: Annotated[str, typer.Argument(help="A built-in study; `headwise compare --list` names them.")] = "digits",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Compare this instead of the study\'s methods: "DropHead(p=0.1) + RelaxedAttention()"; repeatable.'
+        ),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds; nine or more allow a verdict on eight methods.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
+    tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; changes no number.  [default: cores]")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.  [default: cuda where there is one]")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/STUDY]")] = None,
+) -> None:
+    """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
+    from headwise.study.command import Request, run
+
+    run(
+        Request(
+            study=study,
+            methods=tuple(method or ()),
+            task=task,
+            changes={"epochs": epochs, "train_size": train_size},
+            seeds=seeds,
+            trials=tune,
+            jobs=jobs,
+            engine=engine,
+            ray_address=ray_address,
+            device=device,
+            data=data,
+            watch=watch,
+            out=out,
+            command=shlex.join(["headwise", *sys.argv[1:]]),
+        )
+    )
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The folder given by --out.")]) -> None:
+    """Rebuild the report of a study from its files."""
+    from headwise.report import write
+
+    print(write(folder))
+
+
+@app.command()
+def methods() -> None:
+    """List the methods: name, operation, paper."""
+    from headwise.study.listing import print_methods
+
+    print_methods()
+
+
+@app.command()
+def audit(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A transformers folder, a timm name or file, or module.py:factory.")
+    ],
+    text: Annotated[Path | None, typer.Option(help="A text to read the activations on.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images to read the activations on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the report (HTML; JSON beside it).")] = None,
+) -> None:
+    """Read the health of every head of a checkpoint from its weights, and from data where given."""
+    from headwise.audit.command import run
+
+    run(checkpoint, text=text, images=images, out=out)
+
+
+def main() -> None:
+    """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
+    # asked here, not at the top: these names cost nothing until an error asks for them
+    try:
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        _leave(130)
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        _leave(1)
+
+
+def _is_for_users(error: Exception) -> bool:
+    study = sys.modules.get("headwise.study.errors")
+    return (study is not None and isinstance(error, study.StudyError)) or isinstance(
+        error, (ValueError, ImportError, OSError)
+    )
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code) if code == 130 else sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

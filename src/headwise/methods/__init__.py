@@ -1,0 +1,43 @@
+"""The methods: one file each. Importing this package fills the registry."""
+
+from .attention_norm_penalty import AttentionNormPenalty
+from .attn_scale import AttnScale
+from .decorrelation import Decorrelation
+from .disagreement import Disagreement
+from .drop_attention import DropAttention
+from .drop_column import DropColumn
+from .drop_head import DropHead
+from .drop_key import DropKey
+from .entropy_penalty import EntropyPenalty
+from .feat_scale import FeatScale
+from .gated_output import GatedOutput
+from .input_noise import InputNoise
+from .neutreno import NeuTRENO
+from .qk_norm import QKNorm
+from .relaxed_attention import RelaxedAttention
+from .soft_cap import SoftCap
+from .symmetric_attention import SymmetricAttention
+from .temperature import Temperature
+from .value_residual import ValueResidual
+
+__all__ = [
+    "AttentionNormPenalty",
+    "AttnScale",
+    "Decorrelation",
+    "Disagreement",
+    "DropAttention",
+    "DropColumn",
+    "DropHead",
+    "DropKey",
+    "EntropyPenalty",
+    "FeatScale",
+    "GatedOutput",
+    "InputNoise",
+    "NeuTRENO",
+    "QKNorm",
+    "RelaxedAttention",
+    "SoftCap",
+    "SymmetricAttention",
+    "Temperature",
+    "ValueResidual",
+]

@@ -1,0 +1,55 @@
+"""AttentionNormPenalty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..method import Method
+from .real_tokens import key_counts, only_real_rows, query_counts
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Rows
+
+
+class AttentionNormPenalty(Method):
+    """Penalises the Frobenius norm of the attention weights divided by their number.
+
+    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+
+    By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
+    1/√(batch·heads), so that it hardly acts, and a batch split in two gives other numbers than the whole.
+    `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Padded queries and
+    keys count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
+    """
+
+    strength: float = 1.0
+    per_map: bool = False
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 1000.0}
+    live = ("strength",)
+    penalizes = True
+    rowwise = False
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+
+    def read(self, a: Tensor, call: Call) -> None:
+        self._penalize(a.float().square().sum(-1), call)
+
+    def read_free(self, rows: Rows, call: Call) -> None:
+        self._penalize(rows.sum_of_squares().float(), call)
+
+    def _penalize(self, squares: Tensor, call: Call) -> None:
+        squares = only_real_rows(squares.unsqueeze(-1), call)[..., 0].sum(2)
+        size = (query_counts(call) * key_counts(call)).expand(call.batch)
+        tiny = torch.finfo(torch.float32).tiny
+        if self.per_map:
+            norm = squares.clamp(min=tiny).sqrt() / size[:, None]
+        else:
+            norm = (squares.sum().clamp(min=tiny).sqrt() / (size.sum() * call.heads)).expand(call.batch)
+        call.penalize(self, call.value(self, "strength") * norm, per="sample")

@@ -1,0 +1,48 @@
+"""AttnScale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..method import Attend, Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Store
+    from ..site import Site
+
+
+class AttnScale(Method):
+    """Scales the part of the attention weights that differs from uniform, by a learned factor per head.
+
+    Wang et al. 2022, arXiv 2203.05962.
+
+    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where nothing
+    changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V), exact while the
+    host drops no weights.
+    """
+
+    neutral = {}
+    strong = {}
+    acts = "both"
+    learns = True
+
+    def build(self, site: Site, store: Store) -> None:
+        store.parameter("gain", torch.zeros(site.heads))
+
+    def weights(self, a: Tensor, call: Call) -> Tensor:
+        gain, uniform = self._gain(call, a), call.uniform().to(a.dtype)
+        return uniform + (1 + gain) * (a - uniform)
+
+    def attend(self, attend: Attend, call: Call) -> Attend:
+        def scaled(v: Tensor) -> Tensor:
+            gain = self._gain(call, v)
+            return (1 + gain) * attend(v) - gain * call.mean_over_keys(v)
+
+        return scaled
+
+    def _gain(self, call: Call, like: Tensor) -> Tensor:
+        return call.store(self).gain.to(like.dtype)[:, None, None]

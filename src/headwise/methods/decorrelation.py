@@ -1,0 +1,76 @@
+"""Decorrelation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..method import Method
+from .real_tokens import key_counts, only_real_rows
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Rows
+    from ..site import Site
+
+
+class Decorrelation(Method):
+    """Penalises Σ_{i<j} ‖A_iᵀ·A_j‖² / N² over all pairs of heads.
+
+    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+
+    What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
+    permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in
+    one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`.
+    Averaged over samples and layers; padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
+    which needs the weights. `probes=n` gives instead an unbiased estimate from n random signs per head and key, matrix-free.
+    """
+
+    strength: float = 1.0
+    probes: int | None = None
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 1000.0}
+    live = ("strength",)
+    penalizes = True
+    rowwise = False
+    over_layers = "mean"
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+        whole = isinstance(self.probes, int) and not isinstance(self.probes, bool) and self.probes >= 1
+        self.require(self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}")
+        object.__setattr__(self, "random", self.probes is not None)
+
+    def refuse(self, site: Site) -> str | None:
+        return "one head has no other to be compared with" if site.heads == 1 else None
+
+    def read(self, a: Tensor, call: Call) -> None:
+        if self.probes is not None:
+            return self._penalize(self._estimate(a.float() @ self._signs(call), call), call)
+        a = only_real_rows(a.float(), call)
+        grams = a @ a.mT
+        total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
+        return self._penalize(total / 2, call)
+
+    def read_free(self, rows: Rows, call: Call) -> Any:
+        if self.probes is None:
+            return NotImplemented
+        return self._penalize(self._estimate(rows.attend(self._signs(call)).float(), call), call)
+
+    def _signs(self, call: Call) -> Tensor:
+        shape = (call.samples, call.heads, call.keys, int(self.probes or 0))
+        return (call.per_sample(call.uniform_draw(self, shape)) < 0.5).to(call.q.dtype) * 2 - 1
+
+    def _estimate(self, seen: Tensor, call: Call) -> Tensor:
+        # E (y_iᵀy_j)² = ‖A_iᵀA_j‖² for y = A·ω with an ω of its own per head; one ω for both would be biased.
+        seen = only_real_rows(seen, call)
+        heads, probes = seen.shape[1], seen.shape[3]
+        flat = seen.transpose(1, 2).flatten(2)
+        squares = (flat.mT @ flat).square().unflatten(1, (heads, probes)).unflatten(3, (heads, probes))
+        pairs = squares.mean((2, 4))
+        return (pairs.sum((1, 2)) - pairs.diagonal(dim1=1, dim2=2).sum(-1)) / 2
+
+    def _penalize(self, total: Tensor, call: Call) -> None:
+        call.penalize(self, call.value(self, "strength") * total / key_counts(call).square(), per="sample")

@@ -1,0 +1,77 @@
+"""Disagreement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..method import Method
+from .real_tokens import key_counts, only_real_rows, query_counts, real_keys
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Rows
+    from ..site import Site
+
+
+class Disagreement(Method):
+    """Rewards heads that differ: in their outputs, their values or the positions they attend to.
+
+    Li et al. 2018, arXiv 1810.10183.
+
+    The loss gains -strength·D. `on="output"` and `"values"`: D = -mean over all pairs of heads (a head with itself
+    included) of the cosine of their outputs or values, in each token, averaged over real tokens; `flatten=True` takes the
+    cosine of a whole sample's vectors at once (the paper does not say which). `on="position"`: D = -mean over pairs of
+    Σ A_i⊙A_j, summed over all queries and keys: N for identical one-hot maps, 1 for uniform ones; a sample weighs by its
+    real queries. It reads the weights by blocks of queries; the other two need no weights. The paper's best was "output".
+    """
+
+    on: str = "output"
+    strength: float = 1.0
+    flatten: bool = False
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 100.0}
+    live = ("strength",)
+    penalizes = True
+
+    def check(self) -> None:
+        self.choose("on", "output", "values", "position")
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+
+    def refuse(self, site: Site) -> str | None:
+        return "one head has no other to differ from" if site.heads == 1 else None
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        if self.on == "values":
+            seen = real_keys(call)
+            values = v if seen is None else v.masked_fill(~seen[:, None, :, None], 0.0)
+            agreement = _agreement(values, self.flatten)
+            if not self.flatten:
+                agreement = agreement.sum(1) / key_counts(call)
+            call.penalize(self, call.value(self, "strength") * agreement, per="sample")
+        return q, k, v
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        if self.on == "output":
+            agreement = _agreement(only_real_rows(o, call), self.flatten)
+            call.penalize(self, call.value(self, "strength") * agreement, per="sample" if self.flatten else "query")
+        return o
+
+    def read(self, a: Tensor, call: Call) -> None:
+        if self.on == "position":
+            # Σ_ij Σ_n A_i A_j = Σ_n (Σ_h A_h)². The mean over real queries that follows is undone by their number.
+            overlap = a.float().mean(1).square().sum(-1) * query_counts(call)[:, None]
+            call.penalize(self, call.value(self, "strength") * overlap)
+
+    def read_free(self, rows: Rows, call: Call) -> Any:
+        # The logsumexp of all pairs of heads is exact too, but slower than blocks of queries and wrong with additive masks.
+        return NotImplemented if self.on == "position" else None
+
+
+def _agreement(x: Tensor, flatten: bool) -> Tensor:
+    # Σ_ij cos(x_i, x_j) = ‖Σ_h x̂_h‖²; vectors of 0 have no direction and add nothing.
+    unit = F.normalize(x.float().flatten(2) if flatten else x.float(), dim=-1)
+    return unit.mean(1).square().sum(-1)

@@ -1,0 +1,44 @@
+"""DropColumn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Attend, Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+class DropColumn(Method):
+    """Sets randomly chosen key columns of the attention weights to zero.
+
+    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+
+    Drawn per sample, head and key while training; the weights that stay are not scaled up, and a query may lose all of
+    its weight. A·diag(m)·V = A·(m⊙V), so it costs one product with the values and the fused kernel stays.
+    """
+
+    p: float = 0.2
+
+    neutral = {"p": 0.0}
+    strong = {"p": 0.7}
+    live = ("p",)
+    random = True
+    commutes_with_dropout = True
+
+    def check(self) -> None:
+        self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
+
+    def weights(self, a: Tensor, call: Call) -> Tensor:
+        return a * self._kept(call).to(a.dtype)
+
+    def attend(self, attend: Attend, call: Call) -> Attend:
+        kept = self._kept(call).mT
+        return lambda v: attend(v * kept.to(v.dtype))
+
+    def _kept(self, call: Call) -> Tensor:
+        draw = call.uniform_draw(self, (call.samples, call.heads, 1, call.keys))
+        return call.per_sample(draw) >= call.value(self, "p")

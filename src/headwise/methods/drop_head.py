@@ -1,0 +1,39 @@
+"""DropHead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+class DropHead(Method):
+    """Drops whole heads and scales the rest up by H / (number that stays).
+
+    Zhou et al. 2020, arXiv 2004.13342.
+
+    Drawn per sample and query head while training, before the output projection. One head always stays; with one head
+    nothing happens. The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
+    """
+
+    p: float = 0.2
+
+    neutral = {"p": 0.0}
+    strong = {"p": 0.7}
+    live = ("p",)
+    random = True
+
+    def check(self) -> None:
+        self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        draw = call.uniform_draw(self, (call.samples, call.heads))
+        # The head with the largest number always stays: each head is that one equally often.
+        kept = ((draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))).float()
+        scale = call.per_sample(kept * (call.heads / kept.sum(1, keepdim=True)))
+        return o * scale[:, :, None, None].to(o.dtype)

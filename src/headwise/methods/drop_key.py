@@ -1,0 +1,55 @@
+"""DropKey."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Method
+from .kept_keys import kept_keys
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..site import Site
+
+
+class DropKey(Method):
+    """Removes randomly chosen keys before the softmax.
+
+    Li et al. 2023, arXiv 2208.02646.
+
+    `unit="element"` draws for each query, head and sample, as in the paper, and needs the matrix; `"column"` draws for all
+    queries of a head at once and runs matrix-free as a mask. `end_p` is the p of the last layer of a stack, reached
+    linearly with depth (the paper found a decreasing p best; it does not print the end). A query that would lose every
+    key it may see gets the first of them back.
+    """
+
+    p: float = 0.1
+    unit: str = "element"
+    end_p: float | None = None
+
+    neutral = {"p": 0.0}
+    strong = {"p": 0.7}
+    live = ("p",)
+    random = True
+
+    def check(self) -> None:
+        self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
+        self.choose("unit", "column", "element")
+        number = isinstance(self.end_p, (int, float)) and not isinstance(self.end_p, bool)
+        self.require(self.end_p is None or (number and 0 <= self.end_p < 1), f"end_p must lie in [0, 1), got {self.end_p!r}")
+
+    def at(self, name: str, step: int, site: Site) -> float:
+        if self.end_p is None:
+            return float(self.p)
+        return self.p + (self.end_p - self.p) * site.relative_depth
+
+    def logits(self, s: Tensor, call: Call) -> Tensor:
+        return s.masked_fill(~self._kept(call), float("-inf"))
+
+    def keep(self, call: Call) -> Tensor | None:
+        return self._kept(call) if self.unit == "column" else None
+
+    def _kept(self, call: Call) -> Tensor:
+        return kept_keys(self, call, call.value(self, "p"), self.unit)

@@ -1,0 +1,55 @@
+"""FeatScale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Store
+    from ..site import Site
+
+
+class FeatScale(Method):
+    """Scales the mean over tokens and the rest of the branch's output apart, by learned factors per channel.
+
+    Wang et al. 2022, arXiv 2203.05962.
+
+    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), after the output projection and before the residual, in training
+    and evaluation; both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
+    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past under
+    causality.
+    """
+
+    neutral = {}
+    strong = {}
+    acts = "both"
+    learns = True
+
+    def refuse(self, site: Site) -> str | None:
+        if site.is_cross:
+            return "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention tells"
+        if site.causal:
+            return "its mean over tokens needs all of them, and a causal layer generates with only the new one at hand"
+        if site.windowed:
+            return "its mean over tokens would be one over a window"
+        return None
+
+    def build(self, site: Site, store: Store) -> None:
+        store.parameter("mean_gain", torch.zeros(site.hidden))
+        store.parameter("rest_gain", torch.zeros(site.hidden))
+
+    def branch(self, y: Tensor, call: Call) -> Tensor:
+        if call.queries != call.keys:
+            raise ValueError(
+                f"FeatScale needs all tokens of the layer at {call.site.name}, got {call.queries} queries and {call.keys} keys; "
+                "run it without a cache (use_cache=False) and without extra keys"
+            )
+        store = call.store(self)
+        mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
+        return y + store.mean_gain.to(y.dtype) * mean + store.rest_gain.to(y.dtype) * (y - mean)

@@ -1,0 +1,46 @@
+"""GatedOutput."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Store
+    from ..site import Site
+
+
+class GatedOutput(Method):
+    """Multiplies the output of each head by a learned sigmoid gate of the layer's input.
+
+    Qiu et al. 2025, arXiv 2505.06708.
+
+    out⊙σ(x·W + b) before the output projection, in training and evaluation; one gate per head, or with `per="element"` one
+    per channel of a head. W starts at 0 and b at 4, so that every gate starts at 0.982 and a trained model hardly changes
+    (the paper trains from scratch and starts near ½).
+    """
+
+    per: str = "head"
+
+    no_neutral = "a sigmoid gate is never exactly 1; it starts at 0.982"
+    acts = "both"
+    learns = True
+
+    def check(self) -> None:
+        self.choose("per", "head", "element")
+
+    def build(self, site: Site, store: Store) -> None:
+        gates = site.heads * (site.head_dim if self.per == "element" else 1)
+        store.parameter("weight", torch.zeros(gates, site.hidden))
+        store.parameter("bias", torch.full((gates,), 4.0))
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        store, x = call.store(self), call.hidden
+        gate = torch.sigmoid(F.linear(x, store.weight.to(x.dtype), store.bias.to(x.dtype)))
+        return o * gate.unflatten(-1, (call.heads, -1)).transpose(1, 2).to(o.dtype)

@@ -1,0 +1,143 @@
+"""InputNoise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..fitted import Store
+    from ..site import Site
+
+
+class InputNoise(Method):
+    """Adds normal noise to what enters the attention layer.
+
+    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+
+    x + scale·level(x)·N(0, 1) while training; level is a constant per sample over its tokens and channels: the median as in
+    the blog, the standard deviation, or the median absolute deviation. The median of layer-normed input is about 1e-5, so
+    the blog's noise is about 1e-7 and does nothing: use "std" or "mad". `per_head=True` gives each head noise of its own:
+    (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections:
+    refused behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as without it.
+    """
+
+    scale: float = 0.01
+    unit: str = "median"
+    per_head: bool = False
+
+    neutral = {"scale": 0.0}
+    strong = {"scale": 1.0, "unit": "std"}
+    live = ("scale",)
+    random = True
+
+    def check(self) -> None:
+        self.require(self.scale >= 0, f"scale must be at least 0, got {self.scale}")
+        self.choose("unit", "median", "std", "mad")
+
+    def refuse(self, site: Site) -> str | None:
+        if not self.per_head:
+            return None
+        if site.rope:
+            return "rotary positions stand between the projections and the scores; use per_head=False"
+        if site.qk_norm:
+            return "a norm stands between the projections and the scores; use per_head=False"
+        return "a window's tokens are not those of the layer's input; use per_head=False" if site.windowed else None
+
+    def build(self, site: Site, store: Store) -> None:
+        if self.per_head:
+            site.projections().need("q" if site.is_cross else "qkv", repr(self))
+
+    def hidden(self, x: Tensor, call: Call) -> Tensor:
+        if self.per_head:
+            return x
+        noise = call.normal_draw(self, tuple(x.shape)) * (call.value(self, "scale") * self._level(x))
+        return x + noise.to(x.dtype)
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.per_head:
+            return q, k, v
+        x = call.hidden
+        if x is None or x.shape[:2] != (q.shape[0], q.shape[2]):
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(f"{self!r} needs the layer's input (B, T, C) at {call.site.name}, got {shape}; use per_head=False")
+        made = (q,) if call.site.is_cross else (q, k, v)
+        noisy = self._per_head(x, made, call)
+        return noisy if len(noisy) == 3 else (noisy[0], k, v)
+
+    def _per_head(self, x: Tensor, made: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
+        found = call.site.projections()
+        blocks = [(block.by_head(x.dtype), block.bias()) for block in (found.q, found.k, found.v)[: len(made)]]
+        factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
+        level = call.value(self, "scale") * self._level(x)
+        sizes = [weight.shape[1] for weight, _ in blocks]
+        key = torch.as_tensor(call.this.key, device=x.device)
+        added: list[tuple[Tensor, ...]] = []
+        for head in range(call.heads):
+            # Grouped keys and values are repeated by now: each query head's copy gets that head's noise.
+            rows = [weight[head * weight.shape[0] // call.heads] for weight, _ in blocks]
+            salt = call._salt(self, f"head {head}")
+            added.append(_HeadNoise.apply(torch.cat(rows), level, key, salt, tuple(x.shape)).split(sizes, dim=-1))
+        parts = (torch.stack(part, dim=1) for part in zip(*added))
+        return tuple(tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(made, factors, parts))
+
+    def _level(self, x: Tensor) -> Tensor:
+        flat = x.detach().float().flatten(1)
+        if self.unit == "std":
+            level = flat.std(1, correction=0)
+        else:
+            level = flat.median(1).values
+            if self.unit == "mad":
+                level = (flat - level[:, None]).abs().median(1).values
+        return level.view(-1, *[1] * (x.dim() - 1))
+
+
+class _HeadNoise(torch.autograd.Function):
+    """noise · weightᵀ of one head, (B, T, D), with the noise drawn again in backward."""
+
+    @staticmethod
+    def forward(weight: Tensor, level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Tensor:
+        return _noise(level, key, salt, shape).to(weight.dtype) @ weight.t()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, level, key, salt, shape = inputs
+        ctx.save_for_backward(level, key)
+        ctx.salt, ctx.shape, ctx.dtype = salt, shape, weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        level, key = ctx.saved_tensors
+        noise = _noise(level, key, ctx.salt, ctx.shape).to(ctx.dtype)
+        return grad.to(ctx.dtype).flatten(0, 1).t() @ noise.flatten(0, 1), None, None, None, None
+
+
+def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Tensor:
+    return level * draws.normal(key, salt, shape, level.device)
+
+
+@torch.no_grad()
+def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """Give the factor by which a host scales x·Wᵀ + b on the way to `made` (OPT and Whisper scale their queries).
+
+    Raises:
+        ValueError: where `made` is no multiple of the projection, seen on one token; not looked at while compiling.
+    """
+    expected = (weight.flatten(0, 1) @ x[0, -1].to(weight.dtype)).float()
+    if bias is not None:
+        expected = expected + bias.float()
+    expected = expected.unflatten(0, weight.shape[:2]).repeat_interleave(call.heads // weight.shape[0], dim=0)
+    seen = made[0, :, -1].float()
+    factor = (seen * expected).sum() / expected.square().sum().clamp(min=1e-20)
+    if not torch.compiler.is_compiling() and float((seen - factor * expected).norm()) > 0.05 * float(seen.norm()):
+        raise ValueError(
+            f"InputNoise(per_head=True) cannot add its noise at {call.site.name}: queries, keys or values there are no multiple "
+            "of the projection of the layer's input; use per_head=False"
+        )
+    return factor

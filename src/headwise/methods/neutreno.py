@@ -1,0 +1,50 @@
+"""NeuTRENO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+    from ..site import Site
+
+
+class NeuTRENO(Method):
+    """Adds the difference between the first layer's values and the layer's own to the output of each head.
+
+    Nguyen et al. 2023, arXiv 2312.00751.
+
+    A·V + strength·(V⁰ - V) before the output projection, in training and evaluation; V⁰ are the values of the stack's first
+    self attention, which stays plain, and carry gradient. Published: 0.6 for DeiT and Segmenter, 0.4 for a language model.
+    `warmup_steps` raises the strength from 0 over so many optimizer steps: for adapting a trained model, whose function
+    would otherwise change at once.
+    """
+
+    strength: float = 0.6
+    warmup_steps: int = 0
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 0.9}
+    live = ("strength",)
+    acts = "both"
+    carries = True
+    self_only = True
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+        self.require(self.warmup_steps >= 0, f"warmup_steps must be at least 0, got {self.warmup_steps}")
+
+    def at(self, name: str, step: int, site: Site) -> float:
+        return self.strength * (min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        first = call.first_values()
+        if first is None:
+            return o
+        # With a cache the values hold past tokens too; the new ones are the last.
+        new = slice(call.keys - call.queries, None)
+        return o + call.value(self, "strength") * (first[:, :, new] - call.v[:, :, new])

@@ -1,0 +1,45 @@
+"""How many queries and keys of a call are real tokens: what penalties divide by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+def real_keys(call: Call) -> Tensor | None:
+    """Give which keys any query may see, bool (B|1, N), or None where all are seen."""
+    if call.mask is None:
+        return None
+    allowed = call.allowed()
+    assert allowed is not None
+    return allowed.any(2).any(1)
+
+
+def key_counts(call: Call) -> Tensor:
+    """Give how many keys of each sample are real, float (B|1,), at least 1."""
+    return _count(real_keys(call), call.keys, call)
+
+
+def query_counts(call: Call) -> Tensor:
+    """Give how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
+    whole = call if call.rows is None else call.whole
+    return _count(whole.real_queries(), whole.queries, call)
+
+
+def _count(real: Tensor | None, size: int, call: Call) -> Tensor:
+    if real is None or real.shape[-1] != size:
+        return torch.full((1,), float(size), device=call.q.device)
+    return real.sum(-1).clamp(min=1).float()
+
+
+def only_real_rows(x: Tensor, call: Call) -> Tensor:
+    """Set the rows of x (B, H, T, ...) that belong to no real query to 0."""
+    real = call.real_queries()
+    if real is None:
+        return x
+    return x.masked_fill(~real[:, None, :, None], 0.0)

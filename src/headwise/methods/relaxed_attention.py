@@ -1,0 +1,66 @@
+"""RelaxedAttention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Attend, Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+class RelaxedAttention(Method):
+    """Mixes the uniform distribution into the attention weights.
+
+    Lohrenz et al. 2021, arXiv 2107.01275; 2022, arXiv 2209.09735.
+
+    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while training.
+    `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to [0, 1].
+    `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and future too, as
+    the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no weights.
+    """
+
+    gamma: float = 0.1
+    fuzziness: float = 0.0
+    matched_inference: bool = False
+    support: str = "allowed"
+
+    neutral = {"gamma": 0.0}
+    strong = {"gamma": 0.9}
+    live = ("gamma",)
+
+    def check(self) -> None:
+        self.require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1], got {self.gamma}")
+        self.require(self.fuzziness >= 0, f"fuzziness must be at least 0, got {self.fuzziness}")
+        self.choose("support", "allowed", "all")
+        # Facts of the class that these settings change for this one.
+        object.__setattr__(self, "acts", "both" if self.matched_inference else "train")
+        object.__setattr__(self, "random", self.fuzziness > 0)
+
+    def weights(self, a: Tensor, call: Call) -> Tensor:
+        gamma = self._gamma(call)
+        uniform = call.uniform() if self.support == "allowed" else self._seeing(call) / call.keys
+        return (1 - gamma) * a + (gamma * uniform).to(a.dtype)
+
+    def attend(self, attend: Attend, call: Call) -> Attend:
+        gamma = self._gamma(call)
+        return lambda v: (1 - gamma) * attend(v) + gamma * self._mean(v, call)
+
+    def _gamma(self, call: Call) -> Tensor:
+        gamma = call.value(self, "gamma")
+        if self.fuzziness and call.training:
+            return (gamma + self.fuzziness * call.normal_draw(self, ())).clamp(0, 1)
+        return gamma
+
+    def _mean(self, v: Tensor, call: Call) -> Tensor:
+        if self.support == "allowed":
+            return call.mean_over_keys(v)
+        return v.mean(2, keepdim=True) * self._seeing(call).to(v.dtype)
+
+    def _seeing(self, call: Call) -> Tensor:
+        # 1 for queries that see any key: a row without one stays 0 on either support.
+        allowed = call.allowed() if call.mask is not None else None
+        return call.q.new_ones(1, 1, 1, 1).float() if allowed is None else allowed.any(-1, keepdim=True).float()

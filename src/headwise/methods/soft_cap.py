@@ -1,0 +1,40 @@
+"""SoftCap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+class SoftCap(Method):
+    """Bends the logits into (-cap, cap) by cap·tanh(s / cap).
+
+    Gemma 2, arXiv 2408.00118.
+
+    In training and evaluation, on the scaled logits with additive biases; keys that are masked stay masked. It bounds the
+    logits and does not prevent entropy collapse: two logits may still lie 2·cap apart. It needs the weights.
+    """
+
+    cap: float = 50.0
+
+    neutral = {"cap": 1e5}
+    strong = {"cap": 0.1}
+    live = ("cap",)
+    acts = "both"
+
+    def check(self) -> None:
+        self.require(0 < self.cap < float("inf"), f"cap must be positive and finite, got {self.cap}")
+
+    def logits(self, s: Tensor, call: Call) -> Tensor:
+        cap = call.value(self, "cap")
+        allowed = call.allowed()
+        # Hosts also mask with the lowest finite number, which tanh would bring back.
+        masked = torch.isneginf(s) if allowed is None else torch.isneginf(s) | ~allowed
+        return (cap * torch.tanh(s.masked_fill(masked, 0.0) / cap)).masked_fill(masked, float("-inf"))

@@ -1,0 +1,41 @@
+"""ValueResidual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..method import Method
+
+if TYPE_CHECKING:
+    from ..call import Call
+
+
+class ValueResidual(Method):
+    """Mixes the values of the first layer into those of every later one, before attention.
+
+    Zhou et al. 2024, arXiv 2410.17897 (ResFormer).
+
+    V ← (1 - mix)·V + mix·V¹ in training and evaluation; V¹ are the values of the stack's first self attention, which stays
+    plain, and carry gradient. `mix=1` is the paper's SVFormer: one layer's values for all.
+    """
+
+    mix: float = 0.5
+
+    neutral = {"mix": 0.0}
+    strong = {"mix": 0.9}
+    live = ("mix",)
+    acts = "both"
+    carries = True
+    self_only = True
+
+    def check(self) -> None:
+        self.require(0 <= self.mix <= 1, f"mix must lie in [0, 1], got {self.mix}")
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        first = call.first_values()
+        if first is None:
+            return q, k, v
+        mix = call.value(self, "mix")
+        return q, k, (1 - mix) * v + mix * first

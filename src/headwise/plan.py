@@ -1,0 +1,165 @@
+"""Plan: which methods go on which sites, decided before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from . import hosts
+from .hosts.host import Found
+from .method import Method
+from .site import Site
+from .text import suggest
+
+if TYPE_CHECKING:
+    from .regularize import Regularized
+
+HANDLE = "_headwise_handle"
+Where = Callable[[Site], bool] | Iterable[str] | None
+
+
+@dataclass
+class Plan:
+    """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
+
+    methods: list[Method]
+    found: list[Found]
+    chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
+    read: list[Site] = field(default_factory=list)
+    reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
+
+
+def handle(model: nn.Module) -> Regularized:
+    """Give the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
+
+    Raises:
+        ValueError: where the model is not regularized.
+    """
+    seen: set[int] = set()
+    inner: Any = model
+    while isinstance(inner, nn.Module) and id(inner) not in seen:
+        seen.add(id(inner))
+        if HANDLE in inner.__dict__:
+            return inner.__dict__[HANDLE]
+        inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
+    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
+
+
+def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool) -> Plan:
+    """Decide what goes where, or raise with all problems at once."""
+    _check_arguments(model, methods, allow_none)
+    made = Plan(methods, hosts.find(model))
+    reachable = [f for f in made.found if f.adapter is not None]
+    if not reachable:
+        raise ValueError(_no_site(model, made.found))
+    wanted, named = _selection(where, made.found)
+    problems = []
+    for found in made.found:
+        site = found.site
+        if found.adapter is None:
+            made.reasons[site] = ("unreachable", found.reason)
+            if site.name in named:
+                problems.append(f"{site.name} ({type(site.module).__name__}) cannot be reached: {found.reason}")
+        elif not wanted(site):
+            made.reasons[site] = ("skipped", "by where")
+        else:
+            problems += _place(made, site, site.name in named)
+    if not made.chosen and not problems:
+        problems.append(_nothing(made, methods))
+    for method in methods:
+        if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
+            why = {made.reasons[s][1] for s in made.reasons if made.reasons[s][0] == "not applicable"}
+            reason = next((w for w in why if type(method).__name__ in w), "; ".join(sorted(why)))
+            problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    _add_readers(made, reachable)
+    return made
+
+
+def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"regularize() takes a torch module first, got {type(model).__name__}")
+    for method in methods:
+        if not isinstance(method, Method):
+            shown = f"{method.__name__}() with parentheses" if isinstance(method, type) and issubclass(method, Method) else "a method"
+            raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
+        if sum(m == method for m in methods) > 1:
+            raise ValueError(f"{method!r} is given twice")
+    if not methods and not allow_none:
+        raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
+    for name, module in model.named_modules():
+        if HANDLE in module.__dict__:
+            raise ValueError(
+                f"{'the model' if not name else name} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on "
+                "its handle (headwise.handle(model)) first, or give all methods in one call"
+            )
+
+
+def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+    if where is None:
+        return (lambda site: True), set()
+    if callable(where):
+        return (lambda site: bool(where(site))), set()
+    names = {where} if isinstance(where, str) else set(where)
+    known = [f.site.name for f in found]
+    for name in sorted(names):
+        if name not in known:
+            raise ValueError(f"There is no attention layer {name!r}.{suggest(name, known)} Layers: {', '.join(known)}.")
+    return (lambda site: site.name in names), names
+
+
+def _place(made: Plan, site: Site, named: bool) -> list[str]:
+    fitting, refused = [], []
+    for method in made.methods:
+        reason = _refusal(method, site)
+        if reason is None:
+            fitting.append(method)
+        else:
+            refused.append(f"{type(method).__name__} {reason}")
+    if fitting or not made.methods:
+        made.chosen.append((site, fitting))
+        if refused:
+            made.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
+    else:
+        made.reasons[site] = ("not applicable", "; ".join(refused))
+    return [f"{site.name}: {text}" for text in refused] if named else []
+
+
+def _refusal(method: Method, site: Site) -> str | None:
+    if method.self_only and site.is_cross:
+        return "has no meaning on cross attention"
+    if method.carries and site.windowed:
+        return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+    return method.refuse(site)
+
+
+def _add_readers(made: Plan, reachable: list[Found]) -> None:
+    """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
+    stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
+    chosen = [s for s, _ in made.chosen]
+    for stack in sorted(stacks):
+        first = next(f.site for f in reachable if f.site.stack == stack and not f.site.is_cross)
+        made.read.append(first)
+        if first not in chosen:
+            made.chosen.insert(0, (first, []))
+            made.reasons.pop(first, None)
+
+
+def _no_site(model: nn.Module, found: list[Found]) -> str:
+    if not found:
+        return (
+            f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "
+            "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention (called "
+            "by that name, not imported from it)"
+        )
+    lines = [f"{f.site.name} ({type(f.site.module).__name__}) cannot be reached: {f.reason}" for f in found]
+    return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
+
+
+def _nothing(made: Plan, methods: list[Method]) -> str:
+    lines = [f"{site.name}: {status}: {reason}" for site, (status, reason) in made.reasons.items()]
+    return f"no attention layer is left for {' + '.join(map(repr, methods))}:\n" + "\n".join(lines)

@@ -1,0 +1,133 @@
+"""Block: the part of one parameter that makes the queries, keys, values or the output of an attention layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Rows = slice | Tensor
+
+
+@dataclass(eq=False)
+class Block:
+    """One of q, k, v, o of a site: which rows of which parameter, head after head.
+
+    Attributes:
+        kind: "q", "k", "v" or "o".
+        module: the module that holds the parameter.
+        where: qualified name of the parameter, for messages.
+        name: the parameter's name in the module.
+        rows: of q, k and v the output rows, of o the input columns, head-major: heads * head_dim of them.
+        heads: heads of this block (key/value heads for k and v).
+        head_dim: rows of one head.
+        transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
+        bias_module, bias_name, bias_rows: the bias, where there is one.
+        along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
+    """
+
+    kind: str
+    module: nn.Module
+    where: str
+    name: str
+    rows: Rows
+    heads: int
+    head_dim: int
+    transposed: bool = False
+    bias_module: nn.Module | None = None
+    bias_name: str = ""
+    bias_rows: Rows | None = None
+    along: tuple[tuple[nn.Module, str], ...] = ()
+
+    def weight(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Give the block as (heads * head_dim, C), rows in head-major order; differentiable, whole under FSDP2.
+
+        For q, k, v: C is the layer's input. For o the matrix is transposed: a row is one input of the output projection.
+        """
+        rows = self.by_rows(whole(getattr(self.module, self.name)))[self.rows]
+        return rows if dtype is None else rows.to(dtype)
+
+    def head_weight(self, head: int) -> Tensor:
+        """Give the rows of one head, (head_dim, C)."""
+        return self.weight()[head * self.head_dim : (head + 1) * self.head_dim]
+
+    def by_head(self, dtype: torch.dtype | None = torch.float32) -> Tensor:
+        """Give the block as (heads, head_dim, C)."""
+        return self.weight(dtype).unflatten(0, (self.heads, self.head_dim))
+
+    def bias(self) -> Tensor | None:
+        """Give the bias: (heads * head_dim,) for q, k and v; (C,) for o; None where there is none."""
+        if self.bias_module is None:
+            return None
+        bias = whole(getattr(self.bias_module, self.bias_name))
+        return bias if self.bias_rows is None else bias[self.bias_rows]
+
+    def by_rows(self, full: Tensor) -> Tensor:
+        """View the whole parameter with this block's rows along dimension 0."""
+        full = full.flatten(1) if full.dim() > 2 else full
+        return full.t() if self.transposed != (self.kind == "o") else full
+
+    @torch.no_grad()
+    def scale_(self, factors: Tensor) -> None:
+        """Multiply each head's rows, its bias and what acts along with them, by a factor; (heads,).
+
+        Raises:
+            RuntimeError: where a parametrization without `rescale_` stands on the parameter.
+        """
+        per_row = factors.repeat_interleave(self.head_dim)
+        axis = 1 if self.transposed != (self.kind == "o") else 0
+        _scale(self.module, self.name, self.rows, per_row, axis, self.where)
+        if self.kind == "o":
+            return
+        if self.bias_module is not None:
+            _scale(self.bias_module, self.bias_name, self.bias_rows, per_row, 0, self.where)
+        for module, name in self.along:
+            tensor = getattr(module, name)
+            _scale(module, name, None, per_row, tensor.dim() - 1, self.where)
+
+    def __repr__(self) -> str:
+        return f"Block({self.kind}: {self.where}, {self.heads} heads of {self.head_dim})"
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Give the whole of a tensor that FSDP2 keeps in shards (a collective), or the tensor itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axis: int, where: str) -> None:
+    chain = getattr(module, "parametrizations", {})
+    if name in chain:
+        target = chain[name].original
+        size = target.shape[axis]
+    else:
+        target = getattr(module, name)
+        size = target.shape[axis]
+    # Factors of 1 elsewhere: exact, and the same code serves slices, index tensors and shards.
+    factors = torch.ones(size, dtype=target.dtype, device=target.device)
+    factors[slice(None) if rows is None else rows] = per_row.to(factors)
+    shape = [1] * target.dim()
+    shape[axis] = size
+    if name in chain:
+        _rescale(chain[name], factors, axis, where)
+    else:
+        multiply_(target, factors.view(shape))
+
+
+def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
+    parts = list(chain.children())
+    if len(parts) != 1 or not hasattr(parts[0], "rescale_"):
+        names = ", ".join(type(part).__name__ for part in parts)
+        raise RuntimeError(f"{where} is parametrized by {names}, which cannot be rescaled by head; fold or remove it first")
+    parts[0].rescale_(chain.original, factors, axis)
+
+
+def multiply_(target: Tensor, factor: Tensor) -> None:
+    """Multiply a parameter in place by a plain tensor, also where FSDP2 keeps it in shards."""
+    target = target.detach()
+    if hasattr(target, "full_tensor"):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = target.device_mesh
+        factor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    target.mul_(factor)

@@ -1,0 +1,84 @@
+"""Inputs: something to run a model or one attention layer on, so that its layout can be seen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..site import Site
+from .leaves import leaves
+
+TOKENS = 6
+
+
+def ways(site: Site, model: nn.Module | None, example: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
+    """Give the ways to reach the site, (what runs, its run): the example, the layer alone, a synthesised batch."""
+    if example is not None and model is not None:
+        yield model, lambda: feed(model, example)
+    yield site.module, lambda: site.module(alone(site))
+    if model is not None:
+        for owner in (module for _, module in model.named_modules() if _takes_config(module, site.module)):
+            yield owner, lambda owner=owner: owner(**synthesised(owner))
+
+
+def feed(model: nn.Module, example: Any) -> Any:
+    """Call the model on an example batch: keywords of a mapping, arguments of a sequence, else one argument."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, (tuple, list)):
+        return model(*example)
+    return model(example)
+
+
+def _takes_config(module: nn.Module, inner: nn.Module) -> bool:
+    return hasattr(module, "main_input_name") and hasattr(module, "config") and any(m is inner for m in module.modules())
+
+
+def _random(*shape: int, like: Tensor) -> Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return numbers.to(device=like.device, dtype=like.dtype)
+
+
+def alone(site: Site) -> Tensor:
+    """Make a random input (1, T, C) for the attention module alone."""
+    found = leaves(site.module, site.name)
+    if not found:
+        raise ValueError("no projections")
+    window = getattr(site.module, "window_area", None) or getattr(site.module, "seq_len", None)
+    return _random(1, window if isinstance(window, int) else TOKENS, found[0].columns, like=found[0].module.weight)
+
+
+def synthesised(model: nn.Module) -> dict[str, Tensor | bool]:
+    """Make a small batch for a transformers model from its config and the names its forward takes."""
+    config, names = model.config, inspect.signature(model.forward).parameters
+    like = next(p for p in model.parameters() if p.is_floating_point())
+    made: dict[str, Tensor | bool] = {}
+    vocabulary = _first(config, "vocab_size")
+    if vocabulary:
+        ids = torch.arange(3, 3 + TOKENS, device=like.device)[None] % vocabulary
+        made |= {name: ids for name in ("input_ids", "decoder_input_ids") if name in names}
+    image, channels = _first(config, "image_size"), _first(config, "num_channels") or 3
+    if image:
+        height, width = image if isinstance(image, (list, tuple)) else (image, image)
+        made["pixel_values"] = _random(1, channels, height, width, like=like)
+    bins = _first(config, "num_mel_bins")
+    if bins and (length := _first(config, "max_source_positions")):
+        made["input_features"] = _random(1, bins, 2 * length, like=like)
+    elif "input_values" in names:
+        made["input_values"] = _random(1, 4000, like=like)
+    if "input_features" in made or getattr(model, "main_input_name", "") == "pixel_values":
+        made.pop("input_ids", None)
+    made["use_cache"] = False
+    return {name: value for name, value in made.items() if name in names}
+
+
+def _first(config: Any, name: str) -> Any:
+    """Read a setting from a config, or from the parts that composed configs keep (text_config, vision_config)."""
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        if getattr(part, name, None) is not None:
+            return getattr(part, name)
+    return None

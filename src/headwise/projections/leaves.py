@@ -1,0 +1,62 @@
+"""Leaves: the modules below an attention layer that hold a projection's matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), or a 1x1 convolution."""
+
+    name: str
+    module: nn.Module
+    transposed: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Give the number of outputs."""
+        return self.module.weight.shape[1 if self.transposed else 0]
+
+    @property
+    def columns(self) -> int:
+        """Give the number of inputs."""
+        return self.module.weight.shape[0 if self.transposed else 1]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Give the module's own bias."""
+        return getattr(self.module, "bias", None)
+
+
+def leaf(name: str, module: nn.Module) -> Leaf | None:
+    """Give the module as a leaf, or None where it holds no single matrix.
+
+    Raises:
+        TypeError: where the module is a grouped convolution, whose heads share no matrix.
+    """
+    if isinstance(module, nn.Embedding) or not hasattr(module, "weight"):
+        return None
+    weight = module.weight
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return None
+    if isinstance(module, _ConvNd):
+        return Leaf(name, module) if set(module.kernel_size) == {1} and module.groups == 1 else None
+    if weight.dim() != 2:
+        return None
+    # transformers' Conv1D computes x @ weight and names its outputs `nf`.
+    return Leaf(name, module, transposed=not isinstance(module, nn.Linear) and hasattr(module, "nf"))
+
+
+def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
+    """List the leaves below an attention module, in its own order, under their qualified names."""
+    found = []
+    for name, child in module.named_modules():
+        if name and not name.startswith("headwise.") and ".parametrizations" not in f".{name}":
+            made = leaf(f"{prefix}.{name}" if prefix else name, child)
+            if made is not None:
+                found.append(made)
+    return found

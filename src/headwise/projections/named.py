@@ -1,0 +1,127 @@
+"""Named: projections that stand apart under the names their hosts give them, found without running anything."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..site import Site
+from .block import Block
+from .leaves import Leaf, leaf, leaves
+from .projections import Projections
+
+NAMES = {
+    "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear", "queries"},
+    "k": {"k_proj", "key", "k_lin", "k", "to_k", "wk", "w_k", "k_attn", "key_proj", "linear_k", "k_linear", "keys"},
+    "v": {"v_proj", "value", "v_lin", "v", "to_v", "wv", "w_v", "v_attn", "value_proj", "linear_v", "v_linear", "values"},
+    "o": {
+        "o_proj", "out_proj", "out_lin", "o", "to_out", "wo", "w_o", "proj", "dense", "c_proj", "out", "output",
+        "output_proj", "linear_out", "o_linear", "projection", "proj_out", "fc_out",
+    },
+}  # fmt: skip
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "head_size")
+# Biases that a module adds to a bias-free projection itself, as BEiT and EVA do.
+OUTSIDE = {"q": "q_bias", "k": "k_bias", "v": "v_bias"}
+
+
+def number(site: Site, names: tuple[str, ...]) -> int | None:
+    """Read a whole number from the attention module or its config, under the first of `names` that it has."""
+    for owner in (site.module, getattr(site.module, "config", None)):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def heads_of(site: Site) -> int | None:
+    """Give the number of query heads, from the site or from the module's own attributes."""
+    return site.heads or number(site, HEADS)
+
+
+def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
+    """Give the leaves whose names say which of q, k, v, o they are; several with one meaning are left out."""
+    found: dict[str, list[Leaf]] = {}
+    for one in leaves(site.module, site.name):
+        words = [w for w in one.name[len(site.name) :].strip(".").split(".") if not w.isdigit()]
+        for kind, names in NAMES.items():
+            if len(words) == 1 and words[0].lower() in names:
+                found.setdefault(kind, []).append(one)
+    single = {kind: some[0] for kind, some in found.items() if len(some) == 1}
+    if "o" not in found:
+        beside = sibling_output(site, parent)
+        if beside is not None:
+            single["o"] = beside
+    return single
+
+
+def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
+    """Give the `output.dense` beside the attention module, where BERT and its relatives keep the output projection."""
+    dense = getattr(getattr(parent, "output", None), "dense", None)
+    if dense is None or site.name.rpartition(".")[2] not in ("self", "attention", "self_attention"):
+        return None
+    return leaf(f"{site.name.rpartition('.')[0]}.output.dense".lstrip("."), dense)
+
+
+def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> Block:
+    """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
+    made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
+    outside = getattr(site.module, OUTSIDE.get(kind, ""), None) if kind != "o" else None
+    if one.bias is not None:
+        made.bias_module, made.bias_name = one.module, "bias"
+        made.bias_rows = None if kind == "o" else rows
+    elif isinstance(outside, nn.Parameter) and outside.shape == (heads * head_dim,):
+        made.bias_module, made.bias_name = site.module, OUTSIDE[kind]
+    return made
+
+
+def separate(site: Site, found: dict[str, Leaf]) -> Projections | str:
+    """Make the projections of leaves that stand apart, or say why their shapes do not fit together."""
+    heads = heads_of(site)
+    if heads is None:
+        return "does not tell how many heads it has; pass example="
+    q, k, v = found["q"], found["k"], found["v"]
+    size = site.head_dim or number(site, HEAD_DIM) or q.rows // heads
+    if q.rows != heads * size:
+        return f"has {q.name} with {q.rows} outputs, which are not {heads} heads of {size}"
+    if k.rows % size:
+        return f"has {k.name} with {k.rows} outputs, which are no multiple of the head size {size}"
+    groups = k.rows // size
+    if v.rows % groups or heads % groups:
+        return f"has {v.name} with {v.rows} outputs, which do not divide into {groups} heads"
+    made = Projections(site.name, "separate")
+    made.q = block("q", q, slice(0, q.rows), heads, size, site)
+    made.k = block("k", k, slice(0, k.rows), groups, size, site)
+    made.v = block("v", v, slice(0, v.rows), groups, v.rows // groups, site)
+    add_output(made, found.get("o"), heads, v.rows // groups, site)
+    return made
+
+
+def add_output(made: Projections, one: Leaf | None, heads: int, value_dim: int, site: Site) -> None:
+    """Add the output projection, or say why there is none."""
+    if one is None:
+        made.missing["o"] = "has no output projection of its own; it was looked for by name below it and beside it"
+    elif one.columns != heads * value_dim:
+        made.missing["o"] = f"has {one.name} with {one.columns} inputs, which are not {heads} heads of {value_dim}"
+    else:
+        made.o = block("o", one, slice(0, one.columns), heads, value_dim, site)
+
+
+def multihead(site: Site) -> Projections:
+    """Give the projections of torch.nn.MultiheadAttention, whose layout is its definition."""
+    module = site.module
+    size, heads = module.embed_dim, module.num_heads
+    one = module._qkv_same_embed_dim
+    made = Projections(site.name, "in_proj_weight" if one else "separate", verified=True)
+    for index, kind in enumerate("qkv"):
+        rows = slice(index * size, (index + 1) * size)
+        name = "in_proj_weight" if one else f"{kind}_proj_weight"
+        part = Block(kind, module, f"{site.name}.{name}", name, rows if one else slice(0, size), heads, size // heads)
+        if module.in_proj_bias is not None:
+            part.bias_module, part.bias_name, part.bias_rows = module, "in_proj_bias", rows
+        if kind != "q" and getattr(module, f"bias_{kind}", None) is not None:
+            part.along = ((module, f"bias_{kind}"),)
+        setattr(made, kind, part)
+    add_output(made, leaf(f"{site.name}.out_proj", module.out_proj), heads, size // heads, site)
+    return made

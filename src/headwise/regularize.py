@@ -1,0 +1,399 @@
+"""Regularize: fit methods onto the attention layers of a model that already exists."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import hosts, ledger
+from .call import Call
+from .coverage import Report, Row
+from .examine import examine
+from .fitted import Fitted
+from .hosts.host import Found
+from .method import Method
+from .passes import Pass
+from .plan import HANDLE, Plan, Where, handle, plan
+from .schedule import Schedule
+from .site import Site
+
+__all__ = ["Regularized", "handle", "regularize"]
+
+
+def regularize(
+    model: nn.Module, *methods: Method, where: Where = None, example: Any = None, seed: int = 0, allow_none: bool = False
+) -> Regularized:
+    """Fit methods onto the attention layers of a model, in place, and give the handle.
+
+    Args:
+        model: any module whose attention goes through transformers' attention interface, `nn.MultiheadAttention` or
+            `F.scaled_dot_product_attention`.
+        methods: in order of action; stages act in their fixed order, methods within a stage as written.
+        where: which sites change: a function of `Site`, or names of sites; None takes every site on which the methods
+            have a meaning.
+        example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients,
+            with random state and buffers restored, where heads or shapes cannot be known otherwise.
+        seed: of the methods' draws; they never touch torch's generators.
+        allow_none: accept no methods at all (a handle that only reads).
+
+    Raises:
+        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
+            names or settings are wrong; the model is untouched then.
+    """
+    made = plan(model, list(methods), where, allow_none)
+    needs_example = _unknown(made)
+    if example is not None:
+        examine(model, made.found, example)
+        needs_example = _unknown(made)
+    if needs_example:
+        raise ValueError("\n".join(needs_example))
+    return Regularized(model, made, seed)
+
+
+def _unknown(made: Plan) -> list[str]:
+    problems = []
+    for site, methods in made.chosen:
+        learned = [m for m in methods if m.learns]
+        missing = [n for n in ("heads", "head_dim", "hidden") if getattr(site, n) is None]
+        if learned and missing:
+            problems.append(
+                f"{learned[0]!r} learns parameters whose shapes on {site.name} cannot be known from the module "
+                f"({', '.join(missing)}): pass example=batch to regularize()"
+            )
+    return problems
+
+
+class Regularized:
+    """The handle of a regularized model: its loss, its step, its report, and the way back."""
+
+    def __init__(self, model: nn.Module, made: Plan, seed: int) -> None:
+        self.model, self.methods, self.seed = model, made.methods, seed
+        self.step = 0
+        self.samples: int | None = None
+        self.fresh = False
+        self.seen_training = False
+        self.checked = False
+        self.removed = False
+        self._found: list[Found] = made.found
+        self._reasons = made.reasons
+        self._carried: dict[str, Tensor] = {}
+        self._ledger: list[tuple[Tensor, Tensor, Any]] = []
+        self._overrides: dict[tuple[Method, str], float | Schedule] = {}
+        self._hooks: list[Any] = []
+        self.fitted: list[Fitted] = []
+        self._attach(made)
+
+    # Fitting
+
+    def _attach(self, made: Plan) -> None:
+        adapters = {f.site: f.adapter for f in made.found}
+        done: list[tuple[Any, Fitted]] = []
+        try:
+            for site, methods in made.chosen:
+                fitted = Fitted(site, methods, self)
+                fitted.shares_values = site in made.read
+                for method, store in zip(methods, fitted.stores, strict=True):
+                    if method.overrides("build"):
+                        method.build(site, store)
+                adapter = adapters[site]
+                assert adapter is not None
+                done.append((adapter, fitted))
+                adapter.attach(fitted)
+                self.fitted.append(fitted)
+        except BaseException:
+            for adapter, fitted in reversed(done):
+                fitted.alive = False
+                for method, store in zip(fitted.methods, fitted.stores, strict=True):
+                    if method.overrides("unbuild"):
+                        method.unbuild(fitted.site, store)
+                    store.clear()
+                adapter.detach()
+            raise
+        self._adapters = {fitted.site: adapters[fitted.site] for fitted in self.fitted}
+        self._hooks = [
+            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.model.register_forward_hook(self._after),
+            self.model.register_load_state_dict_pre_hook(self._before_load),
+        ]
+        self.model.__dict__[HANDLE] = self
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._carried.clear()
+        if module.training and torch.is_grad_enabled():
+            self.seen_training = True
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
+        self.samples = tensors[0].shape[0] if tensors else None
+
+    def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
+        ledger.explain_loading(self, state, prefix, strict, lists[-1])
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        # Checkpointed regions keep what their recompute needs themselves.
+        self._carried.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
+        twin = object.__new__(Regularized)
+        memo[id(self)] = twin
+        passing = {"_carried": {}, "_ledger": []}
+        shared = {"methods": list(self.methods), "_overrides": dict(self._overrides)}
+        for name, value in self.__dict__.items():
+            if name in passing or name in shared:
+                twin.__dict__[name] = passing.get(name, shared.get(name))
+            else:
+                twin.__dict__[name] = copy.deepcopy(value, memo)
+        return twin
+
+    # What sites ask of the handle
+
+    def count(self, method: Method) -> int:
+        """Give the number of sites on which a method acts."""
+        return sum(any(m is method for m in f.methods) for f in self.fitted)
+
+    def share_values(self, call: Call) -> None:
+        """Keep the values of a stack's first self attention for the layers above."""
+        if call.this.again is True:
+            return
+        self._carried[call.site.stack] = call.v
+
+    def first_values(self, call: Call) -> Tensor | None:
+        """Give V0 of the call's stack in this forward, or None on the first site itself."""
+        stack, this = call.site.stack, call.this
+        if call.fitted.shares_values:
+            return None
+        if this.again is True and this.region is not None:
+            return this.region.carried[stack]
+        values = self._carried.get(stack)
+        if values is None:
+            raise RuntimeError(
+                f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
+                "in this forward; call the whole model"
+            )
+        _same_tokens(call, values)
+        if this.region is not None:
+            this.region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
+        return values
+
+    def record(self, call: Call) -> None:
+        """Take the penalties of a call, unless the call repeats an earlier one."""
+        this: Pass = call.this
+        if this.again is True or not torch.is_grad_enabled():
+            return
+        for total, weight in call.penalties:
+            self._ledger.append((total, weight, this.again))
+
+    # What the training loop calls
+
+    def loss(self) -> Tensor:
+        """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
+
+        Raises:
+            RuntimeError: where a site was not reached in the first training step.
+        """
+        self._alive()
+        if self.seen_training:
+            self._check_reached()
+        entries, self._ledger = self._ledger, []
+        total = ledger.total(entries, self._device())
+        if self.fresh:
+            total = total + self._weight_penalties(total)
+        self.fresh = False
+        return total
+
+    def _weight_penalties(self, zero: Tensor) -> Tensor:
+        terms = [
+            method.penalty(f.site, store)
+            for f in self.fitted
+            for method, store in zip(f.methods, f.stores, strict=True)
+            if method.overrides("penalty")
+        ]
+        return torch.stack([t.to(zero.device) for t in terms]).sum() if terms else torch.zeros_like(zero)
+
+    def after_step(self) -> None:
+        """Tell the methods that the optimizer stepped: schedules move on, and methods that act after the step act.
+
+        Raises:
+            RuntimeError: where a site was not reached in the first training step.
+        """
+        self._alive()
+        self._check_reached()
+        self.step += 1
+        for f in self.fitted:
+            for method, store in zip(f.methods, f.stores, strict=True):
+                if method.overrides("after_step"):
+                    method.after_step(f.site, store)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        for f in self.fitted:
+            for method, values in zip(f.methods, f.values, strict=True):
+                for name, tensor in values.items():
+                    chosen = self._overrides.get((method, name))
+                    if chosen is None:
+                        number = method.at(name, self.step, f.site)
+                    else:
+                        number = chosen if isinstance(chosen, int | float) else chosen.value(self.step, f.site)
+                    tensor.fill_(number)
+
+    def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:
+        """Change strengths while training, without recompiling: `set(DropHead, p=0.1)` or `set(DropHead, p=VShape(...))`.
+
+        Raises:
+            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of range.
+        """
+        self._alive()
+        hit = [m for m in self.methods if m is method or m == method or type(m) is method]
+        if not hit:
+            name = method.__name__ if isinstance(method, type) else repr(method)
+            raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, self.methods))}")
+        for known in hit:
+            for name, value in changes.items():
+                if name not in known.live:
+                    raise ValueError(
+                        f"{type(known).__name__}.{name} cannot change while training; what can: {', '.join(known.live) or 'nothing'}"
+                    )
+                if isinstance(value, int | float):
+                    known.replace(**{name: value})
+        self._overrides.update({(known, name): value for known in hit for name, value in changes.items()})
+        self._refresh()
+
+    def _check_reached(self) -> None:
+        if self.checked or not self.fitted:
+            return
+        missed = [f.site.name for f in self.fitted if not f.reached and any(m.acts != "step" or m.overrides("read_free") for m in f.methods)]
+        if missed:
+            raise RuntimeError(
+                f"never reached in the first training step: {', '.join(missed)}. The methods there did nothing. Call the model "
+                "in training mode before loss() and after_step(), or leave these sites out with where="
+            )
+        self.checked = True
+
+    def _alive(self) -> None:
+        if self.removed:
+            raise RuntimeError("this model is no longer regularized: remove() or fold() was called before")
+
+    def _device(self) -> torch.device:
+        first = next(self.model.parameters(), None)
+        return first.device if first is not None else torch.device("cpu")
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Give what a resumed run needs to draw on: plain whole numbers."""
+        return {"step": self.step, "counters": {f.site.name: int(f.counter) for f in self.fitted}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take `state()` of an earlier run."""
+        self.step, self.checked = int(state["step"]), bool(state["step"])
+        for f in self.fitted:
+            f.counter.fill_(int(state["counters"][f.site.name]))
+        self._refresh()
+
+    # Reading and leaving
+
+    def report(self) -> Report:
+        """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable, and why."""
+        rows = []
+        fitted = {f.site: f for f in self.fitted}
+        for found in self._found:
+            f = fitted.get(found.site)
+            if f is not None and f.methods:
+                rows.append(Row(found.site.name, "regularized", " + ".join(map(repr, f.methods)), tuple(sorted(f.kernels))))
+            elif f is not None:
+                rows.append(Row(found.site.name, "read", "its values are carried to the layers above", ()))
+            else:
+                status, reason = self._reasons[found.site]
+                rows.append(Row(found.site.name, status, reason, ()))
+        notes = [f"{f.site.name}: {r}" for f in self.fitted for r in [self._reasons.get(f.site, ("", ""))[1]] if r]
+        return Report(rows, notes)
+
+    def remove(self, discard: bool = False) -> None:
+        """Take the methods off: before any step the same bits and keys as before; trained host weights stay.
+
+        Args:
+            discard: drop learned parameters and reparametrizations that were trained.
+
+        Raises:
+            RuntimeError: after training, where a method holds learned parameters; and when removed before.
+        """
+        self._alive()
+        learned = sorted({repr(m) for f in self.fitted for m in f.methods if m.learns})
+        if learned and self.step > 0 and not discard:
+            raise RuntimeError(
+                f"{' and '.join(learned)} learned something in {self.step} steps that remove() would lose: fold() keeps what "
+                "can be kept, remove(discard=True) drops it"
+            )
+        self._detach(self.fitted, fold=False)
+        self.fitted = []
+        self._leave()
+
+    def fold(self) -> None:
+        """Make the model ready for deployment: reparametrizations become plain weights, bit for bit the eval model's, and
+        methods that act in training alone go. Methods that act in evaluation stay, and so does the handle then."""
+        self._alive()
+        kept: list[Fitted] = []
+        for f in self.fitted:
+            staying = [m for m in f.methods if m.acts == "both" and not m.overrides("fold")]
+            for method in [m for m in f.methods if not any(m is s for s in staying)]:
+                f.drop(method, fold=True)
+            if staying or f.shares_values:
+                kept.append(f)
+        if not any(f.methods for f in kept):
+            kept = []
+        self._detach([f for f in self.fitted if not any(f is k for k in kept)], fold=True)
+        self.fitted = kept
+        if not kept:
+            self._leave()
+        self.methods = [m for m in self.methods if any(m is k for f in kept for k in f.methods)]
+
+    def _detach(self, which: Iterable[Fitted], fold: bool) -> None:
+        for f in list(which):
+            for method in list(f.methods):
+                f.drop(method, fold=fold)
+            f.alive = False
+            self._adapters.pop(f.site).detach()
+
+    def _leave(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._carried.clear()
+        self._ledger.clear()
+        self.model.__dict__.pop(HANDLE, None)
+        self.removed = True
+
+    # Trainers
+
+    def callback(self) -> Any:
+        """Give a `transformers.TrainerCallback` that calls `after_step()` after each optimizer step."""
+        from .trainer import callback
+
+        return callback(self)
+
+    def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+        """Give a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
+        from .trainer import compute_loss_func
+
+        return compute_loss_func(self, base)
+
+    def __repr__(self) -> str:
+        return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"
+
+
+def _same_tokens(call: Call, values: Tensor) -> None:
+    if values.shape != call.v.shape:
+        raise RuntimeError(
+            f"{call.site.name} has values of shape {tuple(call.v.shape)} but the first self attention of its stack has "
+            f"{tuple(values.shape)}: tokens cannot be carried between layers of different token counts or heads. "
+            "Choose layers of one resolution with where="
+        )
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """Give the reachable attention sites of a model, regularized or not."""
+    return [f.site for f in hosts.find(model) if f.adapter is not None]
+
+
+Methods = Sequence[Method]

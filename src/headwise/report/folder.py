@@ -1,0 +1,153 @@
+"""Read a study's folder: what was asked for, every run's state, its epochs and its health records."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Holds one run as found on disk; `result` is None until the run has finished or diverged."""
+
+    method: str
+    seed: int
+    path: Path
+    result: dict | None
+
+    @property
+    def status(self) -> str:
+        """Return "finished", "diverged" or "unfinished"."""
+        return self.result["status"] if self.result else "unfinished"
+
+    def metric(self, name: str) -> float | None:
+        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite."""
+        if self.status != "finished":
+            return None
+        value = self.result.get("metrics", {}).get(name)
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+    def epochs(self) -> list[dict]:
+        """Return the lines of metrics.jsonl, one an epoch."""
+        return read_lines(self.path / "metrics.jsonl")
+
+    def health(self) -> list[dict]:
+        """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched."""
+        return read_lines(self.path / "health.jsonl")
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Holds a study as found on disk: its description and the runs by (method, seed)."""
+
+    path: Path
+    study: dict
+    runs: dict[tuple[str, int], RunFolder]
+
+    @property
+    def methods(self) -> list[str]:
+        """Return the labels in the order of the study, the baseline first."""
+        return self.study["methods"]
+
+    @property
+    def baseline(self) -> str:
+        """Return the label that all others are compared to."""
+        return self.study["baseline"]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds that the study asks for."""
+        return self.study["seeds"]
+
+    def of(self, method: str) -> list[RunFolder]:
+        """Return the runs of a method that exist on disk, in the order of the seeds."""
+        return [self.runs[method, seed] for seed in self.seeds if (method, seed) in self.runs]
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the (method, seed) pairs without a result."""
+        cells = [(method, seed) for method in self.methods for seed in self.seeds]
+        return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
+
+
+def read_study(folder) -> StudyFolder:
+    """Return the study in `folder`.
+
+    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON, for a study whose baseline is not among
+    its methods, and for two results of the same method and seed.
+    """
+    path = Path(folder)
+    if not (path / "study.json").is_file():
+        raise FileNotFoundError(
+            f"{path} holds no study.json, so it is not the folder of a study. Give the folder named by --out."
+        )
+    study = read_json(path / "study.json")
+    absent = [key for key in ("methods", "baseline", "seeds", "metric") if key not in study]
+    if absent:
+        raise ValueError(
+            f"{path / 'study.json'} lacks {', '.join(absent)}; run `headwise compare` on this folder again."
+        )
+    if study["baseline"] not in study["methods"]:
+        raise ValueError(
+            f"{path / 'study.json'}: the baseline {study['baseline']!r} is not among the methods {study['methods']}."
+        )
+    return StudyFolder(path, study, _runs(path, study))
+
+
+def _runs(path: Path, study: dict) -> dict[tuple[str, int], RunFolder]:
+    # study.json names its runs by hash: what an earlier configuration left in the folder is not part of this study.
+    named = study.get("runs")
+    hashes = {entry["hash"] if isinstance(entry, dict) else entry for entry in named} if named else None
+    found: dict[tuple[str, int], RunFolder] = {}
+    for folder in sorted((path / "runs").glob("*")):
+        if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
+            continue
+        config = read_json(folder / "config.json")
+        if config.get("purpose", "final") != "final":
+            continue
+        result = read_json(folder / "result.json") if (folder / "result.json").is_file() else None
+        run = RunFolder(config["method"], config["seed"], folder, result)
+        _add(found, run)
+    return found
+
+
+def _add(found: dict, run: RunFolder) -> None:
+    cell = (run.method, run.seed)
+    other = found.get(cell)
+    if other is not None and other.result and run.result:
+        raise ValueError(
+            f"{other.path} and {run.path} both hold a result of {run.method} with seed {run.seed}: their configurations differ. "
+            "Move the one that does not belong to this study away."
+        )
+    if other is None or run.result:
+        found[cell] = run
+
+
+def read_json(path: Path) -> dict:
+    """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not valid JSON ({error}). Delete it and run the study again: it goes on where it stopped."
+        ) from error
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
+
+    Raises ValueError for a damaged line before the last.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
+    return records

@@ -1,0 +1,125 @@
+"""Show the health of every head during training: heat maps over time beside the loss, and the alerts."""
+
+from __future__ import annotations
+
+import math
+
+from headwise.report.charts import heat_map, lines
+from headwise.report.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
+
+READINGS = 24  # shown per run, evenly spaced, first and last included: more would not be told apart on a screen
+ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
+
+
+def health_sections(study) -> list[Section]:
+    """Return the sections on health: alerts of every run, and heat maps of one run a method; empty when no run was watched."""
+    watched = [(run, records) for label in study.methods for run in study.of(label) if (records := run.health())]
+    if not watched:
+        return []
+    alerts = [(run, record) for run, records in watched for record in records if record.get("alert")]
+    shown = {}
+    for run, records in watched:
+        shown.setdefault(run.method, (run, records))
+    folds = [fold(f"{label}, seed {run.seed}", _maps(run, records)) for label, (run, records) in shown.items()]
+    intro = (
+        "Statistics of every attention head while training, for the first watched seed of each method (all are in the health.jsonl of "
+        f"the runs). At most {READINGS} evenly spaced readings are drawn."
+    )
+    return [Section("Health of the heads", join(_alerts(alerts, len(watched)), *folds), intro)]
+
+
+def _alerts(alerts, watched: int):
+    if not alerts:
+        return prose([f"No alert was raised in {watched} watched run{'s' if watched != 1 else ''}."])
+    columns = [Column("method"), Column("seed", number=True), Column("step", number=True), Column("alert")]
+    columns.append(Column("what it says and what to do", wide=True))
+    rows = [
+        [run.method, run.seed, record.get("step"), record["alert"], _words(record)] for run, record in alerts[:ALERTS]
+    ]
+    raised = (
+        f"{len(alerts)} alert{'s' if len(alerts) != 1 else ''} in {watched} watched run{'s' if watched != 1 else ''}"
+    )
+    left_out = (
+        f"; the first {ALERTS} are listed, all are in the health.jsonl of the runs" if len(alerts) > ALERTS else ""
+    )
+    return fold(raised + left_out, table(columns, rows), opened=len(alerts) <= FEW)
+
+
+def _words(record: dict) -> Cell:
+    return Cell(" ".join(str(record[key]) for key in ("message", "sentence", "remedy") if record.get(key)) or None)
+
+
+def _maps(run, records: list[dict]):
+    readings = [record for record in records if not record.get("alert") and _number(record.get("value"))]
+    by_statistic: dict[str, list[dict]] = {}
+    for record in readings:
+        by_statistic.setdefault(record["statistic"], []).append(record)
+    parts = [grid([_loss(run), *(_map(name, found) for name, found in by_statistic.items())], wide=True)]
+    return join(*parts)
+
+
+def _map(name: str, records: list[dict]):
+    steps = thin(sorted({record["step"] for record in records}))
+    kept = [record for record in records if record["step"] in set(steps)]
+    per_head = any(record.get("head") is not None for record in kept)
+    rows = [
+        {"layer": _layer(record), "head": _head(record), "step": record["step"], "value": record["value"]}
+        for record in kept
+    ]
+    domain = _span([record["value"] for record in records])
+    if per_head and len(steps) > 1:
+        over_time = [row | {"head": f"{row['layer']} · {row['head']}"} for row in rows]
+        return join(
+            figure(heat_map(rows, value_title=name, reading="step", domain=domain), title=name),
+            figure(
+                heat_map(over_time, x="step", y="head", value_title=name, domain=domain),
+                caption="Layer · head over steps.",
+            ),
+        )
+    if per_head:
+        return figure(
+            heat_map(rows, value_title=name, domain=domain, tooltip=["step"]),
+            title=name,
+            caption=f"At step {steps[0]}.",
+        )
+    return figure(
+        heat_map(rows, x="step", y="layer", value_title=name, domain=domain), title=name, caption="One value a layer."
+    )
+
+
+def thin(steps: list[int], most: int = READINGS) -> list[int]:
+    """Return at most `most` of the steps, evenly spaced, the first and the last included."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(at * (len(steps) - 1) / (most - 1))] for at in range(most)]
+
+
+def _loss(run):
+    rows = [
+        {"step": record["step"], "loss": record[key], "split": key.removesuffix("_loss")}
+        for record in run.epochs()
+        for key in ("train_loss", "validation_loss", "test_loss")
+        if _number(record.get(key)) and "step" in record
+    ]
+    if not rows:
+        return prose(["This run recorded no loss."])
+    return figure(
+        lines(rows, x="step", y="loss", series="split"), title="loss", caption="At the end of every epoch, over steps."
+    )
+
+
+def _layer(record: dict):
+    return record["depth"] if record.get("depth") is not None else record.get("site", "?")
+
+
+def _head(record: dict):
+    return record["head"] if record.get("head") is not None else "all"
+
+
+def _span(values: list[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _number(value) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,56 @@
+"""Write the files of a report beside the results that it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from headwise.report.findings_page import findings_page
+from headwise.report.folder import read_json, read_study
+from headwise.report.plain_tables import findings_csv, findings_markdown, study_csv, study_markdown
+from headwise.report.study_page import study_page
+
+
+def rebuild(folder) -> Path:
+    """Rebuild the report of `folder`; see `headwise.report.write`."""
+    path = Path(folder)
+    if (path / "study.json").is_file():
+        files = _study_files(path)
+    elif (path / "findings.json").is_file():
+        findings = read_json(path / "findings.json")
+        files = {
+            "report.html": findings_page(findings),
+            "table.csv": findings_csv(findings),
+            "table.md": findings_markdown(findings),
+        }
+    else:
+        raise FileNotFoundError(
+            f"{path} holds neither study.json nor findings.json, so there is nothing to report. Give the folder that --out named."
+        )
+    for name, text in files.items():
+        _replace(path / name, text)
+    return path / "report.html"
+
+
+def _study_files(path: Path) -> dict[str, str]:
+    from headwise.study.analysis import analyse_study
+
+    study = read_study(path)
+    analysis = analyse_study(study)
+    return {
+        "analysis.json": json.dumps(analysis, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "table.csv": study_csv(analysis),
+        "table.md": study_markdown(analysis),
+        "report.html": study_page(study, analysis),
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    # A report that is open in a browser, or cut off by a full disk, is never half a file.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""Lay out the report of a comparison: the answer, its table, the differences, the curves, the runs and how to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+
+from headwise.report.charts import forest
+from headwise.report.formats import MINUS, label_of, mebibytes, milliseconds, p_value, unit_of
+from headwise.report.health_section import health_sections
+from headwise.report.learning_curves import learning_curves
+from headwise.report.shell import Cell, Column, Section, figure, fold, join, page, pairs, preformatted, prose, table
+
+SIGNS = {"better": "▲ ", "worse": "▼ ", "higher": "↑ ", "lower": "↓ "}
+
+
+def study_page(study, analysis: dict) -> str:
+    """Return the report of a study as one HTML page; `study` is a StudyFolder, `analysis` what `analyse_study` made of it."""
+    described = study.study
+    sections = [
+        Section("Result", join(_unfinished(analysis), _answer_table(analysis), _notes_on_table(analysis))),
+        *_differences(analysis),
+        *learning_curves(study, analysis),
+        *_other_outcomes(analysis),
+        *health_sections(study),
+        Section("Runs", _runs(study, analysis), _words_on_runs(study), collapsed=True),
+        Section("Settings", pairs(described.get("settings", {})), collapsed=True),
+        Section("How to repeat it", repeat(described)),
+    ]
+    facts = [
+        (
+            "metric",
+            f"{analysis['metric']['label']} ({'higher' if analysis['metric']['higher_is_better'] else 'lower'} is better)",
+        ),
+        ("methods", f"{len(study.methods) - 1} and the baseline"),
+        ("seeds", len(study.seeds)),
+        (
+            "runs",
+            f"{len(study.methods) * len(study.seeds) - len(analysis['missing'])} of {len(study.methods) * len(study.seeds)}",
+        ),
+        *_extra_facts(described.get("settings", {})),
+    ]
+    return page(
+        described.get("title") or described.get("name", "Comparison"),
+        sections,
+        eyebrow="headwise · comparison",
+        question=described.get("question", ""),
+        lead=analysis["answer"],
+        facts=facts,
+    )
+
+
+def _extra_facts(settings: dict):
+    wanted = ("dataset", "train_size", "epochs", "batch_size")
+    return [
+        (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), (str, int, float))
+    ]
+
+
+def _unfinished(analysis: dict):
+    if analysis["complete"]:
+        return ""
+    by_method: dict[str, list] = {}
+    for cell in analysis["missing"]:
+        by_method.setdefault(cell["method"], []).append(cell["seed"])
+    words = "; ".join(f"{method}: {_seeds(seeds)}" for method, seeds in by_method.items())
+    return prose(
+        [f"This study is not finished; the figures will change. Runs without a result: {words}."], kind="warning"
+    )
+
+
+def _seeds(seeds: list) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def gap_name(analysis: dict) -> str | None:
+    """Return the generalisation gap that belongs to the main metric, or None when the runs do not record it."""
+    name = "gap_accuracy" if "accuracy" in analysis["metric"]["name"] else "gap_loss"
+    return name if name in analysis["higher_is_better"] else None
+
+
+def _answer_table(analysis: dict):
+    metric, gap = analysis["metric"], gap_name(analysis)
+    unit = unit_of(metric["name"], metric)
+    columns = [
+        Column("method"),
+        Column(metric["label"], f"{unit.name} [95 %]", number=True),
+        Column("difference", f"paired, {unit.difference} [95 %]", number=True),
+        Column("corrected p", number=True),
+        Column("verdict"),
+        Column("gap", f"train {MINUS} test, {unit_of(gap, metric).difference}" if gap else "", number=True),
+        Column("time per step", "median", number=True),
+        Column("memory", "peak, median", number=True),
+        Column("runs"),
+    ]
+    rows = [_row(method, analysis, unit, gap) for method in analysis["methods"]]
+    marked = [at for at, method in enumerate(analysis["methods"]) if method["label"] == analysis["baseline"]]
+    return table(columns, rows, marked=marked, caption="Every method against the baseline")
+
+
+def _row(method: dict, analysis: dict, unit, gap: str | None) -> list:
+    metric = analysis["metric"]
+    mean, costs = method["metrics"][metric["name"]], method["costs"]
+    gaps = method["metrics"][gap] if gap else {"mean": None}
+    return [
+        Cell(method["label"]),
+        Cell(unit.number(mean["mean"]), mean["mean"], small=unit.interval(mean["low"], mean["high"])),
+        *difference_cells(method["differences"].get(metric["name"]), unit),
+        Cell(unit_of(gap, metric).number(gaps["mean"], signed=True) if gap else None, gaps["mean"]),
+        Cell(milliseconds(costs["seconds_per_step"]), costs["seconds_per_step"]),
+        Cell(mebibytes(costs["peak_memory_bytes"]), costs["peak_memory_bytes"]),
+        _state(method["runs"]),
+    ]
+
+
+def difference_cells(entry: dict | None, unit) -> list[Cell]:
+    """Return the cells of a paired difference: the difference, its corrected p and the verdict (dashes for the baseline)."""
+    if entry is None:
+        return [Cell("–"), Cell("–"), Cell("–", value=None)]
+    tone = entry["verdict"] if entry["verdict"] in ("better", "worse") else "plain"
+    return [
+        Cell(
+            unit.number(entry["mean"], signed=True),
+            entry["mean"],
+            small=unit.interval(entry["low"], entry["high"], signed=True),
+        ),
+        Cell(p_value(entry["p_corrected"]), entry["p_corrected"]),
+        Cell(SIGNS.get(entry["verdict"], "") + entry["verdict_text"], tone=tone),
+    ]
+
+
+def _state(runs: dict) -> Cell:
+    text = f"{runs['finished']} of {runs['asked']}"
+    steps = [
+        f"seed {run['seed']} diverged at step {run['step'] if run['step'] is not None else '?'}"
+        for run in runs["diverged"]
+    ]
+    missing = [f"{len(runs['missing'])} missing"] if runs["missing"] else []
+    return Cell(text, small="; ".join(steps + missing))
+
+
+def _notes_on_table(analysis: dict):
+    words = analysis["statistics"]
+    return prose(
+        [
+            f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: {words['correction']}. "
+            f"Verdict: {words['verdict']}. Each figure comes from the result.json of the runs listed under Runs; the same table stands "
+            "in table.csv and table.md, the whole analysis in analysis.json."
+        ],
+        kind="note",
+    )
+
+
+def _differences(analysis: dict) -> list[Section]:
+    metric = analysis["metric"]
+    unit = unit_of(metric["name"], metric)
+    found = [
+        (m["label"], m["differences"][metric["name"]])
+        for m in analysis["methods"]
+        if metric["name"] in m["differences"]
+    ]
+    rows = [_forest_row(label, entry, unit) for label, entry in found if entry["mean"] is not None]
+    if not rows:
+        return []
+    direction = "right" if metric["higher_is_better"] else "left"
+    intro = (
+        f"Paired difference to the baseline in {metric['label']} with its 95 % interval; further {direction} is better. "
+        "A triangle marks a verdict, a circle no evidence, a diamond too few seeds."
+    )
+    left_out = [label for label, entry in found if entry["mean"] is None]
+    caption = f"Not drawn, because no pair of runs finished: {', '.join(left_out)}." if left_out else ""
+    title = f"difference in {metric['label']} ({unit.difference})"
+    return [Section("Paired differences", figure(forest(rows, title=title), caption=caption), intro)]
+
+
+def _forest_row(label: str, entry: dict, unit) -> dict:
+    scaled = {key: None if entry[key] is None else entry[key] * unit.factor for key in ("mean", "low", "high")}
+    number = f"{unit.number(entry['mean'], signed=True)} {unit.interval(entry['low'], entry['high'], signed=True)}"
+    words = f"{number}, corrected p {p_value(entry['p_corrected'])}, {entry['n']} pairs: {entry['verdict_text']}"
+    return {"label": label, "verdict": entry["verdict"], "words": words, **scaled}
+
+
+def _other_outcomes(analysis: dict) -> list[Section]:
+    metric = analysis["metric"]
+    names = [name for name in analysis["higher_is_better"] if name != metric["name"]]
+    if not names or len(analysis["methods"]) < 2:
+        return []
+    folds = [fold(label_of(name, metric), _outcome_table(analysis, name), opened=name == "test_loss") for name in names]
+    intro = "The other figures, by the same statistics. Each is corrected for the number of methods, not for the number of figures."
+    return [Section("Other outcomes", join(*folds), intro)]
+
+
+def _outcome_table(analysis: dict, name: str):
+    metric = analysis["metric"]
+    unit = unit_of(name, metric)
+    columns = [
+        Column("method"),
+        Column(label_of(name, metric), f"{unit.name} [95 %]", number=True),
+        Column("difference", f"paired, {unit.difference} [95 %]", number=True),
+        Column("corrected p", number=True),
+        Column("verdict"),
+    ]
+    rows = []
+    for method in analysis["methods"]:
+        mean = method["metrics"][name]
+        shown = Cell(unit.number(mean["mean"]), mean["mean"], small=unit.interval(mean["low"], mean["high"]))
+        rows.append([Cell(method["label"]), shown, *difference_cells(method["differences"].get(name), unit)])
+    marked = [at for at, method in enumerate(analysis["methods"]) if method["label"] == analysis["baseline"]]
+    return table(columns, rows, marked=marked)
+
+
+def _words_on_runs(study) -> str:
+    return f"One row a run. The folder {study.path.name}/runs/ holds its configuration, its epochs (metrics.jsonl) and its result."
+
+
+def _runs(study, analysis: dict):
+    names = list(analysis["higher_is_better"])
+    units = {name: unit_of(name, analysis["metric"]) for name in names}
+    figures = [Column(label_of(name, analysis["metric"]), units[name].name, number=True) for name in names]
+    columns = [
+        Column("method"),
+        Column("seed", number=True),
+        Column("state"),
+        *figures,
+        Column("time per step", number=True),
+        Column("source"),
+    ]
+    rows = []
+    for method in study.methods:
+        for seed in study.seeds:
+            run = study.runs.get((method, seed))
+            values = [run.metric(name) if run else None for name in names]
+            time = run.metric("seconds_per_step") if run else None
+            cells = [Cell(units[name].number(value), value) for name, value in zip(names, values)]
+            rows.append([method, seed, _run_state(run), *cells, Cell(milliseconds(time), time), _source(run)])
+    return table(columns, rows)
+
+
+def _run_state(run) -> Cell:
+    if run is None:
+        return Cell("not started", tone="plain")
+    if run.status == "diverged":
+        step = run.result.get("diverged_at_step")
+        return Cell(f"diverged at step {step if step is not None else '?'}", tone="diverged")
+    return Cell(run.status)
+
+
+def _source(run) -> Cell:
+    if run is None:
+        return Cell(None)
+    name = "result.json" if run.result else "metrics.jsonl"
+    path = f"runs/{run.path.name}/{name}"
+    return Cell(path, href=path)
+
+
+def repeat(described: dict):
+    """Return the exact command, the commit, the versions and the hardware of a study or of findings."""
+    command = described.get("command") or ""
+    command = shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else str(command)
+    items = {"commit": described.get("commit") or "unknown"}
+    for name in ("versions", "hardware"):
+        value = described.get(name) or {}
+        items |= (
+            {f"{name.rstrip('s')}: {key}": item for key, item in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    parts = [preformatted(command) if command else prose(["The command was not recorded."]), pairs(items)]
+    notes = described.get("notes") or []
+    return join(*parts, prose([f"Note. {note}" for note in notes]))

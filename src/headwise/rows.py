@@ -1,0 +1,78 @@
+"""Rows: readings of the attention weights that need no T x N matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .kernels.row_statistics import RowStatistics, logits_block, spans
+
+if TYPE_CHECKING:
+    from .call import Call
+
+
+class Rows:
+    """What a method may read of A (after masks and logit edits, before weight edits) without the matrix."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
+        self.call, self.q, self.k = call, q, k
+        self.mask, self.causal = call.mask, call.causal
+        if keep is not None:
+            allowed = call.allowed()
+            kept = keep if allowed is None else keep & allowed
+            hard = self.mask is None or self.mask.dtype == torch.bool
+            self.mask = kept if hard else self.mask.masked_fill(~kept, float("-inf"))  # type: ignore[union-attr]
+            self.causal = False
+        self._statistics: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self._statistics is None:
+            self._statistics = RowStatistics.apply(self.q, self.k, self.mask, self.causal, self.call.scale)
+        return self._statistics
+
+    def lse(self) -> Tensor:
+        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32, differentiable."""
+        return self._all()[0]
+
+    def entropy(self) -> Tensor:
+        """Give the entropy of each row in nats, (B, H, T) in fp32, differentiable; 0 in a row without any key."""
+        return self._all()[1]
+
+    def sum_of_squares(self) -> Tensor:
+        """Give the sum of squared weights of each row, (B, H, T) in fp32, differentiable."""
+        return self._all()[2]
+
+    def attend(self, z: Tensor) -> Tensor:
+        """Give A z for z (B, H, N, D), in the dtype of z."""
+        from .attention import fused
+
+        mask = self.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(z.dtype)
+        q, k = self.q.to(z.dtype), self.k.to(z.dtype)
+        return fused(q, k, z, attn_mask=mask, is_causal=self.causal, scale=self.call.scale)
+
+    def attend_transposed(self, z: Tensor) -> Tensor:
+        """Give A^T z for z (B, H, T, D) in fp32, block by block of queries; differentiable."""
+        total = torch.zeros(*z.shape[:2], self.k.shape[2], z.shape[-1], dtype=torch.float32, device=z.device)
+        for rows in spans(self.q, self.k):
+            total = total + checkpoint(self._transposed, self.q[:, :, rows], self.k, z[:, :, rows], rows.start, use_reentrant=False)
+        return total
+
+    def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
+        from .attention import normalize
+
+        a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
+        return a.transpose(-1, -2) @ z.float()
+
+    @torch.no_grad()
+    def max_logits(self) -> Tensor:
+        """Give the largest allowed logit of each head and sample, (B, H), exact; no gradient."""
+        best = torch.full(self.q.shape[:2], float("-inf"), device=self.q.device)
+        for rows in spans(self.q, self.k):
+            s = logits_block(self.q[:, :, rows].detach(), self.k.detach(), self.mask, self.causal, self.call.scale, rows.start)
+            best = torch.maximum(best, s.amax((-1, -2)))
+        return best

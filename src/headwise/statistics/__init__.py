@@ -1,0 +1,76 @@
+"""Statistics of attention: one file each, computed together in one pass over blocks of queries."""
+
+import torch
+
+from headwise.statistics.attention_distance import AttentionDistance
+from headwise.statistics.attention_entropy import AttentionEntropy
+from headwise.statistics.entropy_floor_centred import EntropyFloorCentred
+from headwise.statistics.entropy_floor_spectral import EntropyFloorSpectral
+from headwise.statistics.entropy_share import EntropyShare
+from headwise.statistics.head_redundancy import HeadRedundancy
+from headwise.statistics.high_frequency import HighFrequency
+from headwise.statistics.layer_redundancy import LayerRedundancy
+from headwise.statistics.logit_bound import LogitBound
+from headwise.statistics.lowest_entropy import LowestEntropy
+from headwise.statistics.max_logit import MaxLogit
+from headwise.statistics.nonlocal_functional import NonlocalFunctional
+from headwise.statistics.output_norm import OutputNorm
+from headwise.statistics.peaked_rows import PeakedRows
+from headwise.statistics.queries import Queries
+from headwise.statistics.reading import Reading, SiteFacts
+from headwise.statistics.rows import Rows
+from headwise.statistics.sink_mass import SinkMass
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.tally import Tally
+from headwise.statistics.token_cosine import TokenCosine
+
+# The registry: tests, tables and `watch` walk it.
+STATISTICS: dict[str, type[Statistic]] = {
+    kind.name: kind
+    for kind in (
+        AttentionEntropy,
+        EntropyShare,
+        LowestEntropy,
+        EntropyFloorCentred,
+        EntropyFloorSpectral,
+        MaxLogit,
+        LogitBound,
+        SinkMass,
+        PeakedRows,
+        HeadRedundancy,
+        LayerRedundancy,
+        TokenCosine,
+        HighFrequency,
+        NonlocalFunctional,
+        OutputNorm,
+        AttentionDistance,
+    )
+}
+
+__all__ = ["STATISTICS", "Queries", "Reading", "Rows", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
+
+
+def reasons(facts: SiteFacts, names: list[str] | None = None) -> dict[str, str]:
+    """Says of every statistic that has no meaning at a site why; a statistic that is not named here applies."""
+    chosen = list(STATISTICS) if names is None else names
+    found = {name: STATISTICS[name]().applies(facts) for name in chosen}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def read(
+    reading: Reading,
+    names: list[str] | None = None,
+    rows: int | None = None,
+    previous: Reading | None = None,
+    generator: torch.Generator | None = None,
+) -> dict[str, Tally]:
+    """Computes all statistics that apply to a reading in one pass, in fp32 or better, without any gradient.
+
+    `rows` samples that many queries of each sequence; `previous` is the reading of the layer before.
+    """
+    skipped = reasons(reading.facts(previous is not None), names)
+    chosen = [STATISTICS[name]() for name in (names or STATISTICS) if name not in skipped]
+    needs = {figure for statistic in chosen for figure in statistic.needs}
+    found = Rows(reading, needs, Queries.of(reading, rows, generator), previous)
+    with torch.no_grad(), torch.autocast(reading.q.device.type, enabled=False):
+        return {statistic.name: statistic.tally(found) for statistic in chosen}

@@ -1,0 +1,26 @@
+"""The bound on the logits of a head that costs no product of queries and keys."""
+
+import torch
+
+from headwise.statistics.rows import Rows
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.tally import Tally
+
+
+class LogitBound(Statistic):
+    """Takes scale · max‖q‖ · max‖k‖ over the real queries and all keys of each sample.
+
+    Cauchy and Schwarz: no logit exceeds it before a bias is added. It reads O(T·d) numbers, so it is always computed in full.
+    """
+
+    name = "logit_bound"
+    unit = "nats"
+    reduction = "maximum over samples"
+    worse = "high"
+
+    def tally(self, rows: Rows) -> Tally:
+        reading = rows.reading
+        q = reading.query_norms.masked_fill(rows.queries.every_valid == 0, -torch.inf).amax(-1)
+        k = reading.key_norms.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
+        bound = torch.where(q >= 0, q * k * abs(reading.scale), -torch.inf)
+        return Tally.extremum(bound.amax(0), "max", False)

@@ -1,0 +1,176 @@
+"""What one pass of a site offers to the statistics: queries, keys, values and which keys each query may see."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Hosts write "not allowed" into float masks as the lowest number of some dtype; half precision has the highest of these.
+LOWEST_BIAS = -3.0e4
+
+
+class SiteFacts(NamedTuple):
+    """Says what a statistic may ask of a site before it looks at a number."""
+
+    heads: int
+    self_attention: bool = True
+    causal: bool = False
+    bias: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    windowed: bool = False
+    hidden: bool = False
+    output: bool = False
+    previous: bool = False
+    product_norm: bool = False
+    product_obstacle: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
+
+    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits); `causal` lets query i see the keys
+    up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
+    layer statistics: `hidden` (B,T,C) what entered the layer, `output` (B,H,T,dv) per head before the output projection,
+    `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    hidden: Tensor | None = None
+    output: Tensor | None = None
+    real_queries: Tensor | None = None
+    self_attention: bool = True
+    windowed: bool = False
+    product_norm: Tensor | None = None
+    product_obstacle: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("q", "k", "v", "mask", "sinks", "hidden", "output", "real_queries", "product_norm"):
+            tensor = getattr(self, name)
+            object.__setattr__(self, name, None if tensor is None else tensor.detach())
+        if self.q.dim() != 4 or self.k.dim() != 4 or self.v.dim() != 4:
+            shapes = [tuple(t.shape) for t in (self.q, self.k, self.v)]
+            raise ValueError(f"a reading needs q (B,H,T,d), k and v (B,H,N,d), got {shapes}")
+        if self.heads % self.k.shape[1]:
+            raise ValueError(f"{self.heads} query heads cannot share {self.k.shape[1]} key heads")
+        if self.scale is None:
+            object.__setattr__(self, "scale", 1 / math.sqrt(self.q.shape[-1]))
+        if self.mask is not None and self.mask.dim() < 4:
+            object.__setattr__(self, "mask", self.mask[(None,) * (4 - self.mask.dim())])
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def keeps_rows_alike(self) -> bool:
+        """Tells whether every query of a sample sees the same keys with no bias, so that sums over keys serve all rows."""
+        mask = self.mask
+        alike = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
+        return alike and not self.causal and self.softcap is None
+
+    @cached_property
+    def query_norms(self) -> Tensor:
+        """Returns ‖q_i‖ (B,H,T) in fp32; read by several figures, computed once."""
+        return torch.linalg.vector_norm(self.q, dim=-1, dtype=torch.float32)
+
+    @cached_property
+    def key_norms(self) -> Tensor:
+        """Returns ‖k_j‖ (B,Hkv,N) in fp32."""
+        return torch.linalg.vector_norm(self.k, dim=-1, dtype=torch.float32)
+
+    @cached_property
+    def real_tokens(self) -> Tensor:
+        """Returns 1 for a real query and 0 for padding (B,T)."""
+        real = self.real_queries
+        return self.q.new_ones(self.batch, self.queries, dtype=torch.float32) if real is None else real.float()
+
+    def tokens(self) -> Tensor:
+        """Returns what entered the layer (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
+        hidden = self.hidden.float()
+        return hidden if self.real_queries is None else hidden.masked_fill(~self.real_queries[..., None], 0)
+
+    def facts(self, previous: bool = False) -> SiteFacts:
+        """Sums up what this reading holds; `previous` says whether the layer before it was read too."""
+        return SiteFacts(
+            heads=self.heads,
+            self_attention=self.self_attention and self.queries == self.keys,
+            causal=self.causal,
+            bias=self.mask is not None and self.mask.dtype != torch.bool,
+            softcap=self.softcap is not None,
+            sinks=self.sinks is not None,
+            windowed=self.windowed,
+            hidden=self.hidden is not None,
+            output=self.output is not None,
+            previous=previous,
+            product_norm=self.product_norm is not None,
+            product_obstacle=self.product_obstacle,
+        )
+
+    def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:
+        """Marks the keys that the queries at `positions` (b|1, R) of `samples` may see: (b|1,H|1,R|1,N), None for all.
+
+        `rows` gives the same positions as a slice where they follow each other, which spares a gather.
+        """
+        allowed = self._allowed_of(self.mask_at(samples, positions, rows))
+        if not self.causal:
+            return allowed
+        seen = torch.arange(self.keys, device=self.q.device) <= positions[:, None, :, None]
+        return seen if allowed is None else allowed & seen
+
+    def mask_at(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:
+        """Cuts the mask to `samples` and to the rows at `positions` (b|1, R), without expanding it."""
+        mask = self.mask
+        if mask is None:
+            return None
+        if mask.shape[0] > 1:
+            mask = mask[samples]
+        if mask.shape[-2] == 1 or rows is not None:
+            return mask if mask.shape[-2] == 1 else mask[:, :, rows]
+        mask = mask.expand(positions.shape[0], -1, -1, -1)
+        shape = (*mask.shape[:2], positions.shape[1], mask.shape[-1])
+        return mask.gather(2, positions[:, None, :, None].expand(shape))
+
+    def allowed_counts(self, block: int = 1 << 22) -> Tensor:
+        """Counts the keys that each query may see: (B|1, H|1, T|1) float, reading the mask in blocks of rows."""
+        device = self.q.device
+        every = torch.arange(self.queries, device=device)[None]
+        if self.mask is None:
+            counts = (every + 1).clamp(max=self.keys) if self.causal else torch.full((1, 1), self.keys, device=device)
+            return counts.float()[:, None]
+        if self.mask.shape[-2] == 1:
+            allowed = self._allowed_of(self.mask)
+            if not self.causal:
+                return allowed.sum(-1).float()
+            return allowed.long().cumsum(-1)[:, :, 0, every[0].clamp(max=self.keys - 1)].float()
+        per_row = self.mask.shape[0] * self.mask.shape[1] * self.keys
+        size = max(1, block // per_row)
+        blocks = [slice(i, i + size) for i in range(0, self.queries, size)]
+        return torch.cat([self.allowed(slice(None), every[:, rows], rows).sum(-1) for rows in blocks], -1).float()
+
+    @staticmethod
+    def _allowed_of(mask: Tensor | None) -> Tensor | None:
+        return mask if mask is None or mask.dtype == torch.bool else mask > LOWEST_BIAS

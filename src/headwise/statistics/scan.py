@@ -1,0 +1,97 @@
+"""One pass over blocks of queries that finds everything the statistics need from a row of attention."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from headwise.statistics.queries import Queries
+from headwise.statistics.reading import Reading
+
+# Elements of one block of logits: small enough to stay in the cache of a core between the passes over it.
+BLOCK = 1 << 20
+# Rows below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
+FEWEST_ROWS = 32
+LARGEST_BLOCK = 1 << 23
+# Logits of forbidden keys: finite, so that 0 · logit stays 0, and far below any float mask.
+FAR = -1.0e30
+# Rounding of fp32 logits is about 1e-7 of their size; beyond this size it may show in the fourth digit of a small entropy.
+SAFE_LOGIT = 512.0
+
+
+def precise_dtype(reading: Reading) -> torch.dtype:
+    """Chooses float64 where logits may be so large that fp32 rounding hides the differences between them."""
+    if reading.q.device.type == "mps" or reading.q.numel() == 0 or reading.k.numel() == 0:
+        return torch.float32
+    largest = reading.query_norms.max() * reading.key_norms.max() * abs(reading.scale)
+    return torch.float64 if float(largest) > SAFE_LOGIT else torch.float32
+
+
+class Logits:
+    """Computes logits of blocks of queries, scaled, capped and masked, in memory that is given."""
+
+    def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype) -> None:
+        self.reading, self.queries, self.dtype = reading, queries, dtype
+        self.q = reading.q
+        if queries.sampled:
+            index = queries.positions[:, None, :, None]
+            self.q = reading.q.gather(2, index.expand(-1, reading.heads, -1, reading.q.shape[-1]))
+        self.k = reading.k.to(dtype).contiguous()
+
+    def width(self, rows: slice) -> int:
+        """Tells how many keys a block can see: the later ones are hidden from all its rows by causality."""
+        reading = self.reading
+        return min(reading.keys, rows.stop) if reading.causal and not self.queries.sampled else reading.keys
+
+    def block(self, samples: slice, rows: slice, scratch: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all are."""
+        reading, width = self.reading, self.width(rows)
+        q = self.q[samples, :, rows].to(self.dtype)
+        k = self.k[samples, :, :width]
+        b, heads, r, d = q.shape
+        groups = k.shape[1]
+        out = scratch[: b * heads * r * width].view(b * groups, heads // groups * r, width)
+        keys = k.reshape(b * groups, width, d).transpose(1, 2)
+        out.baddbmm_(q.reshape(b * groups, -1, d), keys, beta=0, alpha=reading.scale)
+        logits = out.view(b, heads, r, width)
+        if reading.softcap is not None:
+            logits.div_(reading.softcap).tanh_().mul_(reading.softcap)
+        return logits, self._hide(logits, samples, rows)
+
+    def _hide(self, logits: Tensor, samples: slice, rows: slice) -> Tensor | None:
+        reading, sampled, width = self.reading, self.queries.sampled, logits.shape[-1]
+        if reading.mask is None and reading.causal and not sampled:
+            seen = logits.new_ones(logits.shape[-2:]).tril(rows.start)
+            # Only the square at the end of the block is cut by the diagonal; FAR swallows what it is added to.
+            logits[..., rows.start :].add_((1 - seen[:, rows.start :]) * FAR)
+            return seen
+        positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
+        consecutive = None if sampled else rows
+        mask = reading.mask_at(samples, positions, consecutive)
+        if mask is not None and mask.dtype != torch.bool:
+            logits.add_(mask[..., :width])
+        allowed = reading.allowed(samples, positions, consecutive)
+        if allowed is None:
+            return None
+        logits.masked_fill_(~allowed[..., :width], FAR)
+        return allowed[..., :width].to(logits.dtype)
+
+
+def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Cuts (samples, rows) into blocks of about BLOCK logits; all heads of a sample stay together."""
+    per_row = reading.heads * reading.keys
+    if per_row * rows <= BLOCK:
+        step = max(1, BLOCK // (per_row * rows))
+        for start in range(0, reading.batch, step):
+            yield slice(start, min(start + step, reading.batch)), slice(0, rows)
+        return
+    step = max(BLOCK // per_row, min(FEWEST_ROWS, LARGEST_BLOCK // per_row), 1)
+    for sample in range(reading.batch):
+        for start in range(0, rows, step):
+            yield slice(sample, sample + 1), slice(start, min(start + step, rows))
+
+
+def block_size(reading: Reading, rows: int) -> int:
+    """Counts the elements of the largest block."""
+    sizes = ((s.stop - s.start) * (r.stop - r.start) for s, r in blocks(reading, rows))
+    return max(sizes, default=0) * reading.heads * reading.keys

@@ -1,0 +1,55 @@
+"""The default study: a small ViT on the handwritten digits of scikit-learn with few training images.
+
+Few images are the case these methods are for. 1,797 images of 8×8 pixels: 600 test, 400 validation, and for each
+seed `train_size` of the other 797.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.study.models import VisionTransformer
+from headwise.study.study import Study
+from headwise.study.task import Task
+
+SPLITS = {"test": slice(0, 600), "validation": slice(600, 1000), "train": slice(1000, None)}
+
+
+class Digits(Task):
+    """Classify handwritten digits from few training images."""
+
+    epochs: int = 40
+    batch_size: int = 40
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    train_size: int | None = 200
+    dim: int = 48
+    depth: int = 4
+    heads: int = 4
+    head_dim: int = 16
+    mlp_dim: int = 96
+
+    def model(self) -> VisionTransformer:
+        """Build a ViT of 17 tokens: 16 patches of 2×2 pixels and the class token."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim"})
+        return VisionTransformer(classes=10, image_size=8, channels=1, patch=2, **shape)
+
+    def data(self, split: str) -> tuple[Tensor, Tensor]:
+        """Give images (B, 1, 8, 8) in [-1, 1] and digits, from one fixed shuffle of the whole set."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))[SPLITS[split]]
+        images = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
+        return images[order], torch.from_numpy(digits.target).long()[order]
+
+
+STUDY = Study(
+    name="digits",
+    title="Attention regularizers on few handwritten digits",
+    question="Which attention regularizers help a small ViT that sees only 200 training images?",
+    task=Digits(),
+    task_place="headwise.studies.digits:Digits",
+    notes=("Each seed draws its own training images, initial weights and data order, the same for all methods.",),
+)

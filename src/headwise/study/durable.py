@@ -1,0 +1,85 @@
+"""Files that survive a crash: whole or absent, and line streams whose torn last line is harmless."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk and rename it: readers see the old or the new one."""
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    _flush_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_bytes(path, (json.dumps(finite(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any | None:
+    """Read a JSON file; None when it is absent or torn."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one record to a line stream in a single write."""
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write(as_line(record))
+
+
+def as_line(record: dict[str, Any]) -> str:
+    """Format a record as one line of JSON."""
+    return json.dumps(finite(record), allow_nan=False) + "\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a line stream, leaving out a last line that was cut off in the middle of writing."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if line.endswith("\n") and isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def restore_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Make a line stream hold exactly these records, touching the file only when it differs."""
+    content = "".join(as_line(record) for record in records).encode()
+    if (path.read_bytes() if path.exists() else b"") != content:
+        write_bytes(path, content)
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON cannot hold, by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,81 @@
+"""Where a result came from: versions, commit, hardware."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("headwise", "torch", "accelerate", "numpy", "scikit-learn", "scipy", "optuna", "ray")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Give versions, commit and hardware of this machine, as every result file carries them."""
+    return {"versions": versions(), "commit": commit(), "hardware": hardware()}
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of Python and of the packages that make the numbers; a missing package is left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Give the commit of headwise's own source tree, marked when it has changes; None for an installed package."""
+    here = Path(__file__).resolve().parent
+    try:
+        # an installed copy may lie inside somebody else's repository
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        head = _git(here, "rev-parse", "HEAD")
+        return head + ("-changed" if _git(here, "status", "--porcelain", "--", str(here.parent)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    """Give processor, usable cores, memory in bytes and operating system."""
+    found: dict[str, Any] = {"processor": _processor(), "cores": usable_cores(), "system": platform.platform()}
+    try:
+        found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        found["memory_bytes"] = None
+    return found
+
+
+def device_hardware(device: Any) -> dict[str, str]:
+    """Name the device a run used."""
+    if device.type != "cuda":
+        return {"device": device.type}
+    import torch
+
+    return {"device": torch.cuda.get_device_name(device)}
+
+
+def usable_cores() -> int:
+    """Count the cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

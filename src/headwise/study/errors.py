@@ -1,0 +1,31 @@
+"""Errors a user can act on: each message carries the value, the reason and the remedy."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+
+class StudyError(Exception):
+    """Report what stopped a study and what to do about it; the command line prints it without a traceback."""
+
+
+class RunFailed(StudyError):
+    """Report that the code of a task or a method raised inside a run."""
+
+
+def explain(error: OSError, folder: Path) -> StudyError:
+    """Turn a refusal of the file system into a message with a remedy."""
+    where = error.filename or folder
+    again = "then start the same command again: finished runs and checkpoints are kept"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StudyError(f"the disk of {folder} is full (while writing {where}). Free some space, {again}.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StudyError(
+            f"{where} cannot be written: {error.strerror}. Give write permission or choose another --out, {again}."
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StudyError(
+            f"{where} cannot be used as a folder: {error.strerror}. A file stands in its place; choose another --out."
+        )
+    return StudyError(f"{where}: {error.strerror or error}. Repair it, {again}.")

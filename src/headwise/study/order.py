@@ -1,0 +1,42 @@
+"""What is asked of an engine: one run, and everything a worker needs to carry it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.study.configuration import RunConfiguration
+from headwise.study.durable import read_json
+from headwise.study.errors import StudyError
+
+
+@dataclass(frozen=True)
+class Order:
+    """Ask for one run: its configuration, where it lives, and what changes no number (data folder, watching)."""
+
+    configuration: RunConfiguration
+    folder: Path
+    task_place: str
+    data: Path | None = None
+    watch: bool = False
+    device: str = "cpu"
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """Give the run's hash."""
+        return self.configuration.identity
+
+    def result(self) -> dict[str, Any] | None:
+        """Read the result, or None when the run is not finished."""
+        return read_json(self.folder / "result.json")
+
+    def task(self):
+        """Build the task of this run, refusing a task file that changed since the study started."""
+        from headwise.study.task import build_task, load_task, source_digest
+
+        file, _, _ = self.task_place.rpartition(":")
+        if self.configuration.task_source is not None and source_digest(Path(file)) != self.configuration.task_source:
+            raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed task.")
+        return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)

@@ -1,0 +1,61 @@
+"""Build what a run trains: model, methods, optimizer, watch; equal initial weights for all methods of a seed."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from accelerate import Accelerator
+
+from headwise.study.configuration import BASELINE, derive
+from headwise.study.order import Order
+from headwise.study.task import Task
+from headwise.study.train import Examples, Training
+
+
+def prepare(order: Order, task: Task, train: Examples) -> Training:
+    """Build the model, fit the methods onto it and hand both to Accelerate; equal initial weights within a seed."""
+    configuration = order.configuration
+    device = torch.device(order.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    precision = "bf16" if configuration.dtype == "bfloat16" else "no"
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+    torch.manual_seed(derive(configuration.seed, "weights"))
+    model = task.model().to(accelerator.device)
+    own = {id(parameter) for parameter in model.parameters()}
+    regularized = _regularize(order, model, task, train, accelerator.device)
+    added = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    groups = [{"params": [p for p in model.parameters() if id(p) in own], "weight_decay": task.weight_decay}]
+    if added:
+        # parameters that methods bring (gains, gates, γ) are never decayed
+        groups.append({"params": added, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, lr=task.learning_rate, fused=device.type == "cuda")
+    training = Training(task, model, optimizer, accelerator, configuration.seed, regularized)
+    if order.watch and is_first_process():
+        training.watch = _watch(order, model, task, len(train[0]))
+    training.model, training.optimizer = accelerator.prepare(model, optimizer)
+    return training
+
+
+def _regularize(order, model, task, train, device):
+    if order.configuration.method == BASELINE:
+        return None
+    from headwise import parse, regularize
+
+    example = task.batch(train[0][:2].to(device), None)
+    seed = derive(order.configuration.seed, "methods")
+    return regularize(model, *parse(order.configuration.method), seed=seed, example=example)
+
+
+def _watch(order, model, task, examples):
+    from headwise import JsonLines, watch
+
+    steps = task.epochs * math.ceil(examples / task.batch_size)
+    return watch(model, every=max(1, steps // 50), log=[JsonLines(order.folder / "health.jsonl")])
+
+
+def is_first_process() -> bool:
+    """Tell whether this process writes the files; the others of a distributed run only compute."""
+    return int(os.environ.get("RANK", "0")) == 0

@@ -1,0 +1,167 @@
+"""Write a study folder of made-up numbers, so that the report can be tested without training anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+NINE = (
+    "baseline",
+    "DropColumn(p=0.2)",
+    "DropHead(p=0.2)",
+    "RelaxedAttention(gamma=0.1)",
+    "InputNoise(scale=0.01)",
+    "InputNoise(scale=0.01, per_head=True)",
+    "Decorrelation(strength=0.1)",
+    "AttentionNormPenalty(strength=1.0)",
+    "NeuTRENO(strength=0.6)",
+)
+EFFECTS = (0.0, 0.02, 0.012, 0.0, 0.0, 0.001, -0.02, 0.0, 0.004)
+HARDWARE = {"processor": "synthetic", "cores": 2}
+
+
+def write_study(
+    folder,
+    *,
+    methods=NINE,
+    effects=EFFECTS,
+    seeds=10,
+    epochs=12,
+    diverged=(),
+    missing=(),
+    test_curves=True,
+    watched=False,
+):
+    """Write a complete study folder and return its path.
+
+    `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs.
+    """
+    folder = Path(folder)
+    study = {
+        "name": "synthetic",
+        "title": "Synthetic study (made-up numbers)",
+        "question": "Does the report show what it was given? No model was trained: every number below is drawn from a formula.",
+        "kind": "compare",
+        "methods": list(methods),
+        "baseline": methods[0],
+        "seeds": list(range(seeds)),
+        "metric": {"name": "test_accuracy", "label": "test accuracy", "higher_is_better": True, "unit": "%"},
+        "settings": {
+            "dataset": "synthetic",
+            "epochs": epochs,
+            "batch_size": 32,
+            "optimizer": {"name": "adamw", "lr": 0.001},
+        },
+        "command": "headwise compare synthetic --seeds 10",
+        "versions": {"headwise": "0.0", "torch": "0.0"},
+        "commit": "0000000",
+        "hardware": HARDWARE,
+        "notes": ["Every number of this study is made up."],
+    }
+    _json(folder / "study.json", study)
+    for number, method in enumerate(methods):
+        for seed in range(seeds):
+            if (method, seed) not in missing:
+                broken = (method, seed) in diverged
+                _run(folder, number, method, seed, effects[number % len(effects)], epochs, broken, test_curves, watched)
+    return folder
+
+
+def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watched):
+    path = folder / "runs" / f"{number:04x}{seed:08x}"
+    _json(path / "config.json", {"method": method, "seed": seed, "study": "synthetic"})
+    # The seed's part is shared by all methods, so that pairing matters.
+    shared, own = random.Random(seed).gauss(0, 0.01), random.Random(f"{method} {seed}").gauss(0, 0.004)
+    records = [
+        _epoch(at, epochs, effect + shared + own, test_curves)
+        for at in range(1, (epochs // 3 if broken else epochs) + 1)
+    ]
+    if broken:
+        records[-1] |= {"train_loss": math.nan}
+    _lines(path / "metrics.jsonl", records)
+    if watched:
+        _lines(path / "health.jsonl", _health(method, seed, epochs))
+    last = _epoch(epochs, epochs, effect + shared + own, True)
+    metrics = {key: value for key, value in last.items() if key.startswith(("test", "train", "validation"))}
+    metrics |= {
+        "gap_loss": metrics["train_loss"] - metrics["test_loss"],
+        "gap_accuracy": metrics["train_accuracy"] - metrics["test_accuracy"],
+        "seconds_per_step": 0.0102 + 0.0004 * number + 0.0001 * seed,
+        "peak_memory_bytes": (180 + 3 * number) * 2**20,
+        "parameters": 210_000 + number,
+        "steps": epochs * 10,
+        "epochs": epochs,
+    }
+    result = {
+        "method": method,
+        "seed": seed,
+        "hash": path.name,
+        "config": {},
+        "versions": {},
+        "commit": "0000000",
+        "hardware": HARDWARE,
+    }
+    if broken:
+        result |= {"status": "diverged", "diverged_at_step": epochs // 3 * 10, "metrics": {}}
+    else:
+        result |= {"status": "finished", "diverged_at_step": None, "metrics": metrics}
+    _json(path / "result.json", result)
+
+
+def _epoch(epoch, epochs, shift, test_curves):
+    left = math.exp(-3.0 * epoch / epochs)
+    record = {
+        "epoch": epoch,
+        "step": epoch * 10,
+        "train_loss": 0.08 + 2.2 * left - shift,
+        "train_accuracy": 0.985 - 0.85 * left,
+        "validation_loss": 0.42 + 1.8 * left - 2 * shift,
+        "validation_accuracy": 0.885 - 0.75 * left + shift,
+        "seconds": 0.5,
+    }
+    return record | (
+        {"test_loss": 0.44 + 1.8 * left - 2 * shift, "test_accuracy": 0.88 - 0.75 * left + shift} if test_curves else {}
+    )
+
+
+def _health(method, seed, epochs):
+    records = []
+    for step in range(0, epochs * 10 + 1, 2):
+        for depth in range(4):
+            site = f"blocks.{depth}.attn"
+            for head in range(3):
+                value = 2.5 - 0.3 * depth - 0.2 * head - step / 100
+                records.append(
+                    {"site": site, "depth": depth, "head": head, "step": step, "statistic": "entropy", "value": value}
+                )
+            cosine = 0.2 + 0.1 * depth + step / 400
+            records.append(
+                {"site": site, "depth": depth, "head": None, "step": step, "statistic": "token_cosine", "value": cosine}
+            )
+    if seed == 0:
+        alert = {
+            "alert": "entropy_collapse",
+            "site": "blocks.3.attn",
+            "depth": 3,
+            "head": 2,
+            "step": 60,
+            "value": 0.1,
+            "threshold": 0.2,
+        }
+        words = {
+            "message": f"entropy of blocks.3.attn head 2 fell ({method}).",
+            "remedy": "SigmaReparam or QKNorm bound it.",
+        }
+        records.append(alert | words)
+    return records
+
+
+def _json(path: Path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _lines(path: Path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")

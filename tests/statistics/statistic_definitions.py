@@ -1,0 +1,171 @@
+"""Each statistic written from its definition, on the whole matrix in float64, one row after the other where that is plainest."""
+
+import math
+
+import torch
+
+
+class Whole:
+    """Holds the whole matrices of a call in float64: logits, weights, who may see whom, which queries count."""
+
+    def __init__(self, reading):
+        self.reading = r = reading
+        repeat = r.heads // r.k.shape[1]
+        q, k = r.q.double(), r.k.double().repeat_interleave(repeat, 1)
+        self.v = r.v.double().repeat_interleave(repeat, 1)
+        logits = q @ k.mT * r.scale
+        if r.softcap is not None:
+            logits = r.softcap * torch.tanh(logits / r.softcap)
+        allowed = torch.ones_like(logits, dtype=torch.bool)
+        if r.mask is not None and r.mask.dtype == torch.bool:
+            allowed = allowed & r.mask
+        elif r.mask is not None:
+            logits = logits + r.mask.double()
+            allowed = allowed & (r.mask > -1e30)
+        if r.causal:
+            allowed = allowed.tril()
+        self.allowed = allowed
+        self.logits = logits.masked_fill(~allowed, -math.inf)
+        self.columns = self.logits
+        if r.sinks is not None:
+            sink = r.sinks.double()[:, None, None].expand(r.batch, -1, r.queries, 1)
+            self.columns = torch.cat([self.logits, sink], -1)
+        everything = torch.softmax(self.columns, -1)
+        self.everything = everything
+        self.weights = everything[..., : r.keys]
+        self.counts = allowed.sum(-1)
+        self.column_counts = self.counts + (r.sinks is not None)
+        real = torch.ones(r.batch, r.queries, dtype=torch.bool) if r.real_queries is None else r.real_queries
+        self.real = (self.counts > 0) & real[:, None]
+        self.entropy = -torch.special.xlogy(everything, everything).sum(-1)
+
+    def mean(self, values, counted=None):
+        counted = self.real if counted is None else counted
+        return torch.stack([values[:, h][counted[:, h]].mean() for h in range(self.reading.heads)])
+
+    def maps(self):
+        """Yields per sample the flattened maps (H, T·N) of the queries that count."""
+        for b in range(self.reading.batch):
+            yield (self.weights[b] * self.real[b][..., None]).nan_to_num(0.0).flatten(1)
+
+
+def attention_entropy(whole, previous):
+    return whole.mean(whole.entropy)
+
+
+def entropy_share(whole, previous):
+    return whole.mean(whole.entropy / whole.column_counts.log(), whole.real & (whole.column_counts > 1))
+
+
+def lowest_entropy(whole, previous):
+    counted = whole.real & (whole.column_counts > 1)
+    if not counted.any():
+        return torch.full((whole.reading.heads,), math.nan)
+    return whole.entropy.masked_fill(~counted, math.inf).amin((0, 2))
+
+
+def max_logit(whole, previous):
+    return whole.logits.masked_fill(~whole.real[..., None], -math.inf).amax((0, 2, 3))
+
+
+def logit_bound(whole, previous):
+    r = whole.reading
+    bounds = torch.zeros(r.batch, r.heads, dtype=torch.float64)
+    for b in range(r.batch):
+        for h in range(r.heads):
+            q = r.q[b, h].double().norm(dim=-1)[whole.real[b, h]].max()
+            k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1).max()
+            bounds[b, h] = q * k * r.scale
+    return bounds.amax(0)
+
+
+def sink_mass(whole, previous):
+    heaviest = []
+    for b in range(whole.reading.batch):
+        heads = [whole.weights[b, h][whole.real[b, h]].mean(0).max() for h in range(whole.reading.heads)]
+        heaviest.append(torch.stack(heads))
+    return torch.stack(heaviest).mean(0)
+
+
+def peaked_rows(whole, previous):
+    peaked = (whole.weights.amax(-1) > 0.9).double()
+    return whole.mean(peaked, whole.real & (whole.column_counts > 1))
+
+
+def _cosines(here, there):
+    return torch.stack(
+        [torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=-1, eps=0) for a, b in zip(here.maps(), there.maps())]
+    ).mean(0)
+
+
+def head_redundancy(whole, previous):
+    cosine = _cosines(whole, whole)
+    heads = cosine.shape[0]
+    return torch.stack([cosine[h][torch.arange(heads) != h].mean() for h in range(heads)])
+
+
+def layer_redundancy(whole, previous):
+    return _cosines(whole, previous).amax(-1)
+
+
+def _real_tokens(reading):
+    for b in range(reading.batch):
+        x = reading.hidden[b].double()
+        yield x if reading.real_queries is None else x[reading.real_queries[b]]
+
+
+def token_cosine(whole, previous):
+    means = []
+    for x in _real_tokens(whole.reading):
+        cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=-1)
+        means.append(cosine[~torch.eye(len(x), dtype=torch.bool)].mean())
+    return torch.stack(means).mean()[None]
+
+
+def high_frequency(whole, previous):
+    return torch.stack([(x - x.mean(0)).norm() / x.norm() for x in _real_tokens(whole.reading)]).mean()[None]
+
+
+def nonlocal_functional(whole, previous):
+    square = (whole.v[:, :, :, None] - whole.v[:, :, None]).square().sum(-1)
+    return whole.mean((whole.weights.nan_to_num(0.0) * square).sum(-1)).mean()[None]
+
+
+def output_norm(whole, previous):
+    return whole.mean(whole.reading.output.double().norm(dim=-1))
+
+
+def attention_distance(whole, previous):
+    tokens = torch.arange(whole.reading.keys)
+    away = (tokens[:, None] - tokens).abs().double()
+    return whole.mean((whole.weights * away).sum(-1) / whole.weights.sum(-1))
+
+
+def _floor(size, keys):
+    if keys < 2:
+        return 0.0
+    beta = math.exp(-size * math.sqrt(keys / (keys - 1)))
+    whole = 1 + (keys - 1) * beta
+    return math.log(whole) + size * math.sqrt(keys * (keys - 1)) * beta / whole
+
+
+def entropy_floor_centred(whole, previous):
+    rows = torch.zeros_like(whole.entropy)
+    for index in whole.real.nonzero().tolist():
+        b, h, i = index
+        row = whole.columns[b, h, i]
+        row = row[row > -math.inf]
+        rows[b, h, i] = _floor(float((row - row.mean()).norm()), len(row))
+    return whole.mean(rows)
+
+
+def entropy_floor_spectral(whole, previous):
+    r = whole.reading
+    rows = torch.zeros_like(whole.entropy)
+    for b in range(r.batch):
+        x = r.hidden[b].double()
+        norm = float(torch.linalg.matrix_norm(x @ x.T, 2))
+        for h in range(r.heads):
+            for i in range(r.queries):
+                rows[b, h, i] = _floor(r.scale * float(r.product_norm[h]) * norm, int(whole.counts[b, h, i]))
+    return whole.mean(rows)

@@ -1,0 +1,35 @@
+import pytest
+import statistic_definitions
+import torch
+from statistic_calls import call_names, reading
+from statistic_definitions import Whole
+
+from headwise.statistics import STATISTICS, read, reasons
+
+
+def assert_exact(name, tally, expected):
+    value = STATISTICS[name]().finish(tally).double()
+    assert value.shape == expected.shape, name
+    excess = (value - expected).abs() - (1e-4 * expected.abs() + 1e-6)
+    same = (excess <= 0) | (value.isnan() & expected.isnan())
+    assert same.all(), f"{name}: {value.tolist()} is not {expected.tolist()}"
+
+
+@pytest.mark.parametrize("kind", call_names())
+def test_every_statistic_equals_its_definition_on_the_whole_matrix(kind):
+    here, before = reading(kind), reading(kind, seed=7)
+    tallies = read(here, previous=before)
+    skipped = reasons(here.facts(previous=True))
+    assert set(tallies) | set(skipped) == set(STATISTICS)
+    whole, previous = Whole(here), Whole(before)
+    for name, tally in tallies.items():
+        assert_exact(name, tally, getattr(statistic_definitions, name)(whole, previous))
+
+
+def test_every_statistic_is_exact_in_blocks_of_few_rows(monkeypatch):
+    import headwise.statistics.scan as scan
+
+    monkeypatch.setattr(scan, "BLOCK", 37 * 4 * 5)
+    monkeypatch.setattr(scan, "FEWEST_ROWS", 2)
+    for kind in call_names():
+        test_every_statistic_equals_its_definition_on_the_whole_matrix(kind)

@@ -1,0 +1,181 @@
+"""Every method with two forms computes the same in both: values, penalties and gradients, on every kind of call."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise import methods as all_methods
+from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.method import REGISTRY, TWINS, Method
+
+B, H, T, D = 2, 4, 9, 8
+
+VARIANTS = [
+    "DropAttention(p=0.5, window=3)",
+    "DropAttention(p=0.5, detach_normalizer=True)",
+    "DropAttention(p=0.5, unit='element')",
+    "DropKey(p=0.5, unit='column')",
+    "DropKey(p=0.2, unit='column', end_p=0.6)",
+    "RelaxedAttention(gamma=0.3, support='all')",
+    "RelaxedAttention(gamma=0.5, fuzziness=0.3)",
+    "AttentionNormPenalty(strength=1000.0, per_map=True)",
+    "EntropyPenalty(strength=1.0, target=0.9, band=0.1)",
+    "EntropyPenalty(strength=10.0, head_mean=True)",
+    "Decorrelation(strength=10.0, probes=5)",
+    "Disagreement(on='position', strength=1.0)",
+    "Disagreement(on='values', strength=1.0)",
+    "Disagreement(on='output', strength=1.0, flatten=True)",
+]
+# Run without the matrix on no kind of call: two equal explicit forms are still compared with each other in pairs.
+NEEDS_MATRIX = {
+    "DropAttention(p=0.5, window=1, unit='element')",
+}
+
+
+def build(text: str) -> Method:
+    from headwise.text import parse
+
+    return parse(text)[0]
+
+
+def two_forms() -> list[Method]:
+    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    found = [cls(**cls.strong) for cls in classes if any(cls.overrides(twin) for twins in TWINS.values() for twin in twins)]
+    return found + [build(text) for text in VARIANTS]
+
+
+def acting_in_the_call() -> list[Method]:
+    stages = ("inputs", "logits", "weights", "read", "output")
+    found = [cls(**cls.strong) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
+
+
+def tensors(kind: str, dtype: torch.dtype, seed: int = 0) -> tuple[dict[str, Tensor], dict]:
+    """Make q, k, v, the layer's input and first values, and the settings of one kind of call."""
+    g = torch.Generator().manual_seed(seed)
+    keys = 7 if kind == "cross" else T
+    groups = 2 if kind == "grouped" else H
+    made = {
+        "q": torch.randn(B, H, T, D, generator=g),
+        "k": torch.randn(B, groups, keys, D, generator=g),
+        "v": torch.randn(B, groups, keys, D, generator=g),
+        "hidden": torch.randn(B, T, 16, generator=g),
+        "first_values": torch.randn(B, H, keys, D, generator=g),
+    }
+    settings: dict = {}
+    order = torch.ones(T, T, dtype=torch.bool).tril()
+    if kind in ("causal", "grouped"):
+        settings["causal"] = True
+    elif kind in ("padded", "cross"):
+        lengths = torch.tensor([keys, keys - 3])
+        settings["mask"] = (torch.arange(keys) < lengths[:, None])[:, None, None, :]
+    elif kind == "left padded":
+        seen = torch.arange(T) >= torch.tensor([0, 3])[:, None]
+        settings["mask"] = seen[:, None, None, :] & order
+    elif kind == "sliding":
+        settings["mask"] = (order & ~order.tril(-3))[None, None]
+    elif kind == "bias":
+        settings["mask"] = torch.randn(1, H, T, T, generator=g).to(dtype).masked_fill(~order, float("-inf"))
+    settings["cross"] = kind == "cross"
+    return {name: x.to(dtype) for name, x in made.items()}, settings
+
+
+KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias"]
+
+
+def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0):
+    """Give the output, the penalty, the gradients of all inputs and learned parameters, and the kernels that ran."""
+    inputs, settings = tensors(kind, dtype)
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    site = lone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
+    fitted = fit_alone(methods, site, first_values=leaves["first_values"])
+    g = torch.Generator().manual_seed(1)
+    for name, parameter in site.module.named_parameters():
+        with torch.no_grad():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=g))
+        leaves[name] = parameter
+    torch.manual_seed(2)
+    q, k, v = (leaves[name] for name in "qkv")
+    out, penalty = attend_with(methods, q, k, v, form=form, fitted=fitted, dropout=dropout, hidden=leaves["hidden"], **settings)
+    real = torch.ones(out.shape[:3], dtype=torch.bool) if kind != "left padded" else settings["mask"].any(-1).expand(out.shape[:3])
+    cotangent = torch.randn(out.shape, generator=g) * real[..., None]
+    ((out.float() * cotangent).sum() + penalty).backward()
+    grads = {name: x.grad for name, x in leaves.items()}
+    return out, penalty, grads, fitted.kernels
+
+
+def assert_close(got: Tensor | None, wanted: Tensor | None, dtype: torch.dtype, what: str) -> None:
+    if got is None or wanted is None:
+        assert got is wanted, what
+        return
+    got, wanted = got.detach().float(), wanted.detach().float()
+    assert got.isfinite().all(), f"{what} is not finite"
+    limit = 1e-5 if dtype == torch.float32 else 4e-2
+    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 1e-2, what
+
+
+def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:
+    fast = run(methods, kind, "fast", dtype, dropout)
+    textbook = run(methods, kind, "textbook", dtype, dropout)
+    assert_close(fast[0], textbook[0], dtype, "output")
+    assert_close(fast[1], textbook[1], dtype, "penalty")
+    for name, grad in textbook[2].items():
+        assert_close(fast[2][name], grad, dtype, f"gradient of {name}")
+    return fast[3]
+
+
+def fused_expected(method: Method, kind: str) -> bool:
+    text = repr(method)
+    needs = ("element", "detach_normalizer", "head_mean", '"position"')
+    if any(word in text for word in needs) or text in ("DropKey(p=0.7)", "Decorrelation(strength=1000.0)"):
+        return False
+    return not (text.startswith("Temperature") and kind == "bias")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", two_forms(), ids=repr)
+def test_both_forms_agree(method: Method, kind: str) -> None:
+    kernels = compare([method], kind)
+    assert kernels == ({"fused"} if fused_expected(method, kind) else {"explicit"})
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "padded", "bias"])
+@pytest.mark.parametrize("method", two_forms(), ids=repr)
+def test_both_forms_agree_in_bf16(method: Method, kind: str) -> None:
+    compare([method], kind, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded"])
+@pytest.mark.parametrize("method", two_forms(), ids=repr)
+def test_both_forms_agree_under_host_dropout(method: Method, kind: str) -> None:
+    kernels = compare([method], kind, dropout=0.3)
+    if method.overrides("attend") and not method.commutes_with_dropout:
+        assert kernels == {"explicit"}
+
+
+def sharing_a_stage() -> list[tuple[Method, Method]]:
+    stages = ("inputs", "logits", "weights", "read", "output")
+    methods = acting_in_the_call()
+    return [
+        (a, b) for a, b in itertools.permutations(methods, 2) if any(a.overrides(stage) and b.overrides(stage) for stage in stages)
+    ]
+
+
+@pytest.mark.parametrize("first", acting_in_the_call(), ids=repr)
+def test_ordered_pairs_that_share_a_stage_agree(first: Method) -> None:
+    for a, b in sharing_a_stage():
+        if a is first or repr(a) == repr(first):
+            for kind in ("causal", "padded"):
+                try:
+                    compare([a, b], kind)
+                except AssertionError as error:
+                    raise AssertionError(f"{a!r} + {b!r} on a {kind} call: {error}") from error
+
+
+def test_every_method_of_the_package_is_exported() -> None:
+    classes = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("headwise.methods")}
+    assert classes == set(all_methods.__all__)
