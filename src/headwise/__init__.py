@@ -37,7 +37,7 @@ _WHERE = {
     **dict.fromkeys(_METHODS, "methods"),
 }
 
-__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_WHERE)]
 
 
 def __getattr__(name: str) -> Any:

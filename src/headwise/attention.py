@@ -17,6 +17,9 @@ from .rows import Rows
 # The host's own function, kept before a host adapter may stand in its place.
 fused = F.scaled_dot_product_attention
 
+# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one (`make bench`).
+SMALL = 80 * 80
+
 # Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in backward.
 WHOLE = 1 << 24
 
@@ -39,14 +42,13 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
     if any(m.random or m.penalizes for m in active):
         _ = call.this  # the pass is opened before any block that may be run again
     out, weights = None, None
-    if form == "fast" and not need_weights and call.softcap is None and call.sinks is None:
+    matrix = need_weights or call.softcap is not None or call.sinks is not None
+    if form == "fast" and not matrix and not _small(call, active):
         out = _fast(call, active)
     if out is None:
         call.penalties.clear()
         out, weights = _explicit(call, active, need_weights)
         call.fitted.kernels.add("explicit")
-    else:
-        call.fitted.kernels.add("fused")
     for method in active:
         if method.overrides("output"):
             out = method.output(out, call)
@@ -78,10 +80,15 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
                 return None
             else:
                 edits.append(method)
-    if not _read(call, active, q, k, keep):
+    rows = Rows(call, q, k, keep)
+    if not _read(call, active, rows):
         return None
+    if rows.output() is not None and not edits and kept_after is None and call.dropout == 0:
+        call.fitted.kernels.add("rows")
+        return rows.output()
     both = keep if kept_after is None else kept_after if keep is None else keep & kept_after
     attend = Fused(call, q, k, both)
+    call.fitted.kernels.add("fused")
     step: Callable[[Tensor], Tensor] = attend
     for method in edits:
         edited = method.attend(step, call)
@@ -91,14 +98,18 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
     return step(call.v)
 
 
-def _read(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, keep: Tensor | None) -> bool:
+def _read(call: Call, active: Sequence[Method], rows: Rows) -> bool:
     readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
-    if not readers:
-        return True
-    if call.mask is not None and call.mask.requires_grad:
+    if readers and call.mask is not None and call.mask.requires_grad:
         return False
-    rows = Rows(call, q, k, keep)
     return all(m.overrides("read_free") and m.read_free(rows, call) is not NotImplemented for m in readers)
+
+
+def _small(call: Call, active: Sequence[Method]) -> bool:
+    """Tell whether the matrix is so small that computing on it is the faster way."""
+    edits = any(m.overrides("logits") or m.overrides("weights") or m.overrides("read") for m in active)
+    plain = call.q.device.type == "cpu" and call.q.dtype == torch.float32 and call.dropout == 0
+    return edits and plain and call.queries * call.keys <= SMALL
 
 
 class Fused:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .call import Call
-    from .fitted import Rows, Store
+    from .fitted import Store
+    from .rows import Rows
     from .site import Site
 
 REGISTRY: dict[str, type[Method]] = {}

@@ -94,7 +94,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     for name, module in model.named_modules():
         if HANDLE in module.__dict__:
             raise ValueError(
-                f"{'the model' if not name else name} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on "
+                f"{name or 'the model'} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
 

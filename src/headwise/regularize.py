@@ -138,7 +138,7 @@ class Regularized:
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
-        passing = {"_carried": {}, "_ledger": []}
+        passing: dict[str, Any] = {"_carried": {}, "_ledger": []}
         shared = {"methods": list(self.methods), "_overrides": dict(self._overrides)}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
@@ -354,7 +354,9 @@ class Regularized:
             for method in list(f.methods):
                 f.drop(method, fold=fold)
             f.alive = False
-            self._adapters.pop(f.site).detach()
+            adapter = self._adapters.pop(f.site)
+            assert adapter is not None
+            adapter.detach()
 
     def _leave(self) -> None:
         for hook in self._hooks:

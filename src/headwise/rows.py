@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .kernels.row_statistics import RowStatistics, logits_block, spans
+from .kernels.row_statistics import AttendRows, logits_block, spans
 
 if TYPE_CHECKING:
     from .call import Call
@@ -26,24 +26,28 @@ class Rows:
             hard = self.mask is None or self.mask.dtype == torch.bool
             self.mask = kept if hard else self.mask.masked_fill(~kept, float("-inf"))  # type: ignore[union-attr]
             self.causal = False
-        self._statistics: tuple[Tensor, Tensor, Tensor] | None = None
+        self._statistics: tuple[Tensor, ...] | None = None
 
-    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _all(self) -> tuple[Tensor, ...]:
         if self._statistics is None:
-            self._statistics = RowStatistics.apply(self.q, self.k, self.mask, self.causal, self.call.scale)
+            self._statistics = AttendRows.apply(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
         return self._statistics
+
+    def output(self) -> Tensor | None:
+        """Give A v where reading the statistics has computed it already, else None."""
+        return None if self._statistics is None else self._statistics[0]
 
     def lse(self) -> Tensor:
         """Give the log-sum-exp of each row of logits, (B, H, T) in fp32, differentiable."""
-        return self._all()[0]
+        return self._all()[1]
 
     def entropy(self) -> Tensor:
         """Give the entropy of each row in nats, (B, H, T) in fp32, differentiable; 0 in a row without any key."""
-        return self._all()[1]
+        return self._all()[2]
 
     def sum_of_squares(self) -> Tensor:
         """Give the sum of squared weights of each row, (B, H, T) in fp32, differentiable."""
-        return self._all()[2]
+        return self._all()[3]
 
     def attend(self, z: Tensor) -> Tensor:
         """Give A z for z (B, H, N, D), in the dtype of z."""

@@ -74,8 +74,9 @@ def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watc
     _json(path / "config.json", {"method": method, "seed": seed, "study": "synthetic"})
     # The seed's part is shared by all methods, so that pairing matters.
     shared, own = random.Random(seed).gauss(0, 0.01), random.Random(f"{method} {seed}").gauss(0, 0.004)
+    wobble = random.Random(f"{method} {seed} wobble")
     records = [
-        _epoch(at, epochs, effect + shared + own, test_curves)
+        _epoch(at, epochs, effect + shared + own + wobble.gauss(0, 0.04), test_curves)
         for at in range(1, (epochs // 3 if broken else epochs) + 1)
     ]
     if broken:

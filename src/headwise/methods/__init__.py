@@ -13,8 +13,12 @@ from .feat_scale import FeatScale
 from .gated_output import GatedOutput
 from .input_noise import InputNoise
 from .neutreno import NeuTRENO
+from .nuclear_decay import NuclearDecay
+from .product_decay import ProductDecay
+from .qk_clip import QKClip
 from .qk_norm import QKNorm
 from .relaxed_attention import RelaxedAttention
+from .sigma_reparam import SigmaReparam
 from .soft_cap import SoftCap
 from .symmetric_attention import SymmetricAttention
 from .temperature import Temperature
@@ -34,8 +38,12 @@ __all__ = [
     "GatedOutput",
     "InputNoise",
     "NeuTRENO",
+    "NuclearDecay",
+    "ProductDecay",
+    "QKClip",
     "QKNorm",
     "RelaxedAttention",
+    "SigmaReparam",
     "SoftCap",
     "SymmetricAttention",
     "Temperature",

@@ -40,7 +40,9 @@ class Decorrelation(Method):
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
         whole = isinstance(self.probes, int) and not isinstance(self.probes, bool) and self.probes >= 1
-        self.require(self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}")
+        self.require(
+            self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}"
+        )
         object.__setattr__(self, "random", self.probes is not None)
 
     def refuse(self, site: Site) -> str | None:
@@ -48,7 +50,7 @@ class Decorrelation(Method):
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.probes is not None:
-            return self._penalize(self._estimate(a.float() @ self._signs(call), call), call)
+            return self._penalize(self._estimate(a.float() @ self._signs(call).float(), call), call)
         a = only_real_rows(a.float(), call)
         grams = a @ a.mT
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))

@@ -38,7 +38,9 @@ class DropKey(Method):
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
         self.choose("unit", "column", "element")
         number = isinstance(self.end_p, (int, float)) and not isinstance(self.end_p, bool)
-        self.require(self.end_p is None or (number and 0 <= self.end_p < 1), f"end_p must lie in [0, 1), got {self.end_p!r}")
+        self.require(
+            self.end_p is None or (number and 0 <= self.end_p < 1), f"end_p must lie in [0, 1), got {self.end_p!r}"
+        )
 
     def at(self, name: str, step: int, site: Site) -> float:
         if self.end_p is None:

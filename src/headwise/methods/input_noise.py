@@ -66,7 +66,9 @@ class InputNoise(Method):
         x = call.hidden
         if x is None or x.shape[:2] != (q.shape[0], q.shape[2]):
             shape = None if x is None else tuple(x.shape)
-            raise ValueError(f"{self!r} needs the layer's input (B, T, C) at {call.site.name}, got {shape}; use per_head=False")
+            raise ValueError(
+                f"{self!r} needs the layer's input (B, T, C) at {call.site.name}, got {shape}; use per_head=False"
+            )
         made = (q,) if call.site.is_cross else (q, k, v)
         noisy = self._per_head(x, made, call)
         return noisy if len(noisy) == 3 else (noisy[0], k, v)

@@ -118,7 +118,9 @@ def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
     parts = list(chain.children())
     if len(parts) != 1 or not hasattr(parts[0], "rescale_"):
         names = ", ".join(type(part).__name__ for part in parts)
-        raise RuntimeError(f"{where} is parametrized by {names}, which cannot be rescaled by head; fold or remove it first")
+        raise RuntimeError(
+            f"{where} is parametrized by {names}, which cannot be rescaled by head; fold or remove it first"
+        )
     parts[0].rescale_(chain.original, factors, axis)
 
 

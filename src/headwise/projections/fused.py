@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from ..site import Site
 from . import capture, named
@@ -25,9 +24,6 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
         Unclear: with the reason, where the layout cannot be seen.
     """
     found = leaves(site.module, site.name)
-    grouped = [name for name, m in site.module.named_modules() if isinstance(m, _ConvNd) and m.groups > 1]
-    if grouped:
-        raise Unclear(f"has a grouped convolution, {grouped[0]}, in which heads share no matrix")
     if not found:
         raise Unclear("has no linear layer below it")
     if any(p.device.type == "meta" for p in site.module.parameters()):
@@ -39,9 +35,19 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
                 return _from(site, found, root, run, parent)
             except Unclear as reason:
                 reasons.append(str(reason))
-            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+            except (
+                TypeError,
+                ValueError,
+                RuntimeError,
+                AttributeError,
+                IndexError,
+                KeyError,
+                NotImplementedError,
+            ) as error:
                 # The layer alone takes no single tensor, or the synthesised batch does not fit: the next way is tried.
-                reasons.append(f"could not be run ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
+                reasons.append(
+                    f"could not be run ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+                )
     raise Unclear(_worth_telling(reasons))
 
 
@@ -50,14 +56,16 @@ def _worth_telling(reasons: list[str]) -> str:
     return seen[-1] if seen else f"{reasons[0]}; pass example= with a batch"
 
 
-def _from(site: Site, found: list[Leaf], root: nn.Module, run: Callable[[], Any], parent: nn.Module | None) -> Projections:
+def _from(
+    site: Site, found: list[Leaf], root: nn.Module, run: Callable[[], Any], parent: nn.Module | None
+) -> Projections:
     call = capture.arguments(root, site.module, run)
     if call is None:
         raise Unclear("was not reached by the batch it was run on; pass example= with one that reaches it")
     reasons = []
     for axis in (1, 2):
         probe = Probe(site, call, found, axis)
-        if axis == 2 and "q5" not in _dims(probe):
+        if axis == 2 and probe.axes < 5:
             break
         try:
             return _assembled(site, probe, found, parent)
@@ -66,22 +74,25 @@ def _from(site: Site, found: list[Leaf], root: nn.Module, run: Callable[[], Any]
     raise reasons[0]
 
 
-def _dims(probe: Probe) -> str:
-    with capture.seen(probe.site.module) as calls:
-        capture.again(probe.site.module, probe.call)
-    return f"q{calls[0].q.dim()}"
-
-
 def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | None) -> Projections:
-    feeds = {id(one): "".join(k for k, m in probe.moved(one, torch.arange(one.rows)).items() if m.any()) for one in found}
+    feeds = {
+        id(one): "".join(k for k, m in probe.moved(one, torch.arange(one.rows)).items() if m.any()) for one in found
+    }
     made = Projections(site.name, "", verified=True)
     words = []
     for kind in "qkv":
         makers = [one for one in found if kind in feeds[id(one)]]
+        # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.
+        last = [one for one in makers if not one.obstacle]
+        if len(last) == 1 < len(makers) and _runs_last(probe, last[0], makers):
+            feeds.update({id(one): "" for one in makers if one.obstacle})
+            makers = last
         if len(makers) != 1:
             names = " and ".join(one.name for one in makers) or "no linear layer"
             tail = "; merge adapters and low-rank factors into one weight first" if len(makers) > 1 else ""
             raise Unclear(f"makes its {kind} by {names}{tail}")
+        if makers[0].obstacle:
+            raise Unclear(f"makes its {kind} by {makers[0].name}, {makers[0].obstacle}")
     for one in found:
         kinds = feeds[id(one)]
         if not kinds:
@@ -95,6 +106,11 @@ def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | 
     _outside_biases(made, site)
     _output(made, probe, [one for one in probe.order if not feeds[id(one)]], site, parent)
     return made
+
+
+def _runs_last(probe: Probe, one: Leaf, makers: list[Leaf]) -> bool:
+    ran = [other for other in probe.order if any(other is maker for maker in makers)]
+    return bool(ran) and ran[-1] is one
 
 
 def _outside_biases(made: Projections, site: Site) -> None:
@@ -168,7 +184,9 @@ def _output(made: Projections, probe: Probe, after: list[Leaf], site: Site, pare
         made.missing["o"] = f"has {one.name}, whose inputs follow no known order of heads"
         return
     beside = named.by_name(site, parent).get("o")
-    named.add_output(made, beside if beside is not None and id(beside) not in map(id, after) else None, heads, size, site)
+    named.add_output(
+        made, beside if beside is not None and id(beside) not in map(id, after) else None, heads, size, site
+    )
 
 
 def _columns_agree(probe: Probe, one: Leaf, index: Tensor) -> bool:

@@ -16,10 +16,13 @@ TOKENS = 6
 
 
 def ways(site: Site, model: nn.Module | None, example: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
-    """Give the ways to reach the site, (what runs, its run): the example, the layer alone, a synthesised batch."""
-    if example is not None and model is not None:
-        yield model, lambda: feed(model, example)
+    """Give the ways to reach the site, (what runs, its run), the cheap ones first: alone, the example, a synthesised batch."""
     yield site.module, lambda: site.module(alone(site))
+    if example is not None and model is not None:
+        small = first_sample(example)
+        if small is not None:
+            yield model, lambda: feed(model, small)
+        yield model, lambda: feed(model, example)
     if model is not None:
         for owner in (module for _, module in model.named_modules() if _takes_config(module, site.module)):
             yield owner, lambda owner=owner: owner(**synthesised(owner))
@@ -34,8 +37,23 @@ def feed(model: nn.Module, example: Any) -> Any:
     return model(example)
 
 
+def first_sample(example: Any) -> Any:
+    """Give the first sample of a batch; None where its tensors share no first dimension of their own."""
+    if isinstance(example, Tensor):
+        return example[:1] if example.dim() > 1 and len(example) > 1 else None
+    named = isinstance(example, Mapping)
+    values = list(example.values() if named else example) if named or isinstance(example, (tuple, list)) else []
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors or any(t.dim() < 1 for t in tensors) or len({len(t) for t in tensors}) != 1 or len(tensors[0]) < 2:
+        return None
+    small = [value[:1] if isinstance(value, Tensor) else value for value in values]
+    return dict(zip(example, small, strict=True)) if named else small
+
+
 def _takes_config(module: nn.Module, inner: nn.Module) -> bool:
-    return hasattr(module, "main_input_name") and hasattr(module, "config") and any(m is inner for m in module.modules())
+    return (
+        hasattr(module, "main_input_name") and hasattr(module, "config") and any(m is inner for m in module.modules())
+    )
 
 
 def _random(*shape: int, like: Tensor) -> Tensor:
@@ -72,6 +90,8 @@ def synthesised(model: nn.Module) -> dict[str, Tensor | bool]:
         made["input_values"] = _random(1, 4000, like=like)
     if "input_features" in made or getattr(model, "main_input_name", "") == "pixel_values":
         made.pop("input_ids", None)
+    if getattr(config, "add_cross_attention", False):
+        made["encoder_hidden_states"] = _random(1, TOKENS + 2, config.hidden_size, like=like)
     made["use_cache"] = False
     return {name: value for name, value in made.items() if name in names}
 

@@ -10,11 +10,15 @@ from torch.nn.modules.conv import _ConvNd
 
 @dataclass(eq=False)
 class Leaf:
-    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), or a 1x1 convolution."""
+    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), or a convolution.
+
+    Only a 1x1 convolution is one matrix; `obstacle` says why another is none.
+    """
 
     name: str
     module: nn.Module
     transposed: bool = False
+    obstacle: str = ""
 
     @property
     def rows(self) -> int:
@@ -24,7 +28,7 @@ class Leaf:
     @property
     def columns(self) -> int:
         """Give the number of inputs."""
-        return self.module.weight.shape[0 if self.transposed else 1]
+        return self.module.weight.shape[0 if self.transposed else 1] * getattr(self.module, "groups", 1)
 
     @property
     def bias(self) -> Tensor | None:
@@ -33,18 +37,14 @@ class Leaf:
 
 
 def leaf(name: str, module: nn.Module) -> Leaf | None:
-    """Give the module as a leaf, or None where it holds no single matrix.
-
-    Raises:
-        TypeError: where the module is a grouped convolution, whose heads share no matrix.
-    """
+    """Give the module as a leaf, or None where it maps nothing linearly."""
     if isinstance(module, nn.Embedding) or not hasattr(module, "weight"):
         return None
     weight = module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return None
     if isinstance(module, _ConvNd):
-        return Leaf(name, module) if set(module.kernel_size) == {1} and module.groups == 1 else None
+        return Leaf(name, module, obstacle=_obstacle(module))
     if weight.dim() != 2:
         return None
     # transformers' Conv1D computes x @ weight and names its outputs `nf`.
@@ -60,3 +60,13 @@ def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
             if made is not None:
                 found.append(made)
     return found
+
+
+def _obstacle(module: _ConvNd) -> str:
+    if module.groups > 1:
+        return f"a grouped convolution (groups={module.groups}), in which heads share no matrix"
+    return (
+        ""
+        if set(module.kernel_size) == {1}
+        else f"a convolution over {tuple(module.kernel_size)}, which is no single matrix"
+    )

@@ -26,12 +26,14 @@ class Probe:
     Attributes:
         base: q, k and v of the call as it is, each (B, H, T, D).
         order: the leaves that ran as modules, in the order in which they ran.
+        axes: dimensions of the queries as the host lays them out: 4, or 5 with windows.
     """
 
     def __init__(self, site: Site, call: capture.Arguments, found: list[Leaf], head_axis: int = 1) -> None:
         self.site, self.call, self.head_axis = site, call, head_axis
         self.order: list[Leaf] = []
         self.outputs: dict[int, Tensor] = {}
+        self.axes = 0
         handles = [one.module.register_forward_hook(self._note(one)) for one in found]
         try:
             self.base = self.replay()
@@ -51,9 +53,12 @@ class Probe:
         with capture.seen(self.site.module, edit) as calls:
             capture.again(self.site.module, self.call)
         if not calls:
-            raise Unclear("computes attention itself: neither F.scaled_dot_product_attention nor transformers' interface ran")
+            raise Unclear(
+                "computes attention itself: neither F.scaled_dot_product_attention nor transformers' interface ran"
+            )
         if len(calls) > 1:
             raise Unclear(f"calls attention {len(calls)} times in one pass")
+        self.axes = calls[0].q.dim()
         return {kind: self._heads_second(getattr(calls[0], kind)) for kind in "qkv"}
 
     def _heads_second(self, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ def heat_map(
     y: str = "layer",
     value: str = "value",
     value_title: str = "value",
+    legend_title: str | None = None,
     domain: tuple[float, float] | None = None,
     tooltip=(),
     reading: str | None = None,
@@ -27,7 +28,7 @@ def heat_map(
 
     `tooltip` names further fields to show on hover; a list under "spectrum" is drawn below the chart for the cell pointed at when
     the figure is given `trace`. `reading` names a numeric field (the step): a slider then chooses which reading is shown.
-    `domain` fixes the colour scale; by default it spans all readings.
+    `value_title` names the value on hover and above the colours, there replaced by `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
@@ -46,7 +47,13 @@ def heat_map(
             value,
             type="quantitative",
             scale=alt.Scale(scheme="cividis", domain=list(domain)),
-            legend=alt.Legend(title=value_title, orient="top", gradientLength=160, gradientThickness=9, titleLimit=300),
+            legend=alt.Legend(
+                title=value_title if legend_title is None else legend_title or None,
+                orient="top",
+                gradientLength=160,
+                gradientThickness=9,
+                titleLimit=300,
+            ),
         ),
         tooltip=[alt.Tooltip(name, title=name, type="nominal") for name in shown]
         + [alt.Tooltip(value, title=value_title, type="quantitative", format=".4g")],
@@ -110,7 +117,7 @@ def _verdict_scale(alt, otherwise: str):
     )
 
 
-def curves(rows, *, x: str, y: str, domain=None, broken=(), log: bool = False):
+def curves(rows, *, x: str, y: str, domain=None, broken=()):
     """Return learning curves: the mean of each series over seeds with its band, method against baseline, train against test.
 
     A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("method" or "baseline").
@@ -118,11 +125,7 @@ def curves(rows, *, x: str, y: str, domain=None, broken=(), log: bool = False):
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
-    scale = (
-        alt.Scale(domain=list(domain), zero=False, clamp=True)
-        if domain
-        else alt.Scale(zero=False, type="log" if log else "linear")
-    )
+    scale = alt.Scale(domain=list(domain), zero=False, clamp=True) if domain else alt.Scale(zero=False)
     across = alt.X("x", type="quantitative", title=x, axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False))
     up = alt.Y("mean", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
     colour = alt.Color(
@@ -177,11 +180,7 @@ def lines(
     names = list(dict.fromkeys(row["series"] for row in flat))
     base = alt.Chart(alt.InlineData(values=flat))
     across_type = "quantitative" if all(isinstance(row["x"], (int, float)) for row in flat) else "ordinal"
-    across_scale = (
-        {"scale": alt.Scale(type="log" if log_x else "linear", nice=False, zero=False)}
-        if across_type == "quantitative"
-        else {}
-    )
+    across_scale = {"scale": _scale(alt, log_x)} if across_type == "quantitative" else {}
     legend = (
         alt.Legend(title=series, orient="top", columns=2, labelLimit=170, symbolType="stroke")
         if len(names) > 1
@@ -195,24 +194,28 @@ def lines(
             "y",
             type="quantitative",
             title=y,
-            scale=alt.Scale(type="log" if log_y else "linear", zero=False),
+            scale=_scale(alt, log_y),
             axis=_axis(alt, log_y),
         ),
-        "color": alt.Color("series", type="nominal", sort=names, legend=legend),
+        "color": alt.Color("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
         "tooltip": [
             alt.Tooltip(n, title=t, type=k)
             for n, t, k in (("series", series or "series", "nominal"), ("x", x, across_type), ("y", y, "quantitative"))
         ],
     }
-    dash = alt.StrokeDash("series", type="nominal", sort=names, legend=legend)
+    dash = alt.StrokeDash("series", type="nominal", scale=alt.Scale(domain=names), legend=legend)
     if points:
-        shape = alt.Shape("series", type="nominal", sort=names, legend=legend)
+        shape = alt.Shape("series", type="nominal", scale=alt.Scale(domain=names), legend=legend)
         chart = base.mark_point(filled=True, size=46, opacity=0.85).encode(**encoding, shape=shape)
     else:
         chart = base.mark_line(strokeWidth=1.8).encode(
             **encoding, strokeDash=dash, order=alt.Order("order", type="quantitative")
         )
     return chart.properties(width="container", height=260)
+
+
+def _scale(alt, log: bool):
+    return alt.Scale(type="log", nice=False) if log else alt.Scale(nice=False, zero=False)
 
 
 def _axis(alt, log: bool):

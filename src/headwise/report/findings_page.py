@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headwise.report.charts import lines
+from headwise.report.run_records import repeat
 from headwise.report.shell import Column, Section, figure, grid, page, pairs, prose, table
-from headwise.report.study_page import repeat
 
 
 def findings_page(findings: dict) -> str:

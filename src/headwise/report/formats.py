@@ -33,20 +33,20 @@ class Unit:
 
 
 def unit_of(name: str, metric: dict) -> Unit:
-    """Return the unit of a metric: the study's for its main metric, percent for accuracies, nats for losses."""
-    if name == metric["name"]:
-        unit = metric.get("unit", "")
-        return Unit(100, "%", "points", 2) if unit == "%" else Unit(1, unit, unit, 4)
-    return Unit(100, "%", "points", 2) if "accuracy" in name else Unit(1, "nats", "nats", 4)
+    """Return the unit of a figure: the study's for its metric in every split and gap, nats for losses."""
+    if name.partition("_")[2] != metric["name"].partition("_")[2]:
+        return Unit(1, "nats", "nats", 4)
+    unit = metric.get("unit") or ""
+    return Unit(100, "%", "points", 2) if unit == "%" else Unit(1, unit, unit, 4)
 
 
 def label_of(name: str, metric: dict) -> str:
-    """Return a metric's name in words."""
+    """Return a figure's name in words."""
     if name == metric["name"]:
         return metric["label"]
-    if name.startswith("gap_"):
-        return f"{name.removeprefix('gap_')} gap, train {MINUS} test"
-    return name.replace("_", " ")
+    split, _, kind = name.partition("_")
+    words = kind.replace("_", " ")
+    return f"{words} gap, train {MINUS} test" if split == "gap" else f"{split} {words}"
 
 
 def p_value(p: float | None) -> str | None:

@@ -54,37 +54,34 @@ def _maps(run, records: list[dict]):
     by_statistic: dict[str, list[dict]] = {}
     for record in readings:
         by_statistic.setdefault(record["statistic"], []).append(record)
-    parts = [grid([_loss(run), *(_map(name, found) for name, found in by_statistic.items())], wide=True)]
-    return join(*parts)
+    beside, rows = [_loss(run)], []
+    for name, found in by_statistic.items():
+        maps = _map(name, found)
+        if len(maps) == 1:
+            beside += maps
+        else:
+            rows.append(grid(maps, wide=True))
+    return join(grid(beside, wide=True), *rows)
 
 
-def _map(name: str, records: list[dict]):
+def _map(name: str, records: list[dict]) -> list:
+    """Return one map, or two where heads are read more than once: every head over steps, and layer × head at a chosen step."""
     steps = thin(sorted({record["step"] for record in records}))
     kept = [record for record in records if record["step"] in set(steps)]
-    per_head = any(record.get("head") is not None for record in kept)
     rows = [
         {"layer": _layer(record), "head": _head(record), "step": record["step"], "value": record["value"]}
         for record in kept
     ]
-    domain = _span([record["value"] for record in records])
-    if per_head and len(steps) > 1:
-        over_time = [row | {"head": f"{row['layer']} · {row['head']}"} for row in rows]
-        return join(
-            figure(heat_map(rows, value_title=name, reading="step", domain=domain), title=name),
-            figure(
-                heat_map(over_time, x="step", y="head", value_title=name, domain=domain),
-                caption="Layer · head over steps.",
-            ),
-        )
-    if per_head:
-        return figure(
-            heat_map(rows, value_title=name, domain=domain, tooltip=["step"]),
-            title=name,
-            caption=f"At step {steps[0]}.",
-        )
-    return figure(
-        heat_map(rows, x="step", y="layer", value_title=name, domain=domain), title=name, caption="One value a layer."
-    )
+    style = {"value_title": name, "legend_title": "", "domain": _span([record["value"] for record in records])}
+    if all(row["head"] == "all" for row in rows):
+        return [figure(heat_map(rows, x="step", y="layer", **style), title=f"{name}, layer over steps")]
+    if len(steps) == 1:
+        return [figure(heat_map(rows, **style), title=f"{name}, layer × head at step {steps[0]}")]
+    over_time = [row | {"head": f"{row['layer']} · {row['head']}"} for row in rows]
+    return [
+        figure(heat_map(over_time, x="step", y="head", **style), title=f"{name}, layer · head over steps"),
+        figure(heat_map(rows, reading="step", **style), title=f"{name}, layer × head"),
+    ]
 
 
 def thin(steps: list[int], most: int = READINGS) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from headwise.report.charts import curves
+from headwise.report.formats import unit_of
 from headwise.report.shell import Section, figure, fold, grid, join, legend
 
 BAND = "95 % interval (Student's t) of the mean over the finished seeds"
@@ -13,15 +14,16 @@ BAND = "95 % interval (Student's t) of the mean over the finished seeds"
 def learning_curves(study, analysis: dict) -> list[Section]:
     """Return the section of learning curves: one row a method, loss and accuracy; empty when no run recorded an epoch."""
     stored = {label: [(run, run.epochs()) for run in study.of(label)] for label in study.methods}
-    held_out = _held_out(stored)
-    quantities = [
-        name
-        for name in ("loss", "accuracy")
-        if _records(stored, f"train_{name}") or _records(stored, f"{held_out}_{name}")
-    ]
+    held_out, metric = _held_out(stored), analysis["metric"]
+    kinds = dict.fromkeys(["loss", metric["name"].partition("_")[2]])
+    quantities = [name for name in kinds if _records(stored, f"train_{name}") or _records(stored, f"{held_out}_{name}")]
     if not quantities:
         return []
-    series = {(label, name): _series(stored[label], name, held_out) for label in study.methods for name in quantities}
+    series = {
+        (label, name): _series(stored[label], name, held_out, unit_of(f"test_{name}", metric).factor)
+        for label in study.methods
+        for name in quantities
+    }
     domains = {
         name: _domain([row for (_, kind), rows in series.items() if kind == name for row in rows])
         for name in quantities
@@ -29,7 +31,7 @@ def learning_curves(study, analysis: dict) -> list[Section]:
     shown = [label for label in study.methods if label != study.baseline] or [study.baseline]
     folds = []
     for label in shown:
-        charts = [_chart(study, stored, series, label, name, domains[name]) for name in quantities]
+        charts = [_chart(study, stored[label], series, label, name, metric, domains[name]) for name in quantities]
         folds.append(fold(label, grid(charts, wide=True), opened=True))
     entries = [
         (f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in (held_out, "train")
@@ -42,32 +44,30 @@ def _roles(study) -> list[tuple[str, str]]:
     return [("method", "--blue"), ("baseline", "--grey")] if len(study.methods) > 1 else [("baseline", "--grey")]
 
 
-def _chart(study, stored, series, label: str, name: str, domain):
-    factor, unit = (100, "accuracy (%)") if name == "accuracy" else (1, "loss (nats)")
+def _chart(study, runs, series, label: str, name: str, metric: dict, domain):
+    unit = unit_of(f"test_{name}", metric)
+    title = f"{name.replace('_', ' ')} ({unit.name})" if unit.name else name.replace("_", " ")
     rows = [row | {"role": "baseline"} for row in series[study.baseline, name]]
     if label != study.baseline:
         rows += [row | {"role": "method"} for row in series[label, name]]
     broken = [
-        point
-        for run, epochs in stored[label]
-        if run.status == "diverged"
-        for point in _points(run, epochs, name, factor)
+        point for run, epochs in runs if run.status == "diverged" for point in _points(run, epochs, name, unit.factor)
     ]
-    return figure(curves(rows, x="epoch", y=unit, domain=domain, broken=broken))
+    return figure(curves(rows, x="epoch", y=title, domain=domain, broken=broken))
 
 
 def _held_out(stored) -> str:
-    return "test" if _records(stored, "test_loss") or _records(stored, "test_accuracy") else "validation"
+    return "test" if _records(stored, "test_loss") else "validation"
 
 
 def _records(stored, key: str) -> bool:
-    return any(key in record for runs in stored.values() for _, epochs in runs for record in epochs)
+    return any(_number(record.get(key)) for runs in stored.values() for _, epochs in runs for record in epochs)
 
 
-def _series(runs, name: str, held_out: str) -> list[dict]:
+def _series(runs, name: str, held_out: str, factor: float) -> list[dict]:
     from headwise.study.analysis import interval
 
-    factor, rows = 100 if name == "accuracy" else 1, []
+    rows = []
     for split in (held_out, "train"):
         by_epoch: dict[int, list[float]] = {}
         for run, epochs in runs:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
 from headwise.report.charts import forest
 from headwise.report.formats import MINUS, label_of, mebibytes, milliseconds, p_value, unit_of
 from headwise.report.health_section import health_sections
 from headwise.report.learning_curves import learning_curves
-from headwise.report.shell import Cell, Column, Section, figure, fold, join, page, pairs, preformatted, prose, table
+from headwise.report.run_records import repeat, runs_table, words_on_runs
+from headwise.report.shell import Cell, Column, Section, figure, fold, join, page, pairs, prose, table
 
 SIGNS = {"better": "▲ ", "worse": "▼ ", "higher": "↑ ", "lower": "↓ "}
 
@@ -22,7 +21,7 @@ def study_page(study, analysis: dict) -> str:
         *learning_curves(study, analysis),
         *_other_outcomes(analysis),
         *health_sections(study),
-        Section("Runs", _runs(study, analysis), _words_on_runs(study), collapsed=True),
+        Section("Runs", runs_table(study, analysis), words_on_runs(study), collapsed=True),
         Section("Settings", pairs(described.get("settings", {})), collapsed=True),
         Section("How to repeat it", repeat(described)),
     ]
@@ -74,7 +73,7 @@ def _seeds(seeds: list) -> str:
 
 def gap_name(analysis: dict) -> str | None:
     """Return the generalisation gap that belongs to the main metric, or None when the runs do not record it."""
-    name = "gap_accuracy" if "accuracy" in analysis["metric"]["name"] else "gap_loss"
+    name = "gap_" + analysis["metric"]["name"].partition("_")[2]
     return name if name in analysis["higher_is_better"] else None
 
 
@@ -206,64 +205,3 @@ def _outcome_table(analysis: dict, name: str):
         rows.append([Cell(method["label"]), shown, *difference_cells(method["differences"].get(name), unit)])
     marked = [at for at, method in enumerate(analysis["methods"]) if method["label"] == analysis["baseline"]]
     return table(columns, rows, marked=marked)
-
-
-def _words_on_runs(study) -> str:
-    return f"One row a run. The folder {study.path.name}/runs/ holds its configuration, its epochs (metrics.jsonl) and its result."
-
-
-def _runs(study, analysis: dict):
-    names = list(analysis["higher_is_better"])
-    units = {name: unit_of(name, analysis["metric"]) for name in names}
-    figures = [Column(label_of(name, analysis["metric"]), units[name].name, number=True) for name in names]
-    columns = [
-        Column("method"),
-        Column("seed", number=True),
-        Column("state"),
-        *figures,
-        Column("time per step", number=True),
-        Column("source"),
-    ]
-    rows = []
-    for method in study.methods:
-        for seed in study.seeds:
-            run = study.runs.get((method, seed))
-            values = [run.metric(name) if run else None for name in names]
-            time = run.metric("seconds_per_step") if run else None
-            cells = [Cell(units[name].number(value), value) for name, value in zip(names, values)]
-            rows.append([method, seed, _run_state(run), *cells, Cell(milliseconds(time), time), _source(run)])
-    return table(columns, rows)
-
-
-def _run_state(run) -> Cell:
-    if run is None:
-        return Cell("not started", tone="plain")
-    if run.status == "diverged":
-        step = run.result.get("diverged_at_step")
-        return Cell(f"diverged at step {step if step is not None else '?'}", tone="diverged")
-    return Cell(run.status)
-
-
-def _source(run) -> Cell:
-    if run is None:
-        return Cell(None)
-    name = "result.json" if run.result else "metrics.jsonl"
-    path = f"runs/{run.path.name}/{name}"
-    return Cell(path, href=path)
-
-
-def repeat(described: dict):
-    """Return the exact command, the commit, the versions and the hardware of a study or of findings."""
-    command = described.get("command") or ""
-    command = shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else str(command)
-    items = {"commit": described.get("commit") or "unknown"}
-    for name in ("versions", "hardware"):
-        value = described.get(name) or {}
-        items |= (
-            {f"{name.rstrip('s')}: {key}": item for key, item in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
-    parts = [preformatted(command) if command else prose(["The command was not recorded."]), pairs(items)]
-    notes = described.get("notes") or []
-    return join(*parts, prose([f"Note. {note}" for note in notes]))

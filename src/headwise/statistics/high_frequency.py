@@ -23,6 +23,9 @@ class HighFrequency(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.hidden else "the host does not show what enters the layer"
 
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        return (1,)
+
     def tally(self, rows: Rows) -> Tally:
         x, real = rows.reading.tokens(), rows.reading.real_tokens
         mean = x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]

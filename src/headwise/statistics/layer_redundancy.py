@@ -26,6 +26,9 @@ class LayerRedundancy(Statistic):
             return "windows hold other tokens in the next layer"
         return None if facts.previous else "no layer before it attends from the same queries to as many keys"
 
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        return (heads, heads_before)
+
     def tally(self, rows: Rows) -> Tally:
         return Tally.over_samples(rows.crossing.float(), rows.queries.sampled)
 

@@ -1,6 +1,7 @@
 """What one pass of a site offers to the statistics: queries, keys, values and which keys each query may see."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -36,7 +37,8 @@ class Reading:
     `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits); `causal` lets query i see the keys
     up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
     layer statistics: `hidden` (B,T,C) what entered the layer, `output` (B,H,T,dv) per head before the output projection,
-    `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding.
+    `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, allowed)` takes
+    blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets.
     """
 
     q: Tensor
@@ -54,6 +56,7 @@ class Reading:
     windowed: bool = False
     product_norm: Tensor | None = None
     product_obstacle: str | None = None
+    edit: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in ("q", "k", "v", "mask", "sinks", "hidden", "output", "real_queries", "product_norm"):
@@ -90,7 +93,7 @@ class Reading:
         """Tells whether every query of a sample sees the same keys with no bias, so that sums over keys serve all rows."""
         mask = self.mask
         alike = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
-        return alike and not self.causal and self.softcap is None
+        return alike and not self.causal and self.softcap is None and self.edit is None
 
     @cached_property
     def query_norms(self) -> Tensor:
@@ -104,9 +107,9 @@ class Reading:
 
     @cached_property
     def real_tokens(self) -> Tensor:
-        """Returns 1 for a real query and 0 for padding (B,T)."""
+        """Returns 1 for a real token of `hidden` and 0 for padding (B,T)."""
         real = self.real_queries
-        return self.q.new_ones(self.batch, self.queries, dtype=torch.float32) if real is None else real.float()
+        return self.hidden.new_ones(self.hidden.shape[:2], dtype=torch.float32) if real is None else real.float()
 
     def tokens(self) -> Tensor:
         """Returns what entered the layer (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
@@ -127,7 +130,7 @@ class Reading:
             output=self.output is not None,
             previous=previous,
             product_norm=self.product_norm is not None,
-            product_obstacle=self.product_obstacle,
+            product_obstacle=self.product_obstacle or (None if self.edit is None else "a method edits the logits"),
         )
 
     def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:

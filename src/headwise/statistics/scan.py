@@ -56,7 +56,12 @@ class Logits:
         logits = out.view(b, heads, r, width)
         if reading.softcap is not None:
             logits.div_(reading.softcap).tanh_().mul_(reading.softcap)
-        return logits, self._hide(logits, samples, rows)
+        seen = self._hide(logits, samples, rows)
+        if reading.edit is not None:
+            forbidden = logits.masked_fill(logits <= FAR / 2, -torch.inf)
+            edited = reading.edit(forbidden, None if seen is None else seen > 0)
+            logits.copy_(edited.masked_fill(edited == -torch.inf, FAR))
+        return logits, seen
 
     def _hide(self, logits: Tensor, samples: slice, rows: slice) -> Tensor | None:
         reading, sampled, width = self.reading, self.queries.sampled, logits.shape[-1]

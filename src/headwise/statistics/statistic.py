@@ -30,6 +30,10 @@ class Statistic(ABC):
         """Returns the reason why the figure has no meaning at a site, None where it has."""
         return None
 
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        """Gives the shape of a tally, the same whatever the call: ranks pack their tallies by it."""
+        return (heads,)
+
     @abstractmethod
     def tally(self, rows: Rows) -> Tally:
         """Computes the figure of one pass, ready to be joined with those of other micro-batches and ranks."""

@@ -24,6 +24,9 @@ class TokenCosine(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.hidden else "the host does not show what enters the layer"
 
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        return (1,)
+
     def tally(self, rows: Rows) -> Tally:
         unit = torch.nn.functional.normalize(rows.reading.tokens(), dim=-1, eps=1e-30)
         together = unit.sum(1).square().sum(-1)

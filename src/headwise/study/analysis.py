@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headwise.report.answer import answer, count
+
 ALPHA = 0.05
 BOOTSTRAP_FROM = 20  # pairs; the percentile bootstrap of 5 pairs covers 84 %, so fewer pairs use Student's t
 RESAMPLES = 99_999  # sign flips and bootstrap draws; up to 16 pairs all 2ⁿ sign flips are counted, which is exact
-OUTCOMES = (
-    "test_accuracy",
-    "test_loss",
-    "validation_accuracy",
-    "validation_loss",
-    "train_accuracy",
-    "train_loss",
-    "gap_accuracy",
-    "gap_loss",
-)
 COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters")
 
 
@@ -124,7 +116,7 @@ def _verdict(entry: dict, higher_is_better: bool | None) -> dict:
     if entry["n"] == 0:
         return {"verdict": "undecided", "verdict_text": "no pair of finished runs"}
     if entry["smallest_p_corrected"] >= ALPHA or entry["low"] is None:
-        text = f"cannot be decided with {_count(entry['n'], 'seed')} (smallest possible p {entry['smallest_p_corrected']:.2g})"
+        text = f"cannot be decided with {count(entry['n'], 'seed')} (smallest possible p {entry['smallest_p_corrected']:.2g})"
         return {"verdict": "undecided", "verdict_text": text}
     if entry["p_corrected"] < ALPHA and (entry["low"] > 0 or entry["high"] < 0):
         higher = entry["mean"] > 0
@@ -151,7 +143,7 @@ def analyse(folder) -> dict:
 def analyse_study(study) -> dict:
     """Return what `analyse` returns, for a study folder already read."""
     metric = study.study["metric"]
-    names = [metric["name"], *(name for name in OUTCOMES if name != metric["name"] and _recorded(study, name))]
+    names = [metric["name"], *(name for name in outcomes(metric) if name != metric["name"] and _recorded(study, name))]
     better = {name: _direction(name, metric) for name in names}
     differences = {name: paired_differences(study, name, better[name]) for name in names}
     methods = [_method(study, label, names, differences) for label in study.methods]
@@ -169,10 +161,23 @@ def analyse_study(study) -> dict:
     return found | {"answer": answer(found)}
 
 
+def outcomes(metric: dict) -> list[str]:
+    """Return the names of all figures that a run may record about quality: test, validation, train and gap of metric and loss."""
+    kinds = dict.fromkeys([kind_of(metric["name"]), "loss"])
+    return [f"{split}_{kind}" for split in ("test", "validation", "train", "gap") for kind in kinds]
+
+
+def kind_of(name: str) -> str:
+    """Return what a figure measures, without its split: "accuracy" of "test_accuracy"."""
+    return name.partition("_")[2]
+
+
 def _direction(name: str, metric: dict) -> bool | None:
     if name == metric["name"]:
         return metric["higher_is_better"]
-    return None if name.startswith(("train_", "gap_")) else "accuracy" in name
+    if name.startswith(("train_", "gap_")):
+        return None
+    return metric["higher_is_better"] if kind_of(name) == kind_of(metric["name"]) else False
 
 
 def _recorded(study, name: str) -> bool:
@@ -211,55 +216,6 @@ def _words(methods: int) -> dict:
         "difference": "method − baseline within a seed; diverged and missing runs make no pair and are listed",
         "interval": f"95 %: Student's t below {BOOTSTRAP_FROM} pairs, BCa bootstrap from {BOOTSTRAP_FROM}",
         "p": f"two-sided sign-flip permutation test, exact up to 16 pairs, else {RESAMPLES:,} random flips",
-        "correction": f"Holm over {_count(methods, 'method')}, for each metric by itself",
+        "correction": f"Holm over {count(methods, 'method')}, for each metric by itself",
         "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0",
     }
-
-
-def answer(analysis: dict) -> str:
-    """Return the result of the study in one or two sentences, built from its verdicts on the main metric."""
-    name, label = analysis["metric"]["name"], analysis["metric"]["label"]
-    by_verdict: dict[str, list[str]] = {}
-    for method in analysis["methods"]:
-        if name in method["differences"]:
-            by_verdict.setdefault(method["differences"][name]["verdict"], []).append(method["label"])
-    total, seeds = sum(map(len, by_verdict.values())), _count(len(analysis["seeds"]), "seed")
-    if not total:
-        return f"Only {analysis['baseline']} was run, with {seeds}: there is nothing to compare."
-    start = f"{'In' if analysis['complete'] else 'So far, in'} {label}, with {seeds}"
-    if len(by_verdict.get("no evidence", [])) == total:
-        text = f"{start}, there is no evidence that any of {_count(total, 'method')} differs from the baseline."
-    elif len(by_verdict.get("undecided", [])) == total:
-        text = f"{start}, it cannot be decided whether any of {_count(total, 'method')} differs from the baseline."
-    else:
-        text = f"{start}: {'; '.join(_clauses(by_verdict))}."
-    return " ".join([text, *_divergences(analysis)])
-
-
-def _clauses(by_verdict: dict[str, list[str]]) -> list[str]:
-    clauses = []
-    for verdict in ("better", "worse"):
-        labels = by_verdict.get(verdict, [])
-        if labels:
-            clauses.append(f"{_list(labels)} {'is' if len(labels) == 1 else 'are'} {verdict} than the baseline")
-    unknown = {"no evidence": "there is no evidence of a difference for", "undecided": "it cannot be decided for"}
-    for verdict, words in unknown.items():
-        labels = by_verdict.get(verdict, [])
-        if labels:
-            clauses.append(f"{words} {_list(labels) if len(labels) <= 2 else f'{len(labels)} methods'}")
-    return clauses
-
-
-def _divergences(analysis: dict) -> list[str]:
-    counts = {method["label"]: len(method["runs"]["diverged"]) for method in analysis["methods"]}
-    return [
-        f"{label} diverged in {count} of {len(analysis['seeds'])} seeds." for label, count in counts.items() if count
-    ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _list(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]

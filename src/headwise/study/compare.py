@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from headwise.study.durable import read_json, write_json
 from headwise.study.environment import describe_environment
 from headwise.study.errors import RunFailed, StudyError, explain
-from headwise.study.order import Order
+from headwise.study.order import Order, is_first_process
 from headwise.study.study import Study
 
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
 class Listener(Protocol):
     """Show how a study goes on."""
 
-    def plan(self, orders: list[Order], finished: int) -> None: ...
+    def plan(self, total: int, finished: int) -> None: ...
 
     def hear(self, order: Order, event: dict[str, Any]) -> None: ...
 
@@ -74,16 +74,18 @@ def compare(comparison: Comparison) -> list[dict[str, Any]]:
     out = comparison.out
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with locked(out):
+        with locked(out) if is_first_process() else nullcontext():
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials:
+                _refuse_several_processes(comparison.study)
                 from headwise.study.tune import tune
 
                 configurations, found = tune(comparison)
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
-            write_json(out / "study.json", describe(comparison, orders, notes))
+            if is_first_process():
+                write_json(out / "study.json", describe(comparison, orders, notes))
             return carry_out(comparison, orders)
     except OSError as error:
         raise explain(error, out) from error
@@ -93,8 +95,14 @@ def carry_out(
     comparison: Comparison,
     orders: list[Order],
     then: Callable[[Order, dict[str, Any]], Order | None] = lambda order, result: None,
+    *,
+    total: int | None = None,
+    finished: int = 0,
 ) -> list[dict[str, Any]]:
-    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one."""
+    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
+
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before.
+    """
     results: dict[str, dict[str, Any]] = {}
     known: dict[str, Order] = {}
 
@@ -111,7 +119,7 @@ def carry_out(
 
     for order in orders:
         submit(order)
-    comparison.listener.plan(list(known.values()), len(results))
+    comparison.listener.plan(total or len(orders), finished + len(results))
     for event in comparison.engine.events():
         order = known[event["run"]]
         if event["event"] == "failed":
@@ -123,6 +131,11 @@ def carry_out(
             if following is not None:
                 submit(following)
     return [results[order.identity] for order in orders]
+
+
+def _refuse_several_processes(study: Study) -> None:
+    if study.processes > 1:
+        raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,8 @@ class Order:
         if self.configuration.task_source is not None and source_digest(Path(file)) != self.configuration.task_source:
             raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed task.")
         return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)
+
+
+def is_first_process() -> bool:
+    """Tell whether this process writes the files; the others of a distributed run only compute."""
+    return int(os.environ.get("RANK", "0")) == 0

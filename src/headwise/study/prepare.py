@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 from accelerate import Accelerator
 
 from headwise.study.configuration import BASELINE, derive
-from headwise.study.order import Order
+from headwise.study.order import Order, is_first_process
 from headwise.study.task import Task
 from headwise.study.train import Examples, Training
 
@@ -18,7 +17,7 @@ def prepare(order: Order, task: Task, train: Examples) -> Training:
     """Build the model, fit the methods onto it and hand both to Accelerate; equal initial weights within a seed."""
     configuration = order.configuration
     device = torch.device(order.device)
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     precision = "bf16" if configuration.dtype == "bfloat16" else "no"
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
@@ -54,8 +53,3 @@ def _watch(order, model, task, examples):
 
     steps = task.epochs * math.ceil(examples / task.batch_size)
     return watch(model, every=max(1, steps // 50), log=[JsonLines(order.folder / "health.jsonl")])
-
-
-def is_first_process() -> bool:
-    """Tell whether this process writes the files; the others of a distributed run only compute."""
-    return int(os.environ.get("RANK", "0")) == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import Any
 
-from headwise.study.order import Order
+from headwise.study.order import Order, is_first_process
 
 # seconds between two plain lines about runs that are still going on
 QUIET = 30.0
@@ -26,11 +27,11 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def plan(self, orders: list[Order], finished: int) -> None:
+    def plan(self, total: int, finished: int) -> None:
         """Tell how many runs there are and how many are finished already."""
-        self._finished, self._total = finished, len(orders)
+        self._finished, self._total = finished, total
         known = f", {finished} finished already" if finished else ""
-        self.say(f"{len(orders)} runs{known}")
+        self.say(f"{total} runs{known}")
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
         """Print what an event is worth."""
@@ -38,7 +39,6 @@ class PlainLines:
             self.say(f"note: {event['text']}")
         elif event["event"] == "done":
             self._finished += 1
-            self._total = max(self._total, self._finished)
             count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
             self.say(f"{count} {title(order)}: {describe_end(event['result'])}")
         elif time.monotonic() - self._spoke > QUIET:
@@ -86,12 +86,11 @@ class Bars:
             self._each.remove_task(line)
         self._live.__exit__(*error)
 
-    def plan(self, orders: list[Order], finished: int) -> None:
+    def plan(self, total: int, finished: int) -> None:
         """Begin the overall bar, runs finished earlier counted in."""
         if self._overall is not None:
             self._all.remove_task(self._overall)
-        trials = orders and orders[0].configuration.purpose == "trial"
-        self._overall = self._all.add_task("trials" if trials else "runs", total=len(orders), completed=finished)
+        self._overall = self._all.add_task("runs", total=total, completed=finished)
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
         """Draw what changed."""
@@ -100,9 +99,6 @@ class Bars:
             self.say(f"note: {event['text']}")
         elif event["event"] == "done":
             self._all.advance(self._overall)
-            task = self._all.tasks[-1]
-            if task.completed > (task.total or 0):
-                self._all.update(self._overall, total=task.completed)
             if run in self._lines:
                 self._each.remove_task(self._lines.pop(run))
         else:
@@ -116,7 +112,9 @@ class Bars:
 
 
 def choose_display() -> PlainLines | Bars:
-    """Give bars in a terminal and plain lines in a pipe, a file or a log."""
+    """Give bars in a terminal and plain lines in a pipe, a file or a log; only one of several processes speaks."""
+    if not is_first_process():
+        return PlainLines(io.StringIO())
     if not sys.stdout.isatty():
         return PlainLines()
     from rich.console import Console
@@ -126,8 +124,10 @@ def choose_display() -> PlainLines | Bars:
 
 def title(order: Order) -> str:
     """Name a run for people."""
-    trial = "trial of " if order.configuration.purpose == "trial" else ""
-    return f"{trial}{order.configuration.method} seed {order.configuration.seed}"
+    configuration = order.configuration
+    if configuration.purpose == "trial":
+        return f"trial of {configuration.method}, learning rate {configuration.settings['learning_rate']:g}"
+    return f"{configuration.method}, seed {configuration.seed}"
 
 
 def describe_progress(event: dict[str, Any]) -> str:

@@ -21,11 +21,11 @@ from headwise.study.checkpoint import (
 from headwise.study.durable import append_line, restore_lines, write_json
 from headwise.study.errors import StudyError
 from headwise.study.examples import test_examples, to_device, training_examples
-from headwise.study.order import Order
+from headwise.study.order import Order, is_first_process
 from headwise.study.outcome import describe_epoch, describe_result
-from headwise.study.prepare import is_first_process, prepare
+from headwise.study.prepare import prepare
 from headwise.study.task import Task
-from headwise.study.train import Training, train_epoch
+from headwise.study.train import Examples, Training, train_epoch
 
 # seconds; a worker that was killed frees its lock at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
@@ -54,9 +54,26 @@ def _execute(order: Order, tell: Tell) -> dict[str, Any]:
         write_json(order.folder / "config.json", configuration.model_dump(mode="json"))
     examples = training_examples(task, configuration)
     training = prepare(order, task, examples[0])
-    train, validation = (to_device(split, training.accelerator.device) for split in examples)
-    wants_test = configuration.purpose == "final"
-    test = to_device(test_examples(task), training.accelerator.device) if wants_test and task.test_curve else None
+    try:
+        result = _train(order, training, examples, tell)
+    finally:
+        # the next run of this process must find nothing of this one
+        if training.watch is not None:
+            training.watch.remove()
+        if training.regularized is not None:
+            training.regularized.remove(discard=True)
+    if is_first_process():
+        write_json(order.folder / "result.json", result)
+        drop_previous(order.folder)
+    return result
+
+
+def _train(order: Order, training: Training, examples: tuple[Examples, Examples | None], tell: Tell) -> dict[str, Any]:
+    """Train from the last checkpoint to the end and judge what came out; the test split is asked for as late as may be."""
+    task, device = training.task, training.accelerator.device
+    train, validation = (to_device(split, device) for split in examples)
+    final = order.configuration.purpose == "final"
+    test = to_device(test_examples(task), device) if final and task.test_curve else None
     history = _resume(order, training, lambda text: tell({"event": "note", "text": text}))
     diverged = None
     while len(history) < task.epochs and diverged is None:
@@ -65,14 +82,10 @@ def _execute(order: Order, tell: Tell) -> dict[str, Any]:
         diverged = epoch.diverged_at
         history.append(describe_epoch(training, epoch, len(history) + 1, validation, test))
         _keep(order, training, history, checkpoint=diverged is None)
-    if wants_test and test is None and diverged is None:
-        test = to_device(test_examples(task), training.accelerator.device)
+    if final and test is None and diverged is None:
+        test = to_device(test_examples(task), device)
     splits = {"train": train, "validation": validation, "test": test}
-    result = describe_result(order, training, history, diverged, splits)
-    if is_first_process():
-        write_json(order.folder / "result.json", result)
-        drop_previous(order.folder)
-    return result
+    return describe_result(order, training, history, diverged, splits)
 
 
 def _resume(order: Order, training: Training, note: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class LocalEngine:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), name=f"headwise worker {number}", daemon=True)
-        with _worker_environment(self._threads):
+        with _environment(worker_environment(self._threads)):
             process.start()
         theirs.close()
         return _Worker(process, mine)
@@ -125,16 +125,19 @@ def _device_of(device: str, number: int) -> str:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-@contextmanager
-def _worker_environment(threads: int):
-    """Set what must stand in a worker's environment before torch is imported there."""
-    wanted = {
+def worker_environment(threads: int) -> dict[str, str]:
+    """Give what must stand in a worker's environment before torch is imported there."""
+    return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # the memory measurement starts torch's profiler, which otherwise writes to the terminal
         "KINETO_LOG_LEVEL": "99",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]):
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

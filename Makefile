@@ -1,0 +1,63 @@
+# make compare: set up and run the main job.   make test: set up and run the tests.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+CONSTRAINTS := requirements/constraints.txt
+ARGS ?=
+WORKERS ?= 2
+STUB := PYTHONPATH=tests
+
+.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table clean
+
+compare: $(VENV)/.study
+	$(PY) -m headwise compare $(ARGS)
+
+test: lint types pytest
+
+lint: $(VENV)/.test
+	$(PY) -m ruff check .
+	$(PY) docs/methods_table.py --check
+
+types: $(VENV)/.test
+	$(PY) -m mypy
+
+pytest: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+
+bench: $(VENV)/.test
+	$(PY) benchmarks/attention.py $(ARGS)
+
+bench-cuda: $(VENV)/.test
+	$(PY) benchmarks/attention.py --cuda $(ARGS)
+
+bench-study: $(VENV)/.test
+	$(STUB) $(PY) benchmarks/study.py $(ARGS)
+
+bench-watch: $(VENV)/.test
+	$(STUB) $(PY) benchmarks/watch.py $(ARGS)
+
+bench-audit: $(VENV)/.test
+	$(PY) benchmarks/audit.py $(ARGS)
+
+methods-table: $(VENV)/.test
+	$(PY) docs/methods_table.py
+
+# torch first: a looser range would pull its CUDA build.
+$(VENV)/.torch:
+	$(PYTHON) -c "import sys; sys.exit('headwise needs Python 3.11 or newer: make PYTHON=python3.12 ...' if sys.version_info < (3, 11) else 0)"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	touch $@
+
+$(VENV)/.study: $(VENV)/.torch pyproject.toml $(CONSTRAINTS)
+	$(PIP) -c $(CONSTRAINTS) -e '.[study]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.study requirements/test.txt requirements/test-no-deps.txt
+	$(PIP) -c $(CONSTRAINTS) -e '.[study,ray,hf,tensorboard]' -r requirements/test.txt
+	$(PIP) --no-deps -r requirements/test-no-deps.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,79 @@
+"""Single figures: QKClip's max logit, exact Decorrelation, a whole training step."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timing import interleave, ratio
+from torch import nn
+
+import headwise
+from headwise.call import Call
+from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.methods import Decorrelation
+from headwise.rows import Rows
+from headwise.study.models import VisionTransformer
+
+
+def qk_clip(rounds: int) -> None:
+    """Print the time of the exact max logit over that of a fused forward (bar 1.3)."""
+    print("\n### QKClip: exact max logit / fused forward (bar 1.3)\n\n| shape | ratio |\n|---|---|")
+    for shape in ((64, 5, 65, 64), (8, 12, 256, 64), (2, 12, 1024, 64)):
+        q, k, v = (torch.randn(shape) for _ in range(3))
+        rows = Rows(Call(fit_alone([], lone_site(q, k)), q, k, v), q, k, None)
+        times = interleave({"fused": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v), "max": rows.max_logits}, rounds * 2)
+        print(f"| {shape} | {ratio(times, 'max', 'fused'):.2f} |", flush=True)
+
+
+def decorrelation(rounds: int) -> None:
+    """Print how much faster the exact Gram form is than the sum over pairs of heads (bar 3)."""
+    q, k, v = (torch.randn(8, 12, 197, 64, requires_grad=True) for _ in range(3))
+    method = Decorrelation()
+
+    def pairwise() -> None:
+        a = (q @ k.transpose(-1, -2) * 64**-0.5).softmax(-1)
+        total = torch.zeros(())
+        for i in range(12):
+            for j in range(i + 1, 12):
+                total = total + (a[:, i].transpose(-1, -2) @ a[:, j]).square().mean()
+        ((a @ v).sum() + total).backward()
+
+    def exact() -> None:
+        out, penalty = attend_with([method], q, k, v)
+        (out.sum() + penalty).backward()
+
+    times = interleave({"pairwise": pairwise, "exact": exact}, max(3, rounds // 3), warmup=1)
+    print(f"\n### Decorrelation, H=12, T=197, batch 8: pairwise / exact = {ratio(times, 'pairwise', 'exact'):.1f} (bar 3)", flush=True)
+
+
+def model_step(methods, rounds: int) -> None:
+    """Print a training step of a DeiT-tiny-sized model (224 px, batch 8) with each method over one without (bar 1.05)."""
+    print("\n### Training step of a DeiT-tiny-sized model, batch 8, 224 px, with / without (bar 1.05)\n\n| method | ratio |\n|---|---|")
+    images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
+    for method in methods:
+        plain, fitted = _deit_tiny(), _deit_tiny()
+        handle = headwise.regularize(fitted, method, example=images)
+        runs = {"without": _step(plain, images, labels, None), "with": _step(fitted, images, labels, handle)}
+        times = interleave(runs, max(5, rounds // 2))
+        handle.remove(discard=True)
+        print(f"| {method!r} | {ratio(times, 'with', 'without'):.3f} |", flush=True)
+
+
+def _deit_tiny() -> nn.Module:
+    return VisionTransformer(image_size=224, channels=3, patch=16, dim=192, depth=12, heads=3, head_dim=64, mlp=768, classes=1000)
+
+
+def _step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, handle):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        loss = F.cross_entropy(model(images), labels)
+        if handle is not None:
+            loss = loss + handle.loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if handle is not None:
+            handle.after_step()
+
+    return run

@@ -1,0 +1,48 @@
+"""ProductDecay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..method import Method
+from ..projections.products import factors, refusal
+
+if TYPE_CHECKING:
+    from ..fitted import Store
+    from ..site import Site
+
+
+class ProductDecay(Method):
+    """Decays the products W_Q W_K^T and W_O W_V of each head instead of their factors.
+
+    Khodak et al. 2021, arXiv 2105.01029 (Frobenius decay).
+
+    Adds strength / 2 * (|W_Q W_K^T|_F^2 + |W_O W_V|_F^2), summed over heads, to the loss, once per loss. From the Gram matrices
+    of the factors, without the products: |A^T B|_F^2 = <A A^T, B B^T>. With rotary positions the product is that of
+    tokens at the same position. Attention's own weight decay is best set to 0 beside it.
+    """
+
+    strength: float = 0.01
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 1.0}
+    penalizes = True
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+
+    def refuse(self, site: Site) -> str | None:
+        return refusal(site, "ProductDecay")
+
+    def penalty(self, site: Site, store: Store) -> Tensor:
+        squares = [squared_frobenius(a, b).sum() for a, b in factors(site.projections())]
+        return 0.5 * self.strength * torch.stack(squares).sum()
+
+
+def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
+    """Give |A^T B|_F^2 of factors (H, d, C), (H, d, C'), as (H,)."""
+    with torch.autocast(a.device.type, enabled=False):
+        return ((a @ a.mT) * (b @ b.mT)).sum((-1, -2))

@@ -1,0 +1,66 @@
+"""Two scalars, direct and as products of factors, under torch's AdamW and Adam with L2."""
+
+from __future__ import annotations
+
+OPTIMUM, CURVATURE = (1.0, 0.2), ((1.0, 0.3), (0.3, 1.0))  # of the loss of two scalars: ½(w − w*)ᵀH(w − w*)
+DECAYS = {1e-8: 0.3, 1.0: 0.3, 10.0: 0.03, 100.0: 0.003}  # AdamW's decay λ at each ε; Adam gets L2 of strength ε·λ
+ADAM_STEPS = 3000
+
+
+def two_scalars(epsilon: float, factorised: bool) -> dict:
+    """Minimise the loss of two scalars with AdamW and with Adam + L2 of strength ε·λ; return the paths, ends and fixed points.
+
+    `factorised` writes each scalar as a product of two parameters, so that L2 on them acts as L1 on the scalar. "residual" is how far
+    AdamW's end is from its fixed point λw = −g/(|g| + ε), per parameter, at most.
+    """
+    import torch
+
+    decay = DECAYS[epsilon]
+    # With a large ε Adam divides the gradient by it: the rate grows along, so that all paths take comparable steps.
+    settings = {"lr": 0.05 * epsilon if epsilon >= 1 else 0.002, "eps": epsilon, "foreach": False}
+    found = {"epsilon": epsilon, "factorised": factorised, "strength": epsilon * decay}
+    for kind, optimizer, strength in (
+        ("AdamW", torch.optim.AdamW, decay),
+        ("Adam + L2", torch.optim.Adam, epsilon * decay),
+    ):
+        parts = [
+            torch.full((2,), x, dtype=torch.float64, requires_grad=True) for x in ((0.9, 0.7) if factorised else (0.6,))
+        ]
+        path = _descend(parts, optimizer(parts, weight_decay=strength, **settings))
+        found[kind] = {"path": path, "end": path[-1]}
+        if kind == "AdamW":
+            left = [decay * part.detach() + part.grad / (part.grad.abs() + epsilon) for part in parts]
+            found["residual"] = max(float(part.abs().max()) for part in left)
+    found["distance"] = sum((x - y) ** 2 for x, y in zip(found["AdamW"]["end"], found["Adam + L2"]["end"])) ** 0.5
+    return found | {"solution": regularized_optimum(found["strength"], factorised)}
+
+
+def _descend(parts, optimizer) -> list[list[float]]:
+    import torch
+
+    curvature, optimum = (torch.tensor(values, dtype=torch.float64) for values in (CURVATURE, OPTIMUM))
+    path = []
+    for step in range(ADAM_STEPS + 1):
+        w = parts[0] * parts[1] if len(parts) == 2 else parts[0]
+        if step % 20 == 0:
+            path.append(w.tolist())
+        optimizer.zero_grad()
+        difference = w - optimum
+        (difference @ curvature @ difference / 2).backward()
+        # The last gradient is kept for the fixed point; no step follows it.
+        if step < ADAM_STEPS:
+            optimizer.step()
+    return path
+
+
+def regularized_optimum(strength: float, factorised: bool) -> list[float]:
+    """Return the minimum of the two-scalar loss with λ/2·‖w‖² (direct) or λ·‖w‖₁ (factorised), by coordinate descent."""
+    (h, c), (_, k) = CURVATURE
+    pull = [h * OPTIMUM[0] + c * OPTIMUM[1], c * OPTIMUM[0] + k * OPTIMUM[1]]
+    w = [0.0, 0.0]
+    for _ in range(200):
+        for at, own in ((0, h), (1, k)):
+            force = pull[at] - c * w[1 - at]
+            shrunk = max(abs(force) - strength, 0.0) * (1 if force > 0 else -1)
+            w[at] = shrunk / own if factorised else force / (own + strength)
+    return w

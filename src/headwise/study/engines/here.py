@@ -1,0 +1,33 @@
+"""Carry out the runs in this process, one after the other: for `accelerate launch`, where each run spans all processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from headwise.study.engines.worker import carry_out
+
+
+class HereEngine:
+    """Carry out orders in this process; every process of a distributed launch does the same orders in the same order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque = deque()
+
+    def submit(self, order) -> None:
+        """Queue one run."""
+        self._waiting.append(order)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Give events until no run is waiting."""
+        while self._waiting:
+            order = self._waiting.popleft()
+            told: list[dict[str, Any]] = []
+            last = carry_out(order, told.append)
+            notes = [event for event in told if event["event"] == "note"]
+            yield from ({**event, "run": order.identity} for event in (*notes, last))
+
+    def close(self) -> None:
+        """Forget the runs that were not begun."""
+        self._waiting.clear()

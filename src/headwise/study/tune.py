@@ -1,0 +1,194 @@
+"""Tuning: every arm, the baseline included, gets the same number of trials, judged on validation only.
+
+An arm's trials search its learning rate and, for methods, the strength of each (the first field of a method), all
+within a factor of four of what was written. The first trial is the written setting itself. Trials of one arm follow one
+another, arms run side by side: the number of jobs changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.study.compare import Comparison, carry_out
+from headwise.study.configuration import BASELINE, RunConfiguration, derive
+from headwise.study.errors import StudyError
+from headwise.study.order import Order
+
+FACTOR = 4.0
+# apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws
+TRIAL_SEED = 1_000_000
+RATE = "learning_rate"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hold a point of an arm's search: the learning rate and the method text at the chosen strengths."""
+
+    label: str
+    rate: float
+
+
+class Arm:
+    """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
+
+    def __init__(self, comparison: Comparison, storage, text: str) -> None:
+        self.text, self._comparison, self._storage = text, comparison, storage
+        self._methods = _parse(text)
+        self._rate = comparison.study.task.learning_rate
+        # another task, data or setting is another search
+        self._name = f"{text} {self._configuration(Choice(text, self._rate)).identity}"
+        self._pending: int | None = None
+        if not self._open().get_trials(deepcopy=False):
+            self._open().enqueue_trial(dict.fromkeys(self._ranges(), 1.0))
+
+    @property
+    def finished(self) -> int:
+        """Count the finished trials."""
+        return sum(trial.state.is_finished() for trial in self._open().get_trials(deepcopy=False))
+
+    def next_order(self) -> Order | None:
+        """Give the next trial: the one that was under way, else a new one; None when the budget is used."""
+        from optuna.trial import Trial, TrialState
+
+        if self.finished >= self._comparison.trials:
+            return None
+        study = self._open()
+        under_way = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
+        factors = {name: trial.suggest_float(name, 1 / FACTOR, high, log=True) for name, high in self._ranges().items()}
+        self._pending = trial.number
+        return self._comparison.order(self._configuration(self._choice(factors)), "trials")
+
+    def tell(self, result: dict[str, Any]) -> None:
+        """Write down what a trial found on validation; one that diverged is the worst there is."""
+        task = type(self._comparison.study.task)
+        value = result["metrics"][f"validation_{task.metric_name}"]
+        worst = -math.inf if task.higher_is_better else math.inf
+        self._open().tell(self._pending, worst if value is None else value)
+
+    def best(self) -> Choice:
+        """Give the choice of the best trial."""
+        return self._choice(self._open().best_trial.params)
+
+    def _choice(self, factors: dict[str, float]) -> Choice:
+        methods = [
+            method.replace(**{_strength(method): _round(getattr(method, _strength(method)) * factors[name])})
+            if (name := _key(index, method)) in factors
+            else method
+            for index, method in enumerate(self._methods)
+        ]
+        return Choice(" + ".join(map(repr, methods)) or BASELINE, _round(self._rate * factors[RATE]))
+
+    def _configuration(self, choice: Choice) -> RunConfiguration:
+        return self._comparison.study.configuration(
+            choice.label, TRIAL_SEED, settings={"learning_rate": choice.rate}, purpose="trial"
+        )
+
+    def _ranges(self) -> dict[str, float]:
+        """Give each searched factor's highest value: a method may refuse four times its strength."""
+        ranges = {RATE: FACTOR}
+        for index, method in enumerate(self._methods):
+            if _strength(method) is not None:
+                ranges[_key(index, method)] = _highest(method)
+        return ranges
+
+    def _open(self):
+        import optuna
+
+        direction = "maximize" if type(self._comparison.study.task).higher_is_better else "minimize"
+        arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
+        study = optuna.create_study(**arguments)
+        # seeded by the number of the trial: a resumed search asks for the same points
+        count = len(study.get_trials(deepcopy=False))
+        study.sampler = optuna.samplers.TPESampler(seed=derive(count, self.text) % 2**32, n_startup_trials=5)
+        return study
+
+
+def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
+    """Carry out the trials of all arms; give the final runs at the chosen settings, and a note on each arm."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = comparison.study
+    _refuse_twins(study.arms)
+    backend = optuna.storages.journal.JournalFileBackend(str(comparison.out / "tuning.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    arms = [Arm(comparison, storage, text) for text in study.arms]
+    owner: dict[str, Arm] = {}
+
+    def begin(arm: Arm) -> Order | None:
+        order = arm.next_order()
+        if order is not None:
+            owner[order.identity] = arm
+        return order
+
+    def then(order: Order, result: dict[str, Any]) -> Order | None:
+        arm = owner[order.identity]
+        arm.tell(result)
+        return begin(arm)
+
+    finished = sum(arm.finished for arm in arms)
+    orders = [order for order in map(begin, arms) if order is not None]
+    carry_out(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
+    choices = {arm.text: arm.best() for arm in arms}
+    final = [
+        study.configuration(choices[text].label, seed, settings={"learning_rate": choices[text].rate})
+        for seed in range(study.seeds)
+        for text in study.arms
+    ]
+    notes = [
+        f"{text}: {comparison.trials} trials on validation chose {choice.label} with learning rate {choice.rate:g}."
+        for text, choice in choices.items()
+    ]
+    return final, notes
+
+
+def _parse(text: str) -> list:
+    if text == BASELINE:
+        return []
+    from headwise import parse
+
+    return parse(text)
+
+
+def _strength(method) -> str | None:
+    """Name the field that is searched: the method's first, where it is a number other than 0."""
+    name = next(iter(method.settings()), None)
+    value = getattr(method, name) if name else None
+    return name if isinstance(value, float) and value != 0 else None
+
+
+def _highest(method) -> float:
+    name = _strength(method)
+    for factor in (FACTOR, 3.0, 2.0, 1.5, 1.25):
+        try:
+            method.replace(**{name: _round(getattr(method, name) * factor)})
+        except ValueError:
+            continue
+        return factor
+    return 1.0
+
+
+def _key(index: int, method) -> str:
+    return f"{index} {type(method).__name__}"
+
+
+def _round(value: float) -> float:
+    """Keep three digits: enough for a setting, and readable in a label."""
+    return float(f"{value:.3g}")
+
+
+def _refuse_twins(arms: tuple[str, ...]) -> None:
+    """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
+    seen: dict[str, str] = {}
+    for text in arms:
+        shape = repr(
+            [(type(m).__name__, {k: v for k, v in m.settings().items() if k != _strength(m)}) for m in _parse(text)]
+        )
+        if shape in seen:
+            raise StudyError(
+                f"{seen[shape]} and {text} differ only in the strength that --tune searches. Give one of them, or no --tune."
+            )
+        seen[shape] = text

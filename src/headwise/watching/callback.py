@@ -1,0 +1,57 @@
+"""Watching inside transformers.Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError("WatchCallback needs transformers: pip install 'headwise[hf]'") from error
+
+from .alerts import Thresholds
+from .watch import OnAlert, Watch, watch
+
+
+class WatchCallback(TrainerCallback):
+    """Watches the model of a `transformers.Trainer`; takes what `headwise.watch` takes.
+
+    Steps are the trainer's optimizer steps, gradient accumulation included. `callback.watch` is the handle during and after
+    the training: its records stay readable.
+    """
+
+    def __init__(
+        self,
+        every: int = 50,
+        log: Any = (),
+        on_alert: OnAlert = "warn",
+        rows: int | None = None,
+        where: Any = None,
+        statistics: list[str] | None = None,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        self.settings = {
+            "every": every,
+            "log": log,
+            "on_alert": on_alert,
+            "rows": rows,
+            "where": where,
+            "statistics": statistics,
+            "thresholds": thresholds,
+        }
+        self.watch: Watch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Start to watch; a resumed training goes on at its step."""
+        self.watch = watch(model, **self.settings)
+        self.watch.step_to(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Note an optimizer step."""
+        if self.watch is not None:
+            self.watch.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Take the watch off the model."""
+        if self.watch is not None and not self.watch.removed:
+            self.watch.remove()

@@ -1,0 +1,153 @@
+"""Where records go: a file of JSON lines, TensorBoard, or anything with a `log(dict, step)`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .records import Record, flat
+
+
+class Log(ABC):
+    """A place that takes the records of one reading."""
+
+    @abstractmethod
+    def write(self, records: list[Record], step: int) -> None:
+        """Take the records of one step; alerts are records with a field `alert`."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+class JsonLines(Log):
+    """Appends each record as one line of JSON to a file; NaN and infinity are written as null.
+
+    The file is opened for each reading, so that a run that is killed loses nothing that was read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def write(self, records: list[Record], step: int) -> None:
+        lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+
+    def __repr__(self) -> str:
+        return f"JsonLines({str(self.path)!r})"
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class TensorBoard(Log):
+    """Writes each record as a scalar and each alert as a text to a TensorBoard folder.
+
+    Raises:
+        ImportError: where tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("TensorBoard logs need tensorboard: pip install 'headwise[tensorboard]'") from error
+        self.folder = Path(folder)
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, records: list[Record], step: int) -> None:
+        for name, value in flat(records).items():
+            self._writer.add_scalar(name, value, step)
+        for record in records:
+            if "alert" in record:
+                self._writer.add_text(f"health/{record['alert']}", f"{record['sentence']}; {record['remedy']}", step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"TensorBoard({str(self.folder)!r})"
+
+
+class Metrics(Log):
+    """Passes the figures on to `log(dict, step)` of wandb, trackio, an Accelerator or your own object."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def write(self, records: list[Record], step: int) -> None:
+        named = flat(records)
+        alerts = [record for record in records if "alert" in record]
+        if alerts:
+            named["health/alerts"] = float(len(alerts))
+        self.target.log(named, step)
+
+    def __repr__(self) -> str:
+        return f"Metrics({type(self.target).__name__})"
+
+
+def logs_of(given: Any) -> list[Log]:
+    """Make logs of what a user gave: one or several of Log or of objects with `log(dict, step)`.
+
+    Raises:
+        TypeError: where an object is neither.
+    """
+    if given is None:
+        return []
+    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    made: list[Log] = []
+    for item in several:
+        if isinstance(item, Log):
+            made.append(item)
+        elif callable(getattr(item, "log", None)):
+            made.append(Metrics(item))
+        else:
+            raise TypeError(
+                f"a log is JsonLines(path), TensorBoard(folder) or an object with log(dict, step), such as a wandb run; got {item!r}"
+            )
+    return made
+
+
+class Careful:
+    """Writes to several logs; one that fails is told of once and never stops the training."""
+
+    def __init__(self, logs: list[Log]) -> None:
+        self.logs = logs
+        self._told: set[int] = set()
+
+    def write(self, records: list[Record], step: int) -> None:
+        """Write to every log, warning the first time that one fails; later readings try again."""
+        for log in self.logs:
+            try:
+                log.write(records, step)
+            # Loggers raise anything, from OSError to errors of their network clients: none is worth a training run.
+            except Exception as error:
+                if id(log) not in self._told:
+                    self._told.add(id(log))
+                    _tell(f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training goes on")
+
+    def close(self) -> None:
+        """Close every log."""
+        for log in self.logs:
+            try:
+                log.close()
+            except Exception as error:
+                _tell(f"{log!r} could not be closed ({type(error).__name__}: {error})")
+
+
+def _tell(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    except RuntimeWarning:
+        # Where warnings are errors, a log must not stop a training even so.
+        logging.getLogger("headwise").warning(text)

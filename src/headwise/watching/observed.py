@@ -1,0 +1,110 @@
+"""From a call of a site to a reading of the statistics: what the softmax saw, methods' edits of the logits included."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from ..call import Call
+from ..method import Method
+from ..statistics import Reading
+from ..statistics.reading import LOWEST_BIAS
+
+
+def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None) -> Reading:
+    """Make the reading of one call whose output per head is `out` (B, H, T, Dv).
+
+    Logits are read as the softmax gets them: after the methods' edits, but before keys are dropped at random, which is noise
+    of one step and not the health of a head.
+
+    Args:
+        product: the spectral norms of W_QᵀW_K per head (H,), or why there are none.
+    """
+    site = call.site
+    editing = [m for m in call.fitted.active(call.training) if m.overrides("logits") and not m.random]
+    q, k, edit = _edited(call, editing)
+    mask = call.mask
+    obstacle = product if isinstance(product, str) else _obstacle(call, editing)
+    hidden = _tokens(call)
+    real = None if site.windowed else real_queries(call)
+    return Reading(
+        q,
+        k,
+        call.v,
+        mask=mask,
+        causal=call.causal and call.queries > 1,
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        hidden=hidden,
+        output=out,
+        real_queries=real,
+        self_attention=not site.is_cross,
+        windowed=site.windowed,
+        product_norm=product if isinstance(product, Tensor) else None,
+        product_obstacle=obstacle,
+        edit=edit,
+    )
+
+
+def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, LogitEdit | None]:
+    """Give q and k with the edits that can be made on them, or an edit of the logits where one of them cannot."""
+    q, k = call.q, call.k
+    for method in editing:
+        edited = method.scores(q, k, call) if method.overrides("scores") else None
+        if edited is None:
+            return call.q, call.k, LogitEdit(call, editing)
+        q, k = edited
+    return q, k, None
+
+
+class LogitEdit:
+    """Takes a block of logits through the methods that edit them, in their order."""
+
+    def __init__(self, call: Call, methods: list[Method]) -> None:
+        self.call, self.methods = call, methods
+
+    def __call__(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        """Edit logits (b, H, r, w); forbidden keys come in and go out as -inf."""
+        part = copy.copy(self.call)
+        part._allowed, part._allowed_known = allowed, True
+        part.batch, part.heads, part.queries, part.keys = logits.shape
+        for method in self.methods:
+            logits = method.logits(logits, part)
+        return logits
+
+
+def _obstacle(call: Call, editing: list[Method]) -> str | None:
+    """Say why the logits of this call are not made by the query and key weights alone, or None where they are."""
+    site = call.site
+    if site.rope:
+        return "rotary positions turn queries and keys"
+    if site.qk_norm:
+        return "queries and keys are normalised"
+    edits = [m for m in call.fitted.active(call.training) if m.overrides("inputs")] + editing
+    return f"{edits[0]!r} edits them" if edits else None
+
+
+def _tokens(call: Call) -> Tensor | None:
+    """Give what entered the layer as (samples, tokens, C); a grid of tokens is laid out in a row."""
+    hidden = call.hidden
+    if hidden is None or hidden.dim() < 3:
+        return None
+    if hidden.dim() == 3:
+        return hidden
+    return hidden.flatten(1, -2) if call.site.windowed else None
+
+
+def real_queries(call: Call) -> Tensor | None:
+    """Tell real tokens from padding, bool (B, T), from the mask alone; None where all are real.
+
+    In self attention a padded token is one that no query may see. The mask is reduced as it is, never expanded.
+    """
+    mask = call.mask
+    if mask is None or call.site.is_cross or call.queries != call.keys:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]
+    seen = mask.any(2) if mask.dtype == torch.bool else mask.amax(2) > LOWEST_BIAS
+    return seen.any(1).expand(call.batch, call.queries)

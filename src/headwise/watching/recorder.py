@@ -1,0 +1,89 @@
+"""What is collected between two optimizer steps: each site's figures over the forwards of the step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..call import Call
+from ..fitted import Fitted
+from ..passes import in_backward
+from ..statistics import STATISTICS, Reading, Tally, read, reasons
+from .compiled import enroll, observe
+from .observed import reading_of
+from .products import Products
+
+
+class Recorder:
+    """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again."""
+
+    def __init__(self, names: list[str], rows: int | None, products: Products) -> None:
+        self.names, self.rows, self.products = names, rows, products
+        self.step = 0
+        self.tallies: dict[int, dict[str, Tally]] = {}
+        self.reasons: dict[int, dict[str, str]] = {}
+        self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
+
+    def take(self, call: Call, out: Tensor) -> None:
+        """Read one call of a site whose per-head output is `out`."""
+        if in_backward() or not call.training:
+            return
+        site = call.site
+        with torch.no_grad():
+            reading = reading_of(call, out, self.products.of(call))
+            before = self._layer_before(call, reading)
+            draw = torch.Generator().manual_seed((self.step << 16) + site.index)
+            self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
+            found = read(reading, self.names, self.rows, before, draw)
+        known = self.tallies.setdefault(site.index, {})
+        for name, tally in found.items():
+            known[name] = known[name].add(tally) if name in known else tally
+
+    def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
+        """Give the reading of the layer before in this forward, where its maps can be compared with those of this one."""
+        site = call.site
+        if "layer_redundancy" not in self.names:
+            return None
+        stack = (site.stack, site.is_cross)
+        depth, before = self._before.pop(stack, (None, None))
+        if site.depth + 1 < site.layers:
+            self._before[stack] = (site.depth, reading)
+        if before is None or depth != site.depth - 1 or before.q.device != reading.q.device:
+            return None
+        same = (before.batch, before.queries, before.keys) == (reading.batch, reading.queries, reading.keys)
+        return before if same else None
+
+    def clear(self) -> None:
+        """Forget the step's figures and let go of every tensor."""
+        self.tallies, self._before = {}, {}
+
+
+class SiteObserver:
+    """Stands at one site and brings its calls to the recorder, from eager code and from inside a compiled graph."""
+
+    def __init__(self, fitted: Fitted, recorder: Recorder) -> None:
+        self.fitted, self.recorder = fitted, recorder
+        # A compiled graph keeps an operator only for what it changes: it counts its calls here.
+        self.seen = torch.zeros((), dtype=torch.int64)
+        self.number = enroll(self)
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        """Take a call; called by the site after its output is computed."""
+        if torch.compiler.is_compiling():
+            observe(self.seen, self.number, call, out)
+        else:
+            self.recorder.take(call, out)
+
+
+def known_names(names: list[str] | None) -> list[str]:
+    """Check the names of statistics, None for all.
+
+    Raises:
+        ValueError: naming the unknown one and the nearest known one.
+    """
+    from ..text import suggest
+
+    for name in names or ():
+        if name not in STATISTICS:
+            raise ValueError(f"There is no statistic {name!r}.{suggest(name, list(STATISTICS))} Statistics: {', '.join(STATISTICS)}.")
+    return list(STATISTICS) if names is None else list(dict.fromkeys(names))

@@ -1,0 +1,69 @@
+"""Records: what was read, kept as plain numbers until somebody asks for dicts."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..site import Site
+from ..statistics import STATISTICS, Tally
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One statistic of one site at one step: a value per head, or one for the layer."""
+
+    site: str
+    depth: int
+    step: int
+    statistic: str
+    per: str
+    values: array[float]
+    margins: array[float] | None
+    sampled: bool
+
+    @classmethod
+    def of(cls, site: Site, step: int, name: str, tally: Tally) -> Figures | None:
+        """Turn a joined tally into numbers; None where nothing was counted."""
+        statistic = STATISTICS[name]()
+        if not bool((tally.weight > 0).any()):
+            return None
+        margin = tally.margin()
+        if statistic.per == "layer" and margin is not None and margin.numel() > 1:
+            # Heads read the same sampled queries: their errors add up at worst.
+            margin = margin.mean(0, keepdim=True)
+        values = array("d", statistic.finish(tally).double().flatten().tolist())
+        margins = None if margin is None else array("d", margin.double().flatten().tolist())
+        return cls(site.name, site.depth, step, name, statistic.per, values, margins, tally.sampled)
+
+    def records(self) -> Iterator[Record]:
+        """Give a dict per head; a value that is not finite stays as it is, one that was not counted is left out."""
+        for head, value in enumerate(self.values):
+            record: Record = {
+                "site": self.site,
+                "depth": self.depth,
+                "head": None if self.per == "layer" else head,
+                "step": self.step,
+                "statistic": self.statistic,
+                "value": value,
+            }
+            if self.sampled:
+                record["sampled"] = True
+            if self.margins is not None and math.isfinite(self.margins[head]):
+                record["low"], record["high"] = value - self.margins[head], value + self.margins[head]
+            yield record
+
+
+def flat(records: list[Record]) -> dict[str, float]:
+    """Give records as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
+    named = {}
+    for record in records:
+        head = "" if record["head"] is None else f"/head{record['head']}"
+        if "alert" not in record:
+            named[f"health/{record['statistic']}/{record['site']}{head}"] = record["value"]
+    return named

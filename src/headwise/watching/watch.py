@@ -1,0 +1,191 @@
+"""Watch: read the health of every head while a model trains, without changing a bit of the training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import nn
+
+from ..plan import Where
+from .alerts import HealthAlert, HealthWarning, Judge, Thresholds
+from .logs import Careful, logs_of
+from .packing import is_first, joined
+from .places import Places
+from .products import NAME as NEEDS_PRODUCTS
+from .products import Products
+from .recorder import Recorder, SiteObserver, known_names
+from .records import Figures, Record
+
+OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
+
+
+def watch(
+    model: nn.Module,
+    every: int = 50,
+    log: Any = (),
+    on_alert: OnAlert = "warn",
+    *,
+    rows: int | None = None,
+    where: Where = None,
+    statistics: list[str] | None = None,
+    thresholds: Thresholds | None = None,
+) -> Watch:
+    """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
+
+    Args:
+        model: any model that `regularize` reaches; regularize it first where both are wanted.
+        every: steps between readings; the first reading is of step 0, before any update.
+        log: one or several of `JsonLines`, `TensorBoard` or objects with `log(dict, step)`.
+        on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
+        rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
+            are marked `sampled`. None reads all.
+        where: which sites are read, as in `regularize`.
+        statistics: names of statistics, None for all.
+        thresholds: limits of the alerts.
+
+    Raises:
+        ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched then.
+        TypeError: where a log or `on_alert` is not of a kind listed above.
+    """
+    if every < 1 or (rows is not None and rows < 2):
+        raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
+    if on_alert not in ("warn", "raise", None) and not callable(on_alert):
+        raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
+    names, logs = known_names(statistics), logs_of(log)
+    return Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds())
+
+
+class Watch:
+    """The handle of a watched model: its step, its records, its alerts, and the way back."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int,
+        logs: Careful,
+        on_alert: OnAlert,
+        rows: int | None,
+        where: Where,
+        names: list[str],
+        thresholds: Thresholds,
+    ) -> None:
+        self.every, self.on_alert, self.names = every, on_alert, names
+        self.steps, self.removed = 0, False
+        self._logs, self._judge = logs, Judge(thresholds)
+        self._figures: list[Figures] = []
+        self._alerts: list[Record] = []
+        self._missed_told = False
+        self._sites = Places(model, where)
+        products = Products(NEEDS_PRODUCTS in names)
+        self._recorder = Recorder(names, rows, products)
+        self._observers = []
+        for fitted in self._sites.fitted:
+            products.look(fitted.site)
+            observer = SiteObserver(fitted, self._recorder)
+            fitted.observer = observer
+            self._observers.append(observer)
+        self._arm()
+
+    # What the training loop calls
+
+    def step(self) -> None:
+        """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
+
+        Raises:
+            HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
+        """
+        self._alive()
+        alerts = self._take() if self._armed else []
+        self.steps += 1
+        self._arm()
+        self._tell(alerts)
+
+    def step_to(self, step: int) -> None:
+        """Go on at an optimizer step of a resumed run."""
+        self._alive()
+        self._recorder.clear()
+        self.steps = step
+        self._arm()
+
+    def _arm(self) -> None:
+        self._armed = self.steps % self.every == 0
+        self._recorder.step = self.steps
+        for fitted in self._sites.fitted:
+            if fitted.armed != self._armed:
+                fitted.armed = self._armed
+
+    def _take(self) -> list[Record]:
+        recorder, sites = self._recorder, self._sites.fitted
+        tallies = joined(recorder.tallies, self._sites.layout(self.names), self._sites.device)
+        self._tell_missed(set(tallies))
+        figures = []
+        for fitted in sites:
+            for name, tally in tallies.get(fitted.site.index, {}).items():
+                figure = Figures.of(fitted.site, self.steps, name, tally)
+                if figure is not None:
+                    figures.append(figure)
+        recorder.clear()
+        self._figures += figures
+        records = [record for figure in figures for record in figure.records()]
+        alerts = self._judge.alerts(records)
+        self._alerts += alerts
+        if is_first() and records:
+            self._logs.write([*records, *alerts], self.steps)
+        return alerts
+
+    def _tell_missed(self, read: set[int]) -> None:
+        missed = [f.site.name for f in self._sites.fitted if f.site.index not in read]
+        if missed and not self._missed_told:
+            self._missed_told = True
+            text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
+            warnings.warn(f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4)
+
+    def _tell(self, alerts: list[Record]) -> None:
+        if not alerts or self.on_alert is None:
+            return
+        if self.on_alert == "raise":
+            raise HealthAlert(alerts)
+        for alert in alerts:
+            if callable(self.on_alert):
+                self.on_alert(alert)
+            elif is_first():
+                warnings.warn(f"{alert['sentence']}; {alert['remedy']} ({alert['source']})", HealthWarning, stacklevel=3)
+
+    # What was read
+
+    def records(self) -> list[Record]:
+        """Give every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
+        return [record for figure in self._figures for record in figure.records()]
+
+    def alerts(self) -> list[Record]:
+        """Give every alert: the fields of a record and threshold, sentence, remedy, source."""
+        return list(self._alerts)
+
+    def reasons(self) -> dict[str, dict[str, str]]:
+        """Say, per site read so far, which statistics have no meaning there and why."""
+        names = {f.site.index: f.site.name for f in self._sites.fitted}
+        return {names[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+
+    def remove(self) -> None:
+        """Take the watch off the model: observers, hooks and memory go, records stay.
+
+        Raises:
+            RuntimeError: when removed before.
+        """
+        self._alive()
+        for fitted in self._sites.fitted:
+            fitted.armed, fitted.observer = False, None
+        self._sites.leave()
+        self._recorder.clear()
+        self._observers = []
+        self._logs.close()
+        self.removed = True
+
+    def _alive(self) -> None:
+        if self.removed:
+            raise RuntimeError("this watch was removed; call headwise.watch(model) again")
+
+    def __repr__(self) -> str:
+        return f"Watch({len(self._sites.fitted)} sites, every {self.every} steps, at step {self.steps})"

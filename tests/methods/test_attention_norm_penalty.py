@@ -1,0 +1,45 @@
+import torch
+from naive import PADDING, penalty, qkv, weights
+
+from headwise.methods import AttentionNormPenalty
+
+
+def test_it_is_the_norm_of_all_maps_over_their_number():
+    q, k, v = qkv()
+    a = weights(q, k)
+    torch.testing.assert_close(
+        penalty(AttentionNormPenalty(strength=2.0), q, k, v), 2 * torch.linalg.norm(a) / a.numel()
+    )
+
+
+def test_per_map_is_the_mean_of_each_maps_own():
+    q, k, v = qkv()
+    maps = weights(q, k).flatten(0, 1)
+    wanted = torch.stack([torch.linalg.norm(a) / a.numel() for a in maps]).mean()
+    torch.testing.assert_close(penalty(AttentionNormPenalty(per_map=True), q, k, v), wanted)
+
+
+def test_padding_counts_in_neither_norm_nor_number():
+    q, k, v = qkv()
+    for per_map in (False, True):
+        method = AttentionNormPenalty(per_map=per_map)
+        alone = penalty(method, q[1:, :, :4], k[1:, :, :4], v[1:, :, :4])
+        torch.testing.assert_close(penalty(method, q[1:], k[1:], v[1:], mask=PADDING[1:]), alone)
+
+
+def test_only_the_joint_form_shrinks_with_the_batch():
+    q, k, v = qkv()
+    for per_map, factor in ((False, 0.5), (True, 1.0)):
+        method = AttentionNormPenalty(per_map=per_map)
+        four = [x.repeat(4, 1, 1, 1) for x in (q, k, v)]
+        torch.testing.assert_close(penalty(method, *four), factor * penalty(method, q, k, v))
+
+
+def test_the_gradient_is_finite_where_no_query_has_a_key():
+    q, k, v = qkv(b=1)
+    leaf = q.clone().requires_grad_()
+    for form in ("fast", "textbook"):
+        penalty(
+            AttentionNormPenalty(), leaf, k, v, mask=torch.zeros(1, 1, 6, 6, dtype=torch.bool), form=form
+        ).backward()
+        assert leaf.grad.isfinite().all()

@@ -1,0 +1,61 @@
+import math
+
+import pytest
+import torch
+from naive import PADDING, logits_of, penalty, qkv, weights
+
+from headwise.methods import EntropyPenalty
+
+
+def entropies(a):
+    return -(a * a.clamp(min=1e-38).log()).sum(-1)
+
+
+@pytest.mark.parametrize("form", ["fast", "textbook"])
+@pytest.mark.parametrize("settings", [{}, {"causal": True}])
+def test_it_is_minus_the_mean_entropy_in_nats(settings, form):
+    q, k, v = qkv()
+    found = penalty(EntropyPenalty(strength=0.5), q, k, v, form=form, **settings)
+    torch.testing.assert_close(found, -0.5 * entropies(weights(q, k, **settings)).mean())
+
+
+def test_only_real_queries_count():
+    q, k, v = qkv()
+    h = entropies(weights(q, k, PADDING))
+    wanted = -(h[0].mean(0).sum() + h[1, :, :4].mean(0).sum()) / 10
+    torch.testing.assert_close(penalty(EntropyPenalty(strength=1.0), q, k, v, mask=PADDING), wanted)
+
+
+def test_the_target_is_a_share_of_the_largest_entropy_of_each_row():
+    q, k, v = qkv(t=8)
+    q = q * 2
+    h, largest = entropies(weights(q, k, causal=True)), torch.arange(1, 9).float().log()
+    away = h - 0.7 * largest
+    wanted = torch.where(away.abs() > 0.2 * largest, away.square(), 0.0)
+    assert 0 < (wanted > 0).float().mean() < 1
+    found = penalty(EntropyPenalty(strength=2.0, target=0.7, band=0.2), q, k, v, causal=True)
+    torch.testing.assert_close(found, 2 * wanted.mean())
+
+
+def test_the_second_softmax_of_the_authors_code_hardly_moves():
+    uniform, one_hot = torch.full((1, 2, 16, 16), 1 / 16), torch.eye(16).expand(1, 2, 16, 16)
+    found = []
+    for a in (uniform, one_hot):
+        q, k = logits_of(a)
+        found.append(float(penalty(EntropyPenalty(strength=1.0, head_mean=True), q, k, k)))
+    assert found == pytest.approx([-math.log(16), -2.721], abs=1e-3)
+
+
+def test_one_hot_weights_give_a_finite_gradient():
+    q, k, v = qkv()
+    for form in ("fast", "textbook"):
+        leaf = (q * 1e4).requires_grad_()
+        penalty(EntropyPenalty(strength=1.0), leaf, k, v, form=form).backward()
+        assert leaf.grad.isfinite().all()
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(ValueError, match=r"target is a share of log\(allowed keys\) and must lie in \[0, 1\], got 2.0"):
+        EntropyPenalty(target=2.0)
+    with pytest.raises(ValueError, match=r"band must be at least 0, got -0.1"):
+        EntropyPenalty(band=-0.1)

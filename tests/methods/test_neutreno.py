@@ -1,0 +1,67 @@
+import pytest
+import torch
+from naive import qkv, weights
+
+from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.methods import NeuTRENO
+from headwise.site import Site
+
+
+def test_it_adds_the_first_layers_values_minus_its_own():
+    q, k, v = qkv()
+    first = qkv(seed=1)[2]
+    for training in (True, False):
+        out = attend_with([NeuTRENO(strength=0.4)], q, k, v, first_values=first, training=training)[0]
+        torch.testing.assert_close(out, weights(q, k) @ v + 0.4 * (first - v))
+
+
+def test_the_first_layer_is_plain():
+    q, k, v = qkv()
+    assert torch.equal(attend_with([NeuTRENO()], q, k, v)[0], attend_with([], q, k, v)[0])
+
+
+def test_the_first_layers_values_carry_gradient():
+    q, k, v = qkv()
+    first = qkv(seed=1)[2].requires_grad_()
+    attend_with([NeuTRENO(strength=0.4)], q, k, v, first_values=first)[0].sum().backward()
+    torch.testing.assert_close(first.grad, torch.full_like(first, 0.4))
+
+
+def test_a_cached_call_takes_the_new_tokens_values():
+    q, k, v = qkv(t=6)
+    first = qkv(seed=1)[2]
+    whole = attend_with([NeuTRENO()], q, k, v, first_values=first, causal=True)[0]
+    last = attend_with([NeuTRENO()], q[:, :, 5:], k, v, first_values=first)[0]
+    torch.testing.assert_close(last, whole[:, :, 5:])
+
+
+def test_one_euler_step_of_the_papers_energy_is_the_method():
+    # J(u) = ¼ Σ K_ij ‖u_i - u_j‖² with q = k; E = J + λ/2 ‖u - f‖²; a step of 1 / Σ_j K_ij from u = v.
+    g = torch.Generator().manual_seed(0)
+    q, v, first = (torch.randn(7, 4, generator=g, dtype=torch.float64) for _ in range(3))
+    kernel = (q @ q.mT / 2).exp()
+    degree = kernel.sum(1, keepdim=True)
+    strength = 0.6
+    u = v.clone().requires_grad_()
+    energy = 0.25 * (kernel * (u[:, None] - u[None]).square().sum(-1)).sum()
+    # λ̃ = λ·Δt is the same for all tokens, so λ of a token is λ̃·Σ_j K_ij.
+    energy = energy + 0.5 * (strength * degree * (u - first).square()).sum()
+    energy.backward()
+    step = v - u.grad / degree
+    q, v, first = (x[None, None] for x in (q, v, first))
+    out = attend_with([NeuTRENO(strength=strength)], q, q, v, first_values=first)[0]
+    torch.testing.assert_close(out[0, 0], step, rtol=1e-6, atol=1e-7)
+
+
+def test_warm_up_raises_the_strength_from_zero():
+    site = Site("x", torch.nn.Module())
+    method = NeuTRENO(strength=0.6, warmup_steps=4)
+    assert [method.at("strength", step, site) for step in (0, 1, 4, 9)] == pytest.approx([0.0, 0.15, 0.6, 0.6])
+    assert NeuTRENO(strength=0.6).at("strength", 0, site) == 0.6
+    q, k, _ = qkv()
+    assert float(fit_alone([method], lone_site(q, k)).values[0]["strength"]) == 0.0
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(ValueError, match=r"strength must be at least 0, got -0.6"):
+        NeuTRENO(strength=-0.6)

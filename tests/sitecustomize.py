@@ -1,0 +1,16 @@
+"""Lets subprocesses of the tests import torchvision: its operators are stubbed when, and only when, it is imported."""
+
+import sys
+
+
+class _StubFirst:
+    """Imports the stub just before torchvision itself is looked for."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            import torchvision_stub  # noqa: F401
+        return
+
+
+sys.meta_path.insert(0, _StubFirst())

@@ -1,0 +1,212 @@
+import math
+import weakref
+
+import pytest
+import torch
+from statistic_calls import reading
+from statistic_definitions import Whole
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headwise.statistics import STATISTICS, Queries, Reading, Tally, read, reasons
+from headwise.statistics.reading import SiteFacts
+
+
+def values(tallies):
+    return {name: STATISTICS[name]().finish(tally) for name, tally in tallies.items()}
+
+
+class PeakMemory(TorchDispatchMode):
+    """Follows the bytes of all tensors that are alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.follow(tensor.untyped_storage())
+        return out
+
+    def follow(self, storage):
+        if storage._cdata in self.known:
+            return
+        self.known.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+
+    def forget(self, key, size):
+        self.known.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_long_sequence_is_read_in_less_than_300_mib(causal):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 16384, 32, generator=draw)
+    here = Reading(q, k, v, causal=causal, hidden=v[0], output=v, product_norm=torch.ones(1))
+    names = None if causal else ["attention_entropy", "max_logit", "attention_distance", "nonlocal_functional"]
+    with PeakMemory() as memory:
+        tallies = read(here, names, previous=here)
+    assert 2 * 2**20 < memory.peak < 300 * 2**20, f"{memory.peak / 2**20:.0f} MiB"
+    assert "attention_entropy" in tallies
+
+
+def test_the_entropy_of_a_collapsed_head_is_right_where_the_naive_difference_loses_it():
+    here = reading("collapsed")
+    exact = Whole(here).entropy.mean((0, 2))
+    found = values(read(here, ["attention_entropy"]))["attention_entropy"]
+    assert Whole(here).logits.max() > 440
+    assert exact.max() < 1.0
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
+    logits = (here.q @ here.k.mT * here.scale).bfloat16()
+    lse = logits.float().logsumexp(-1).bfloat16()
+    naive = (lse - (logits.softmax(-1) * logits).sum(-1)).float().mean((0, 2))
+    assert (naive - exact).abs().max() > 0.05
+
+
+def test_a_reading_keeps_no_gradients():
+    call = reading("causal")
+    q = call.q.clone().requires_grad_()
+    tallies = read(Reading(q, call.k, call.v, causal=True), rows=8, generator=torch.Generator().manual_seed(0))
+    assert not any(tally.total.requires_grad for tally in tallies.values())
+
+
+def test_a_draw_of_queries_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    read(reading("plain"), rows=8, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_half_precision_inputs_are_read_in_single_precision_under_autocast():
+    call = reading("causal")
+    halves = [t.bfloat16() for t in (call.q, call.k, call.v)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = values(read(Reading(*halves, causal=True)))
+    whole = values(read(Reading(*[t.float() for t in halves], causal=True)))
+    for name in whole:
+        torch.testing.assert_close(low[name], whole[name], rtol=1e-6, atol=1e-7)
+
+
+def test_micro_batches_join_to_the_figure_of_the_whole_batch():
+    names = [n for n in STATISTICS if n != "entropy_floor_spectral"]
+    for kind in ("padded", "causal", "with sinks"):
+        whole = reading(kind)
+        fields = ("q", "k", "v", "mask", "hidden", "output", "real_queries")
+
+        def part(cut, whole=whole, fields=fields):
+            cuts = {f: getattr(whole, f)[cut] for f in fields if getattr(whole, f) is not None}
+            return Reading(**cuts, causal=whole.causal, sinks=whole.sinks)
+
+        first, second = read(part(slice(0, 1)), names), read(part(slice(1, 3)), names)
+        joined = values({name: first[name].add(second[name]) for name in first})
+        for name, value in values(read(whole, names)).items():
+            if name in joined:
+                torch.testing.assert_close(joined[name], value, rtol=1e-5, atol=1e-6, msg=f"{kind} {name}")
+
+
+@pytest.mark.parametrize("kind", ["causal", "padded", "left padded causal", "sliding"])
+def test_sampled_means_are_unbiased_and_their_intervals_hold(kind):
+    call = reading(kind)
+    names = ["attention_entropy", "entropy_share", "peaked_rows", "attention_distance", "entropy_floor_centred"]
+    exact = values(read(call, names))
+    draws, inside, sums = 300, dict.fromkeys(names, 0), {name: [] for name in names}
+    for seed in range(draws):
+        tallies = read(call, names, rows=9, generator=torch.Generator().manual_seed(seed))
+        for name, tally in tallies.items():
+            value, margin = tally.value(), tally.margin()
+            assert tally.sampled
+            sums[name].append(value)
+            inside[name] += float(((value - exact[name]).abs() <= margin + 1e-6).float().mean())
+    for name in names:
+        found = torch.stack(sums[name])
+        error = found.std(0) / math.sqrt(draws)
+        assert ((found.mean(0) - exact[name]).abs() <= 4 * error + 1e-5).all(), name
+        assert found.std(0).max() > 0, name
+        if name != "peaked_rows":
+            assert 0.8 < inside[name] / draws <= 1.0, (name, inside[name] / draws)
+
+
+def test_a_sample_of_all_queries_is_the_whole():
+    call = reading("padded")
+    sampled = values(read(call, rows=37))
+    for name, value in values(read(call)).items():
+        torch.testing.assert_close(sampled[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "padded", "left padded", "grouped", "soft capped", "with sinks", "biased"])
+def test_sampled_rows_have_the_figures_of_their_rows(kind):
+    call = reading(kind)
+    from headwise.statistics import Rows
+
+    needs = ("top", "entropy", "peak", "distance", "roughness", "centred")
+    whole = Rows(call, needs)
+    part = Rows(call, needs, Queries.of(call, 11, torch.Generator().manual_seed(5)))
+    index = part.queries.positions[:, None].expand(-1, call.heads, -1)
+    valid = part.queries.valid.expand(-1, call.heads, -1) > 0
+    assert valid.sum() > 20
+    for name in needs:
+        expected = getattr(whole, name).gather(2, index)
+        torch.testing.assert_close(getattr(part, name)[valid], expected[valid], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_extrema_and_ratios_of_a_sample_are_marked_and_the_bound_is_whole():
+    tallies = read(reading("causal"), rows=9)
+    marked = {name for name, tally in tallies.items() if tally.sampled}
+    assert {"max_logit", "lowest_entropy", "sink_mass", "head_redundancy", "attention_entropy"} <= marked
+    assert not {"logit_bound", "token_cosine", "high_frequency", "output_norm"} & marked
+    assert tallies["max_logit"].margin() is None
+
+
+def test_what_has_no_meaning_is_said_with_a_reason():
+    cross = reasons(reading("cross").facts())
+    assert "different tokens" in cross["nonlocal_functional"]
+    assert "no layer before" in cross["layer_redundancy"]
+    assert "one head" in reasons(SiteFacts(heads=1))["head_redundancy"]
+    facts = SiteFacts(heads=4, hidden=True, product_norm=True, product_obstacle="rotary positions turn queries and keys")
+    assert "rotary" in reasons(facts)["entropy_floor_spectral"]
+    assert "bias" in reasons(facts._replace(product_obstacle=None, bias=True))["entropy_floor_spectral"]
+    assert "entropy_floor_spectral" not in reasons(facts._replace(product_obstacle=None))
+
+
+def test_padding_that_holds_nan_does_not_reach_any_figure():
+    call = reading("padded")
+    clean = values(read(call))
+    hidden, output = call.hidden.clone(), call.output.clone()
+    hidden[~call.real_queries] = torch.nan
+    output.transpose(1, 2)[~call.real_queries] = torch.nan
+    q = call.q.clone()
+    q.transpose(1, 2)[~call.real_queries] = torch.nan
+    dirty = Reading(q, call.k, call.v, call.mask, hidden=hidden, output=output, real_queries=call.real_queries, product_norm=call.product_norm)
+    found = values(read(dirty, [n for n in clean if n not in ("nonlocal_functional",)]))
+    for name, value in found.items():
+        torch.testing.assert_close(value, clean[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_reading_refuses_shapes_that_do_not_fit():
+    q = torch.zeros(1, 4, 5, 8)
+    with pytest.raises(ValueError, match=r"4 query heads cannot share 3 key heads"):
+        Reading(q, torch.zeros(1, 3, 5, 8), torch.zeros(1, 3, 5, 8))
+    with pytest.raises(ValueError, match=r"q \(B,H,T,d\).*\(4, 5, 8\)"):
+        Reading(q[0], q, q)
+
+
+def test_extrema_join_as_extrema():
+    low, high = Tally.extremum(torch.tensor([1.0]), "max", False), Tally.extremum(torch.tensor([3.0]), "max", True)
+    assert float(low.add(high).value()) == 3.0
+    assert low.add(high).sampled
+    assert float(Tally.extremum(torch.tensor([1.0]), "min", False).add(Tally.extremum(torch.tensor([3.0]), "min", False)).value()) == 1.0
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICS))
+def test_every_statistic_says_what_it_is(name):
+    statistic = STATISTICS[name]
+    assert statistic.name == name
+    assert statistic.unit and statistic.reduction
+    assert statistic.per in ("head", "layer")
+    first = (statistic.__doc__ or "").strip().splitlines()[0]
+    assert first.rstrip(".:,").split()[0].endswith("s"), f"{first!r} does not begin with a verb"
+    assert statistic.worse in ("high", "low", None)

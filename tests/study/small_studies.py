@@ -1,0 +1,73 @@
+"""What the tests of studies share: building a tiny study, carrying it out in this process, comparing results."""
+
+import json
+from pathlib import Path
+
+from headwise.study.compare import Comparison, compare
+from headwise.study.engines.here import HereEngine
+from headwise.study.study import Study
+from headwise.study.task import load_task
+
+PLACE = str(Path(__file__).with_name("tiny_task.py"))
+ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
+# what a clock or the allocator measured, which no two runs share
+MEASURED = ("seconds_per_step", "seconds", "peak_memory_bytes")
+
+
+class Silent:
+    """Keep what a study says."""
+
+    def __init__(self):
+        self.said, self.plans, self.ends = [], [], []
+
+    def plan(self, total, finished):
+        self.plans.append((total, finished))
+
+    def hear(self, order, event):
+        if event["event"] == "done":
+            self.ends.append(order)
+        elif event["event"] == "note":
+            self.say(event["text"])
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def tiny_study(task="Tiny", methods=(), seeds=1, **settings):
+    """Build a study of the tiny task; the settings are the task's."""
+    kind = load_task(f"{PLACE}:{task}")
+    return Study(
+        name="tiny",
+        title="Tiny",
+        question="Does it run?",
+        task=kind(**settings),
+        task_place=f"{PLACE}:{task}",
+        methods=methods,
+        seeds=seeds,
+    )
+
+
+def carry(study, out, engine=None, listener=None, **options):
+    """Carry out a study, in this process unless an engine is given."""
+    engine = engine or HereEngine()
+    comparison = Comparison(study, Path(out), engine, listener or Silent(), environment=ENVIRONMENT, **options)
+    return compare(comparison)
+
+
+def orders(study, out, **options):
+    """Give the orders of a study's final runs."""
+    comparison = Comparison(study, Path(out), None, None, environment=ENVIRONMENT, **options)
+    return [comparison.order(configuration) for configuration in study.configurations()]
+
+
+def numbers(folder):
+    """Give all that a run computed: its metric stream and result, without what a clock measured."""
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((Path(folder) / "result.json").read_text())
+    metrics = {k: v for k, v in result["metrics"].items() if k not in MEASURED}
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines], {**result, "metrics": metrics}
+
+
+def all_numbers(out):
+    """Give the numbers of every run of a study, by hash."""
+    return {folder.name: numbers(folder) for folder in sorted((Path(out) / "runs").iterdir())}

@@ -1,0 +1,192 @@
+"""A run can be left at any moment and goes on to the same numbers: killed, cut, torn, full disk."""
+
+import contextlib
+import errno
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from small_studies import all_numbers, carry, numbers, orders, tiny_study
+
+from headwise.study import durable
+from headwise.study.checkpoint import CURRENT, PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+from headwise.study.errors import StudyError
+from headwise.study.run import execute
+
+ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
+
+
+def in_a_child(order, seconds=None):
+    """Carry out an order in a forked process, killed with SIGKILL after `seconds`; tell whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            execute(order, lambda event: None)
+            os._exit(0)
+        os._exit(1)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0
+    return os.WIFSIGNALED(status)
+
+
+def weights(order):
+    return load_checkpoint(order.folder, pytest.fail).tensors
+
+
+def stopped_after(order, epochs, monkeypatch):
+    """Carry out an order up to the end of an epoch, as a process that dies there."""
+    import headwise.study.run as run
+
+    kept, save = [0], run.save_checkpoint
+
+    def save_and_stop(*arguments):
+        save(*arguments)
+        kept[0] += 1
+        if kept[0] == epochs:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "save_checkpoint", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        execute(order, lambda event: None)
+    monkeypatch.undo()
+
+
+def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
+    study = tiny_study(methods=(ARM,), epochs=12)
+    order = orders(study, tmp_path / "whole")[1]
+    begin = time.perf_counter()
+    in_a_child(order)
+    whole, kills = time.perf_counter() - begin, 0
+    chance = random.Random(0)
+    for attempt in range(100):
+        broken = orders(study, tmp_path / f"broken {attempt}")[1]
+        while kills < 20 and in_a_child(broken, chance.uniform(0.02, 0.4 * whole)):
+            kills += 1
+        in_a_child(broken)
+        assert numbers(broken.folder) == numbers(order.folder)
+        assert all(torch.equal(tensor, weights(broken)[name]) for name, tensor in weights(order).items())
+        if kills == 20:
+            break
+    assert kills == 20
+
+
+def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
+    study = tiny_study(methods=(ARM,), epochs=4)
+    order, other = orders(study, tmp_path / "a")[1], orders(study, tmp_path / "b")[1]
+    stopped_after(order, 2, monkeypatch)
+    import headwise.study.run as run
+
+    trained, train = [], run.train_epoch
+    monkeypatch.setattr(run, "train_epoch", lambda *a: trained.append(a[2]) or train(*a))
+    execute(order, lambda event: None)
+    assert trained == [3, 4]
+    execute(other, lambda event: None)
+    assert numbers(order.folder) == numbers(other.folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, monkeypatch, damage):
+    study = tiny_study(epochs=4)
+    (order,), (whole,) = orders(study, tmp_path / "a"), orders(study, tmp_path / "b")
+    stopped_after(order, 3, monkeypatch)
+    path = order.folder / CURRENT
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes({"cut": content[: len(content) // 2], "changed": bytes(content), "empty": b""}[damage])
+    notes = []
+    execute(order, lambda event: notes.append(event.get("text", "")))
+    assert any(f"{CURRENT} is damaged" in note and "checkpoint before it" in note for note in notes)
+    execute(whole, lambda event: None)
+    assert numbers(order.folder) == numbers(whole.folder)
+
+
+def test_without_any_whole_checkpoint_a_run_starts_again(tmp_path, monkeypatch):
+    (order,) = orders(tiny_study(epochs=3), tmp_path)
+    stopped_after(order, 2, monkeypatch)
+    for name in (CURRENT, PREVIOUS):
+        (order.folder / name).write_bytes(b"torn")
+    execute(order, lambda event: None)
+    assert [line["epoch"] for line in numbers(order.folder)[0]] == [1, 2, 3]
+
+
+def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    first, second = (Checkpoint({"x": torch.full((3,), float(n))}, {"n": n}) for n in (1, 2))
+    save_checkpoint(tmp_path, first)
+    for fails_at in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fails_at, lambda *a: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+            with pytest.raises(OSError, match="broken"):
+                save_checkpoint(tmp_path, second)
+        assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
+    save_checkpoint(tmp_path, second)
+    assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 2}
+
+
+def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):
+    tied = torch.randn(4, 2)
+    tensors = {"a": tied, "b": tied, "step": torch.tensor(7), "half": torch.randn(3).bfloat16(), "none": torch.empty(0, 2)}
+    save_checkpoint(tmp_path, Checkpoint(tensors, {"history": [{"loss": 0.1}]}))
+    found = load_checkpoint(tmp_path, pytest.fail)
+    assert found.state == {"history": [{"loss": 0.1}]}
+    assert all(torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("ending", ['{"epoch": 9, "tr', '{"epoch": 9}', "\x00\x00\x00"])
+def test_a_truncated_last_line_is_repaired(tmp_path, monkeypatch, ending):
+    (order,), (whole,) = (orders(tiny_study(epochs=4), tmp_path / name) for name in "ab")
+    stopped_after(order, 2, monkeypatch)
+    with open(order.folder / "metrics.jsonl", "a") as stream:
+        stream.write(ending)
+    assert [line["epoch"] for line in durable.read_lines(order.folder / "metrics.jsonl")] == [1, 2]
+    execute(order, lambda event: None)
+    execute(whole, lambda event: None)
+    assert numbers(order.folder) == numbers(whole.folder)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_stops_with_a_remedy_and_loses_nothing(tmp_path, monkeypatch, code):
+    study, synced = tiny_study(epochs=3, seeds=2), os.fsync
+
+    def full(descriptor, left=[9]):  # noqa: B006
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(code, "No space left on device")
+        synced(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StudyError, match=r"the disk of .* is full .*Free some space.*same command again"):
+            carry(study, tmp_path / "full")
+    carry(study, tmp_path / "full")
+    carry(study, tmp_path / "whole")
+    assert all_numbers(tmp_path / "full") == all_numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path, monkeypatch, code):
+    def refuse(path, *arguments):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(durable, "open", refuse, raising=False)
+    with pytest.raises(StudyError, match=r"cannot be written: .*choose another --out"):
+        carry(tiny_study(), tmp_path / "out")
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "out").write_text("not a folder")
+    with pytest.raises(StudyError, match=r"out cannot be used as a folder.*A file stands in its place"):
+        carry(tiny_study(), tmp_path / "out")
+    with pytest.raises(StudyError, match="A file stands in its place"):
+        carry(tiny_study(), tmp_path / "out" / "deeper")
+
+
+def test_json_holds_no_nan_and_lines_are_whole(tmp_path):
+    durable.append_line(tmp_path / "x.jsonl", {"loss": float("nan"), "list": [float("inf"), 1.5]})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"loss": None, "list": [None, 1.5]}

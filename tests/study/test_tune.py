@@ -1,0 +1,116 @@
+"""Tuning: equal budgets, validation only, resumable, the same whatever the number of jobs."""
+
+import json
+
+import pytest
+from small_studies import Silent, all_numbers, carry, tiny_study
+
+from headwise.study.errors import StudyError
+from headwise.study.tune import FACTOR, TRIAL_SEED
+
+METHODS = ("DropHead(p=0.3)", "QKNorm()", "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
+
+
+def trials(out):
+    return [json.loads((folder / "config.json").read_text()) for folder in sorted((out / "trials").iterdir())]
+
+
+def test_every_arm_gets_the_same_number_of_trials_and_never_sees_the_test_split(tmp_path):
+    log, listener = tmp_path / "log", Silent()
+    study = tiny_study(methods=METHODS, epochs=1, log=str(log))
+    carry(study, tmp_path / "out", listener=listener, trials=3)
+    assert listener.plans == [(12, 0), (4, 0)]
+    trained = log.read_text().split()
+    assert trained.count("train") == 16
+    # only the four final runs ask for it
+    assert trained.count("test") == 4 and "test" not in trained[: -4 * 3]
+    ends = [order.configuration for order in listener.ends if order.configuration.purpose == "trial"]
+    kinds = [tuple(method["name"] for method in configuration.methods) for configuration in ends]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        (): 3,
+        ("DropHead",): 3,
+        ("QKNorm",): 3,
+        ("NeuTRENO", "RelaxedAttention"): 3,
+    }
+    assert {configuration.seed for configuration in ends} == {TRIAL_SEED}
+
+
+def test_the_first_trial_is_the_written_setting_and_all_stay_in_range(tmp_path):
+    study, listener = tiny_study(methods=METHODS[:1], epochs=1), Silent()
+    carry(study, tmp_path, listener=listener, trials=6)
+    tried = [
+        (order.configuration.methods[0]["settings"]["p"], order.configuration.settings["learning_rate"])
+        for order in listener.ends
+        if order.configuration.purpose == "trial" and order.configuration.methods
+    ]
+    assert tried[0] == (0.3, 1e-3) and len(set(tried)) == 6
+    # 4 × 0.3 is no probability: the range ends where the method refuses
+    assert all(0.3 / FACTOR <= p <= 0.9 and 1e-3 / FACTOR <= rate <= 1e-3 * FACTOR for p, rate in tried)
+
+
+def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
+    study = tiny_study(methods=METHODS[:1], epochs=2)
+    results = carry(study, tmp_path, trials=4)
+    found = [json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "trials").iterdir()]
+    for result in results:
+        arm = [r for r in found if bool(r["config"]["methods"]) == bool(result["config"]["methods"])]
+        best = max(r["metrics"]["validation_accuracy"] for r in arm)
+        chosen = [r for r in arm if r["metrics"]["validation_accuracy"] == best]
+        assert (result["method"], result["config"]["settings"]) in [(r["method"], r["config"]["settings"]) for r in chosen]
+    described = json.loads((tmp_path / "study.json").read_text())
+    assert described["methods"] == [result["method"] for result in results]
+    assert any(note.startswith("DropHead(p=0.3): 4 trials on validation chose DropHead(p=") for note in described["notes"])
+    assert all(r["metrics"]["test_accuracy"] is None for r in found)
+
+
+def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
+    import headwise.study.engines.here as here
+
+    study = tiny_study(methods=METHODS[:1], epochs=1)
+    carry(study, tmp_path / "whole", trials=4)
+    for stop_at in (1, 2, 3):
+        carried, count = here.carry_out, [0]
+
+        def carry_and_stop(order, tell, carried=carried, count=count, stop_at=stop_at):
+            if count[0] == stop_at:
+                raise KeyboardInterrupt
+            count[0] += 1
+            return carried(order, tell)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here, "carry_out", carry_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                carry(study, tmp_path / "stopped", trials=4)
+    carry(study, tmp_path / "stopped", trials=4)
+    assert [t["settings"] for t in trials(tmp_path / "stopped")] == [t["settings"] for t in trials(tmp_path / "whole")]
+    assert all_numbers(tmp_path / "stopped") == all_numbers(tmp_path / "whole")
+
+
+def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
+    from headwise.study.tune import Arm
+
+    study, told = tiny_study(epochs=1), Arm.tell
+
+    def stop(self, result):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Arm, "tell", stop)
+        with pytest.raises(KeyboardInterrupt):
+            carry(study, tmp_path, trials=2)
+    listener = Silent()
+    carry(study, tmp_path, listener=listener, trials=2)
+    assert Arm.tell is told and len(trials(tmp_path)) == 2
+    assert [order.configuration.purpose for order in listener.ends] == ["trial", "final"]
+
+
+def test_arms_that_differ_only_in_what_is_searched_are_refused(tmp_path):
+    study = tiny_study(methods=("DropHead(p=0.1)", "DropHead(p=0.2)"))
+    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in the strength"):
+        carry(study, tmp_path, trials=2)
+
+
+def test_tuning_without_a_validation_split_needs_held_out_examples(tmp_path):
+    study = tiny_study("Unseen", held_out=0)
+    with pytest.raises(StudyError, match=r"tuning needs a validation split: .*held_out is 0 of 16"):
+        carry(study, tmp_path, trials=1)

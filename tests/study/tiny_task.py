@@ -1,0 +1,75 @@
+"""A task that trains in a fraction of a second, with attention, noise in its own dropout, and augmentation."""
+
+import torch
+from torch import nn
+
+from headwise.study import Task, VisionTransformer
+
+
+class Tiny(Task):
+    """Classify 4×4 images by their brightest quarter."""
+
+    epochs: int = 3
+    batch_size: int = 8
+    held_out: int = 8
+    log: str | None = None
+    pause: float = 0.0
+
+    def model(self):
+        vit = VisionTransformer(classes=4, image_size=4, channels=1, patch=2, dim=8, depth=2, heads=2, head_dim=4, mlp_dim=8)
+        return nn.Sequential(nn.Dropout(0.1), vit)
+
+    def data(self, split):
+        if self.log:
+            with open(self.log, "a") as stream:
+                stream.write(split + "\n")
+        sizes = {"train": 36, "validation": 12, "test": 16}
+        generator = torch.Generator().manual_seed(sizes[split])
+        images = torch.randn(sizes[split], 1, 4, 4, generator=generator)
+        return images, nn.functional.avg_pool2d(images, 2).flatten(1).argmax(1)
+
+    def batch(self, inputs, generator):
+        if generator is None:
+            return inputs
+        if self.pause:
+            import time
+
+            time.sleep(self.pause)
+        return inputs + 0.1 * torch.randn(inputs.shape, generator=generator)
+
+
+class Exploding(Tiny.__base__):
+    """Give an infinite loss from the sixth step on."""
+
+    epochs: int = 3
+    batch_size: int = 8
+    method_too: bool = True
+
+    model = Tiny.model
+
+    def data(self, split):
+        return torch.randn(32, 1, 4, 4), torch.arange(32) % 4
+
+    def batch(self, inputs, generator):
+        return inputs
+
+    def loss(self, output, targets):
+        count[0] += torch.is_grad_enabled()
+        return nn.functional.cross_entropy(output, targets) * (float("inf") if count[0] >= 6 else 1.0)
+
+
+count = [0]
+
+
+class Unseen(Tiny.__base__):
+    """Hold no validation split, so that trials must hold out part of the training examples."""
+
+    epochs: int = 1
+    held_out: int = 8
+
+    model, batch = Tiny.model, lambda self, inputs, generator: inputs
+
+    def data(self, split):
+        if split == "validation":
+            return None
+        return torch.arange(16.0).repeat_interleave(16).view(16, 1, 4, 4), torch.arange(16) % 4
