@@ -17,8 +17,10 @@ from .rows import Rows
 # The host's own function, kept before a host adapter may stand in its place.
 fused = F.scaled_dot_product_attention
 
-# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one (`make bench`).
+# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one (`make bench`); with fewer
+# entries in all there is nothing to gain, and the fused kernel's bits are the host's own.
 SMALL = 80 * 80
+WORTH = 1 << 19
 
 # Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in backward.
 WHOLE = 1 << 24
@@ -109,7 +111,8 @@ def _small(call: Call, active: Sequence[Method]) -> bool:
     """Tell whether the matrix is so small that computing on it is the faster way."""
     edits = any(m.overrides("logits") or m.overrides("weights") or m.overrides("read") for m in active)
     plain = call.q.device.type == "cpu" and call.q.dtype == torch.float32 and call.dropout == 0
-    return edits and plain and call.queries * call.keys <= SMALL
+    matrix = call.queries * call.keys
+    return edits and plain and matrix <= SMALL and matrix * call.batch * call.heads >= WORTH
 
 
 class Fused:

@@ -160,6 +160,8 @@ class Fitted:
             self.reached = True
             self._owner.fresh = True
         self._check(q, k, hidden)
+        if settings.get("causal") and self.site.causal is None:
+            self._learn_causal()
         active = [m for m in self.active(training) if touches_call(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
@@ -178,6 +180,15 @@ class Fitted:
         if self.armed and self.observer is not None:
             self.observer(call, out)
         return out, weights
+
+    def _learn_causal(self) -> None:
+        """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""
+        self.site.causal = True
+        for method in self.methods:
+            reason = method.refuse(self.site)
+            if reason is not None:
+                self.site.causal = None
+                raise RuntimeError(f"{self.site.name} turned out to be causal: {method!r} {reason}; leave it out with where=")
 
     def _check(self, q: Tensor, k: Tensor, hidden: Tensor | None) -> None:
         site = self.site

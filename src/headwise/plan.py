@@ -48,10 +48,12 @@ def handle(model: nn.Module) -> Regularized:
     raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
 
 
-def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool) -> Plan:
+def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
     """Decide what goes where, or raise with all problems at once."""
     _check_arguments(model, methods, allow_none)
     made = Plan(methods, hosts.find(model))
+    for found in made.found:
+        found.site.example = example
     reachable = [f for f in made.found if f.adapter is not None]
     if not reachable:
         raise ValueError(_no_site(model, made.found))

@@ -44,14 +44,17 @@ def regularize(
         ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
             names or settings are wrong; the model is untouched then.
     """
-    made = plan(model, list(methods), where, allow_none)
+    made = plan(model, list(methods), where, allow_none, example)
     needs_example = _unknown(made)
     if example is not None:
         examine(model, made.found, example)
         needs_example = _unknown(made)
     if needs_example:
         raise ValueError("\n".join(needs_example))
-    return Regularized(model, made, seed)
+    handle = Regularized(model, made, seed)
+    for found in made.found:
+        found.site.example = None
+    return handle
 
 
 def _unknown(made: Plan) -> list[str]:

@@ -28,6 +28,9 @@ def restore(module: nn.Module, name: str, *, folded: bool) -> None:
         name: the parameter.
         folded: whether it takes the values the parametrization computes, bit for bit, or keeps those under it.
     """
+    # A deep copy shares the class torch made for the parametrized module: what is taken off must be off this one alone.
+    cls = type(module)
+    module.__class__ = type(cls.__name__, cls.__bases__, dict(cls.__dict__))
     parametrize.remove_parametrizations(module, name, leave_parametrized=folded)
     kept = module.__dict__.get("_headwise_places", {})
     places = kept.pop(name, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +32,8 @@ class Site:
         windowed: whether a call sees windows of the sample instead of the whole of it.
         qk_norm: whether the host normalises queries and keys itself.
         rope: whether rotary positions stand between the projections and the scores.
+        model: the model the layer belongs to.
+        example: a batch for it while methods are being fitted, None afterwards.
     """
 
     name: str
@@ -50,7 +52,8 @@ class Site:
     qk_norm: bool = False
     rope: bool = False
     index: int = 0
-    tags: dict[str, str] = field(default_factory=dict)
+    model: nn.Module | None = field(default=None, repr=False)
+    example: Any = field(default=None, repr=False)
 
     @property
     def relative_depth(self) -> float:

@@ -162,8 +162,7 @@ def entropy_floor_centred(whole, previous):
 def entropy_floor_spectral(whole, previous):
     r = whole.reading
     rows = torch.zeros_like(whole.entropy)
-    for b in range(r.batch):
-        x = r.hidden[b].double()
+    for b, x in enumerate(_real_tokens(r)):
         norm = float(torch.linalg.matrix_norm(x @ x.T, 2))
         for h in range(r.heads):
             for i in range(r.queries):

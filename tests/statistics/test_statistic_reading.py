@@ -186,6 +186,15 @@ def test_padding_that_holds_nan_does_not_reach_any_figure():
         torch.testing.assert_close(value, clean[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+def test_a_diverged_layer_is_read_as_nan_and_stops_nothing():
+    call = reading("causal")
+    broken = Reading(call.q * torch.nan, call.k, call.v, causal=True, hidden=call.hidden * torch.nan, output=call.output, product_norm=call.product_norm)
+    found = values(read(broken))
+    for name in ("attention_entropy", "max_logit", "sink_mass", "token_cosine", "entropy_floor_spectral"):
+        assert found[name].isnan().all(), name
+    assert found["output_norm"].isfinite().all()
+
+
 def test_a_reading_refuses_shapes_that_do_not_fit():
     q = torch.zeros(1, 4, 5, 8)
     with pytest.raises(ValueError, match=r"4 query heads cannot share 3 key heads"):
@@ -208,5 +217,5 @@ def test_every_statistic_says_what_it_is(name):
     assert statistic.unit and statistic.reduction
     assert statistic.per in ("head", "layer")
     first = (statistic.__doc__ or "").strip().splitlines()[0]
-    assert first.rstrip(".:,").split()[0].endswith("s"), f"{first!r} does not begin with a verb"
+    assert first.split()[0].rstrip(".:,").endswith("s"), f"{first!r} does not begin with a verb"
     assert statistic.worse in ("high", "low", None)

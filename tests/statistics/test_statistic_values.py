@@ -1,6 +1,5 @@
 import pytest
 import statistic_definitions
-import torch
 from statistic_calls import call_names, reading
 from statistic_definitions import Whole
 

@@ -59,7 +59,7 @@ def stopped_after(order, epochs, monkeypatch):
 
 
 def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
-    study = tiny_study(methods=(ARM,), epochs=12)
+    study = tiny_study(methods=(ARM,), epochs=8)
     order = orders(study, tmp_path / "whole")[1]
     begin = time.perf_counter()
     in_a_child(order)

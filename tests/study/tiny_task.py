@@ -73,3 +73,29 @@ class Unseen(Tiny.__base__):
         if split == "validation":
             return None
         return torch.arange(16.0).repeat_interleave(16).view(16, 1, 4, 4), torch.arange(16) % 4
+
+
+class Slow(Tiny.__base__):
+    """Train like Tiny, with a pause in every step, so that a test can reach into the middle of a run."""
+
+    epochs: int = 8
+    batch_size: int = 8
+    pause: float = 0.05
+    log: str | None = None
+
+    model, data, batch = Tiny.model, Tiny.data, Tiny.batch
+
+
+class Broken(Tiny.__base__):
+    """Fail as a user's code may fail."""
+
+    model = Tiny.model
+
+    def data(self, split):
+        return torch.zeros(3, 1, 4, 4), torch.zeros(2)
+
+
+class Faulty(Tiny.__base__):
+    """Raise in the training step."""
+
+    model, data = Tiny.model, lambda self, split: (torch.zeros(3, 1, 4, 4), torch.zeros(3))

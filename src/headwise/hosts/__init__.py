@@ -30,6 +30,8 @@ def find(model: nn.Module) -> list[Found]:
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])
     number([f.site for f in found])
+    for f in found:
+        f.site.model = model
     return found
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class AttentionNormPenalty(Method):
     """Penalises the Frobenius norm of the attention weights divided by their number.
 
-    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+    Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
     By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
     1/√(batch·heads), so that it hardly acts, and a batch split in two gives other numbers than the whole.

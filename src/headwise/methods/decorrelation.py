@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Decorrelation(Method):
     """Penalises Σ_{i<j} ‖A_iᵀ·A_j‖² / N² over all pairs of heads.
 
-    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+    Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
     What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
     permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class InputNoise(Method):
     """Adds normal noise to what enters the attention layer.
 
-    "Attention regularization" experiments on small vision transformers (a blog; no paper).
+    Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
     x + scale·level(x)·N(0, 1) while training; level is a constant per sample over its tokens and channels: the median as in
     the blog, the standard deviation, or the median absolute deviation. The median of layer-normed input is about 1e-5, so

@@ -56,7 +56,17 @@ def of(site: Site) -> Projections:
     if kept is None:
         kept = projections(site, getattr(site, "model", None), getattr(site, "example", None))
         site.__dict__["found_projections"] = kept
+        _tell(site, kept)
     return kept
+
+
+def _tell(site: Site, found: Projections) -> None:
+    """Write onto the site what it did not know of itself."""
+    if found.q is not None and found.k is not None:
+        site.heads = site.heads or found.q.heads
+        site.kv_heads = site.kv_heads or found.k.heads
+        site.head_dim = site.head_dim or found.q.head_dim
+        site.hidden = site.hidden or found.q.weight().shape[1]
 
 
 def _parent(site: Site, model: nn.Module | None) -> nn.Module | None:

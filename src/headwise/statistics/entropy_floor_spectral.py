@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.statistics.floor import entropy_floor
+from headwise.statistics.floor import entropy_floor, largest_eigenvalue
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.rows import Rows
 from headwise.statistics.statistic import Statistic
@@ -13,7 +13,7 @@ LARGEST_GRAM = 1024
 
 
 class EntropyFloorSpectral(Statistic):
-    """Averages the floor of Theorem 3.1 at σ = scale · ‖W_K W_Qᵀ‖₂ · ‖X Xᵀ‖₂ over real queries.
+    """Averages the floor of Theorem 3.1 at σ = scale · ‖W_K W_Qᵀ‖₂ · ‖X Xᵀ‖₂ over real queries, X the real tokens.
 
     Zhai et al. 2023, arXiv 2303.06296. Causal and masked rows count their own keys. Almost vacuous at real sizes: it is the theorem's own
     form, shown beside the centred one. It needs logits that are scale · x_i W_Qᵀ W_K x_j and nothing else.
@@ -36,11 +36,8 @@ class EntropyFloorSpectral(Statistic):
 
     def tally(self, rows: Rows) -> Tally:
         reading, queries = rows.reading, rows.queries
-        x = reading.hidden.float()
+        x = reading.tokens()
         gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
-        if gram.shape[-1] <= LARGEST_GRAM:
-            largest = torch.linalg.eigvalsh(gram)[:, -1]
-        else:
-            largest = torch.linalg.matrix_norm(gram)
+        largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
         size = abs(reading.scale) * reading.product_norm.float() * largest[:, None]
         return queries.mean(entropy_floor(size[..., None], queries.counts.expand(reading.batch, reading.heads, -1)))

@@ -15,3 +15,10 @@ def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
     rest = (keys - 1) * beta
     floor = torch.log1p(rest) + size * (keys * (keys - 1)).sqrt() * beta / (1 + rest)
     return torch.where(several, floor, 0.0)
+
+
+def largest_eigenvalue(gram: Tensor) -> Tensor:
+    """Returns the largest eigenvalue of each symmetric matrix; NaN where a matrix is not finite, as a diverged run has it."""
+    finite = gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(torch.where(finite[..., None, None], gram, 0.0))
+    return torch.where(finite, values[..., -1], torch.nan)

@@ -33,9 +33,12 @@ class Logits:
     def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype) -> None:
         self.reading, self.queries, self.dtype = reading, queries, dtype
         self.q = reading.q
+        if reading.real_queries is not None:
+            # A padded query may hold anything, and zero weights would not hide it.
+            self.q = self.q.masked_fill(~reading.real_queries[:, None, :, None], 0)
         if queries.sampled:
             index = queries.positions[:, None, :, None]
-            self.q = reading.q.gather(2, index.expand(-1, reading.heads, -1, reading.q.shape[-1]))
+            self.q = self.q.gather(2, index.expand(-1, reading.heads, -1, reading.q.shape[-1]))
         self.k = reading.k.to(dtype).contiguous()
 
     def width(self, rows: slice) -> int:

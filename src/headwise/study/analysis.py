@@ -53,6 +53,9 @@ def sign_flip(differences: Sequence[float]) -> float:
     from scipy import stats
 
     array = np.asarray(differences, dtype=float)
+    if array.size < 2:
+        # The one flip of a single difference is as far from 0.
+        return 1.0
     rng = np.random.default_rng(0)
     found = stats.permutation_test(
         (array,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, batch=4096, rng=rng

@@ -77,7 +77,7 @@ def _train(order: Order, training: Training, examples: tuple[Examples, Examples 
     history = _resume(order, training, lambda text: tell({"event": "note", "text": text}))
     diverged = None
     while len(history) < task.epochs and diverged is None:
-        progress = _progress(order, task, len(train[0]), len(history), tell)
+        progress = _progress(task, len(train[0]), len(history), tell)
         epoch = train_epoch(training, train, len(history) + 1, progress)
         diverged = epoch.diverged_at
         history.append(describe_epoch(training, epoch, len(history) + 1, validation, test))
@@ -127,16 +127,14 @@ def _keep(order: Order, training: Training, history: list[dict[str, Any]], *, ch
     save_checkpoint(order.folder, Checkpoint(tensors, state))
 
 
-def _progress(order: Order, task: Task, examples: int, done: int, tell: Tell) -> Callable[[int, float, float], None]:
+def _progress(task: Task, examples: int, done: int, tell: Tell) -> Callable[[int, float, float], None]:
     per_epoch, start = math.ceil(examples / task.batch_size), time.perf_counter()
-    total = per_epoch * task.epochs
 
     def report(step: int, loss: float, metric: float) -> None:
-        reached = done * per_epoch + step
-        left = (time.perf_counter() - start) / step * (total - reached)
+        reached, total = done * per_epoch + step, per_epoch * task.epochs
         line = {"event": "progress", "epoch": done + 1, "epochs": task.epochs, "done": reached / total}
-        line["name"] = task.metric_name
-        tell(line | {"loss": loss, "metric": metric, "left": left})
+        left = (time.perf_counter() - start) / step * (total - reached)
+        tell(line | {"loss": loss, "metric": metric, "name": task.metric_name, "left": left})
 
     return report
 

@@ -32,6 +32,8 @@ class Training:
     step: int = 0
     # bytes; the most tensor memory that one training step allocated
     peak_memory: int | None = None
+    # seconds of the performance counter; when progress was told last
+    told: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,15 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     batches = [b for b in order.to(inputs.device).split(training.task.batch_size) if len(b) >= world]
     losses = torch.full((2, len(batches)), float("nan"), device=inputs.device)
     training.model.train()
-    start = told = time.perf_counter()
+    start = time.perf_counter()
     done = 0
     for done, batch in enumerate(batches, 1):
         own = batch[rank::world] if world > 1 else batch
         with measure_step(training, done):
             loss, metric = _step(training, inputs[own], targets[own], augment, len(own) * world / len(batch))
         losses[0, done - 1], losses[1, done - 1] = loss, metric
-        if (now := time.perf_counter()) - told > 0.5:
-            told = now
+        if (now := time.perf_counter()) - training.told > 0.5:
+            training.told = now
             tell(done, *losses[:, done - 1].tolist())
             # with several processes all must stop at the same step: the epoch's end
             if world == 1 and not losses[0, :done].isfinite().all():

@@ -23,7 +23,8 @@ class Log(ABC):
         """Take the records of one step; alerts are records with a field `alert`."""
 
     def close(self) -> None:
-        """Finish writing."""
+        """Finish writing; most logs have nothing left to write."""
+        return
 
 
 class JsonLines(Log):

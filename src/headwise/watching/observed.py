@@ -13,7 +13,7 @@ from ..statistics import Reading
 from ..statistics.reading import LOWEST_BIAS
 
 
-def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None) -> Reading:
+def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:
     """Make the reading of one call whose output per head is `out` (B, H, T, Dv).
 
     Logits are read as the softmax gets them: after the methods' edits, but before keys are dropped at random, which is noise
@@ -21,6 +21,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None) -> 
 
     Args:
         product: the spectral norms of W_QᵀW_K per head (H,), or why there are none.
+        real: which queries are real tokens (B, T), where that is known; else it is read off the mask.
     """
     site = call.site
     editing = [m for m in call.fitted.active(call.training) if m.overrides("logits") and not m.random]
@@ -28,7 +29,8 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None) -> 
     mask = call.mask
     obstacle = product if isinstance(product, str) else _obstacle(call, editing)
     hidden = _tokens(call)
-    real = None if site.windowed else real_queries(call)
+    if real is None and not site.windowed:
+        real = real_queries(call)
     return Reading(
         q,
         k,

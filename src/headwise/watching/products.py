@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 from ..call import Call
 from ..projections import ProjectionError, Projections
 from ..site import Site
+from ..statistics.floor import largest_eigenvalue
 
 NAME = "entropy_floor_spectral"
 
@@ -50,6 +51,9 @@ def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
         queries, keys = queries.detach(), keys.detach()
         keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
-        values, vectors = torch.linalg.eigh(queries @ queries.mT)
+        grams = [queries @ queries.mT, keys @ keys.mT]
+        finite = torch.stack([gram.isfinite().all(-1).all(-1) for gram in grams]).all(0)
+        query, key = (torch.where(finite[:, None, None], gram, 0.0) for gram in grams)
+        values, vectors = torch.linalg.eigh(query)
         root = vectors * values.clamp_min(0).sqrt()[:, None]
-        return torch.linalg.eigvalsh(root.mT @ (keys @ keys.mT) @ root)[:, -1].clamp_min(0).sqrt()
+        return torch.where(finite, largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt(), torch.nan)

@@ -10,7 +10,7 @@ from ..fitted import Fitted
 from ..passes import in_backward
 from ..statistics import STATISTICS, Reading, Tally, read, reasons
 from .compiled import enroll, observe
-from .observed import reading_of
+from .observed import reading_of, real_queries
 from .products import Products
 
 
@@ -23,6 +23,7 @@ class Recorder:
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.reasons: dict[int, dict[str, str]] = {}
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
+        self._real: dict[str, Tensor | None] = {}
 
     def take(self, call: Call, out: Tensor) -> None:
         """Read one call of a site whose per-head output is `out`."""
@@ -30,7 +31,7 @@ class Recorder:
             return
         site = call.site
         with torch.no_grad():
-            reading = reading_of(call, out, self.products.of(call))
+            reading = reading_of(call, out, self.products.of(call), self._real_queries(call))
             before = self._layer_before(call, reading)
             draw = torch.Generator().manual_seed((self.step << 16) + site.index)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
@@ -38,6 +39,16 @@ class Recorder:
         known = self.tallies.setdefault(site.index, {})
         for name, tally in found.items():
             known[name] = known[name].add(tally) if name in known else tally
+
+    def _real_queries(self, call: Call) -> Tensor | None:
+        """Give the real queries of a cross attention: those of the self attention that ran before it in its stack."""
+        site = call.site
+        if site.is_cross:
+            real = self._real.get(site.stack)
+            return real if real is not None and real.shape == (call.batch, call.queries) else None
+        if not site.windowed:
+            self._real[site.stack] = real_queries(call)
+        return self._real.get(site.stack)
 
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
         """Give the reading of the layer before in this forward, where its maps can be compared with those of this one."""
@@ -55,7 +66,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget the step's figures and let go of every tensor."""
-        self.tallies, self._before = {}, {}
+        self.tallies, self._before, self._real = {}, {}, {}
 
 
 class SiteObserver:

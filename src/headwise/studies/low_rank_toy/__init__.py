@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwise.studies.low_rank_toy import presentation
-from headwise.studies.low_rank_toy.flow import STRENGTHS, flow
-from headwise.studies.low_rank_toy.two_scalars import DECAYS, two_scalars
+from headwise.studies.low_rank_toy.adam_paths import DECAYS, two_scalars
+from headwise.studies.low_rank_toy.gradient_flow import STRENGTHS, flow
 
 TITLE = "Weight decay on factors is a nuclear norm on their product"
 QUESTION = (

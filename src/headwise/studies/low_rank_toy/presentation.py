@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwise.studies.low_rank_toy.flow import LAW_UNTIL, SHAPE, SINGULAR_VALUES, STEP, STRENGTHS, TIME
-from headwise.studies.low_rank_toy.two_scalars import ADAM_STEPS, CURVATURE, DECAYS, OPTIMUM
+from headwise.studies.low_rank_toy.adam_paths import ADAM_STEPS, CURVATURE, DECAYS, OPTIMUM
+from headwise.studies.low_rank_toy.gradient_flow import LAW_UNTIL, SHAPE, SINGULAR_VALUES, STEP, STRENGTHS, TIME
 
 
 def paragraphs(flows, unhalved, paths, seeds: int) -> list[str]:

@@ -1,0 +1,82 @@
+"""Write the table of methods into README.md from the classes themselves: `python docs/methods_table.py [--check]`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import torch
+
+from headwise import methods
+from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.method import REGISTRY, STAGES, TWINS, Method
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- methods: begin (python docs/methods_table.py) -->", "<!-- methods: end -->"
+ACTS = {"train": "train", "both": "train, eval", "step": "after the step"}
+MATRIX = ("logits", "weights", "read")
+
+
+def table() -> str:
+    """Give the table in Markdown, one row per method of the package."""
+    lines = [
+        "| method | what it does | source | stage | acts in | matrix-free |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sorted(methods.__all__):
+        cls = REGISTRY[name]
+        cells = (f"`{cls()!r}`", cls.summary(), source(cls), stages(cls), ACTS[cls.acts], matrix_free(cls))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def source(cls: type[Method]) -> str:
+    """Give the second paragraph of the docstring: where the method comes from."""
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[1].replace("\n", " ").rstrip(".")
+
+
+def stages(cls: type[Method]) -> str:
+    """Give the stages that the class defines, in order of action; `build` serves the others."""
+    return ", ".join(f"`{stage}`" for stage in STAGES if stage != "build" and cls.overrides(stage))
+
+
+def matrix_free(cls: type[Method]) -> str:
+    """Tell whether the method runs without the attention matrix: seen on a call with its default settings."""
+    needs = [stage for stage in MATRIX if cls.overrides(stage)]
+    if not needs:
+        return "yes"
+    if runs_fused(cls()):
+        return "yes"
+    twins = {twin for stages_ in TWINS.values() for twin in stages_}
+    return "with other settings" if any(map(cls.overrides, twins)) else "no"
+
+
+def runs_fused(method: Method) -> bool:
+    """Run one training call, large enough that the matrix is not the faster way, and see which kernel served it."""
+    q = torch.randn(1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
+    fitted = fit_alone([method], lone_site(q, q))
+    attend_with([method], q, q, q, fitted=fitted)
+    return "explicit" not in fitted.kernels
+
+
+def main(arguments: list[str]) -> int:
+    """Write the table between its marks, or with --check tell whether it stands there."""
+    text = README.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        print(f"{README.name} has no place for the table of methods: add the lines\n{BEGIN}\n{END}", file=sys.stderr)
+        return 1
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    wanted = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    if "--check" not in arguments:
+        README.write_text(wanted, encoding="utf-8")
+    elif wanted != text:
+        print(
+            f"the table of methods in {README.name} is out of date: run python docs/methods_table.py", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""The stand-in for `torch.nn.functional.scaled_dot_product_attention`, and whose call it serves."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import passes
+from .fused_limits import samples_of
+from .fused_shape import Shape, broadcast
+
+if TYPE_CHECKING:
+    from .fused import FusedAdapter
+
+_CALL = nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+_RESUMED = "torch_dynamo_resume_in"
+
+
+class _Open:
+    """A site whose forward runs now: the adapter, the module entered, the checkpointed region around it, and the site outside."""
+
+    def __init__(self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None) -> None:
+        self.adapter, self.module, self.region, self.outer = adapter, module, region, outer
+
+
+class _Current(threading.local):
+    """The innermost site whose forward runs now in this thread."""
+
+    top: _Open | None = None
+
+
+current = _Current()
+
+
+class _Standing:
+    """What stood in torch.nn.functional before; calls outside of fitted sites go there."""
+
+    plain: Callable[..., Tensor] | None = None
+
+
+standing = _Standing()
+
+
+def stand_in() -> None:
+    """Put `routed` in the place of the function, unless it stands there, or below somebody else's wrapper."""
+    now = F.scaled_dot_product_attention
+    if now is not routed and standing.plain in (None, now):
+        standing.plain = now
+        F.scaled_dot_product_attention = routed
+
+
+def step_aside() -> None:
+    """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
+    left = any(f.site.host == "fused" for f in passes.enrolled())
+    if not left and F.scaled_dot_product_attention is routed:
+        F.scaled_dot_product_attention, standing.plain = standing.plain, None
+
+
+def enter(adapter: FusedAdapter, module: nn.Module) -> None:
+    """Say that the calls from now on are this site's."""
+    region = None if torch.compiler.is_compiling() else passes.region()[0]
+    current.top = _Open(adapter, module, region, current.top)
+
+
+def leave(adapter: FusedAdapter) -> None:
+    """Say that they no longer are; sites inside that an exception left open are closed too."""
+    top = current.top
+    while top is not None and top.adapter is not adapter:
+        top = top.outer
+    if top is not None:
+        current.top = top.outer
+
+
+def _adapter() -> FusedAdapter | None:
+    """Give the adapter of the site whose forward runs now."""
+    top = current.top
+    if torch.compiler.is_compiling():
+        return None if top is None else top.adapter
+    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site.
+    while top is not None and not _runs(top.module):
+        top = current.top = top.outer
+    if top is None:
+        return _recalled() if passes.in_backward() else None
+    where, recompute = passes.region()
+    if where is not None and recompute is None and where is not top.region:
+        where.sites.append(top.adapter)
+    return top.adapter
+
+
+def _runs(module: nn.Module) -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+            return True
+        # In what Dynamo resumes after a graph break, the frames above are not told.
+        if frame.f_code.co_name.startswith(_RESUMED):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _recalled() -> FusedAdapter | None:
+    """Give the site of a call made in the recompute of a region that was checkpointed inside of a site's forward.
+
+    No module is entered there: the region's first run told whose calls these are.
+    """
+    where, recompute = passes.region()
+    if where is None or recompute is None:
+        return None
+    at = where.replay.setdefault(recompute, {})
+    nth = at.get(0, 0)
+    at[0] = nth + 1
+    return where.sites[nth] if nth < len(where.sites) else None
+
+
+def routed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Stand in for `F.scaled_dot_product_attention`: calls inside a fitted site go through its methods."""
+    plain = standing.plain
+    assert plain is not None
+    adapter = _adapter()
+    # With a mask and causality at once torch raises; that error is the host's to make.
+    if adapter is None or (is_causal and attn_mask is not None):
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    fitted = adapter.fitted
+    assert fitted is not None
+    training = fitted.site.module.training
+    shape = Shape.of(fitted, adapter.heads, query, key)
+    q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
+    adapter.limits.check(fitted.site, q, k, is_causal, training)
+    samples = samples_of(fitted, adapter.limits, shape, q.shape[0])
+
+    def original() -> tuple[Tensor, None]:
+        out = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return shape.to4(out), None
+
+    out, _ = fitted.attention(
+        q,
+        k,
+        v,
+        original,
+        training=training,
+        mask=shape.mask4(attn_mask),
+        causal=is_causal,
+        scale=scale,
+        dropout=dropout_p,
+        samples=samples,
+    )
+    return shape.from4(out)

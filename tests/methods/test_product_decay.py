@@ -1,0 +1,74 @@
+"""ProductDecay: half the squared Frobenius norms of the products, without making them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
+
+import headwise
+from headwise import ProductDecay
+from headwise.methods.product_decay import squared_frobenius
+
+SIZE = WIDTH // HEADS
+
+
+def products(layer):
+    """Make W_K^T W_Q and W_O W_V of each head as full matrices."""
+    groups = layer.groups
+    q, k, v = layer.c_attn.weight.split([WIDTH, groups * SIZE, groups * SIZE])
+    made = []
+    for h in range(HEADS):
+        g = h // (HEADS // groups)
+        rows, shared = slice(h * SIZE, (h + 1) * SIZE), slice(g * SIZE, (g + 1) * SIZE)
+        made += [k[shared].t() @ q[rows], layer.c_proj.weight[:, rows] @ v[shared]]
+    return made
+
+
+@pytest.mark.parametrize("groups", [3, 1])
+def test_the_penalty_and_its_gradient_are_those_of_the_products(groups):
+    net = model(groups=groups)
+    handle = headwise.regularize(net, ProductDecay(strength=0.3))
+    net(ids())
+    want = 0.15 * sum(p.square().sum() for layer in net.layers for p in products(layer))
+    got = handle.loss()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    weights = [net.layers[0].c_attn.weight, net.layers[1].c_proj.weight]
+    for a, b in zip(torch.autograd.grad(got, weights), torch.autograd.grad(want, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_it_counts_once_per_loss_and_not_in_evaluation():
+    net = model()
+    handle = headwise.regularize(net, ProductDecay(strength=1.0))
+    net(ids())
+    once = handle.loss()
+    for seed in range(3):
+        net(ids(seed=seed))
+    torch.testing.assert_close(handle.loss(), once)
+    net.eval()
+    net(ids())
+    assert handle.loss() == 0
+
+
+def test_training_with_it_shrinks_the_products():
+    plain, decayed = model(), model()
+    handle = headwise.regularize(decayed, ProductDecay(strength=0.5))
+    for net, penalty in ((plain, lambda: 0.0), (decayed, handle.loss)):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad()
+            (loss_of(net, ids(seed=step)) + penalty()).backward()
+            optimizer.step()
+    size = lambda net: sum(p.detach().square().sum() for p in products(net.layers[0]))
+    assert size(decayed) < 0.8 * size(plain)
+
+
+def test_the_gram_form_agrees_with_the_product():
+    a, b = torch.randn(2, 4, 9), torch.randn(2, 4, 7)
+    torch.testing.assert_close(squared_frobenius(a, b), (a.mT @ b).square().sum((-1, -2)))
+
+
+def test_a_negative_strength_is_refused():
+    with pytest.raises(ValueError, match="strength must be at least 0, got -1"):
+        ProductDecay(strength=-1.0)

@@ -1,0 +1,109 @@
+"""QKClip: heads whose largest logit passed the threshold are scaled back to it, biases and groups included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
+
+import headwise
+from headwise import QKClip
+from headwise.projections import capture
+
+SIZE = WIDTH // HEADS
+
+
+def logits(net, batch, layer=0):
+    """Compute the scaled logits of a layer that causality allows, (B, H, T, N), from its captured q and k."""
+    with capture.untouched(net), capture.seen(net.layers[layer]) as calls:
+        net(batch)
+    q, k = calls[0].q, calls[0].k
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    s = q @ k.mT * SIZE**-0.5
+    return s.masked_fill(~torch.ones(s.shape[-2:]).tril().bool(), float("-inf"))
+
+
+def largest(net, batch, layer=0):
+    return logits(net, batch, layer).amax((0, 2, 3))
+
+
+@pytest.mark.parametrize("balance", [0.5, 0.0, 1.0])
+def test_heads_above_the_threshold_land_on_it_and_others_keep_their_bits(balance):
+    net, batch = model(), ids()
+    threshold = largest(net, batch).sort().values[1].item() * 0.99
+    handle = headwise.regularize(net, QKClip(threshold=threshold, balance=balance), where=["layers.0"])
+    before, tall = net.layers[0].c_attn.weight.detach().clone(), largest(net, batch)
+    loss_of(net, batch)
+    handle.after_step()
+    now = largest(net, batch)
+    want = torch.where(tall > threshold, torch.full_like(tall, threshold), tall)
+    torch.testing.assert_close(now, want, rtol=1e-4, atol=1e-5)
+    rows = net.layers[0].c_attn.weight.detach()[: 2 * WIDTH].unflatten(0, (2, HEADS, SIZE))
+    same = (rows == before[: 2 * WIDTH].unflatten(0, (2, HEADS, SIZE))).flatten(2).all(-1)
+    assert same[:, tall <= threshold].all()
+    assert same[0, tall > threshold].all() == (balance == 0)
+    assert same[1, tall > threshold].all() == (balance == 1)
+    assert torch.equal(net.layers[0].c_attn.weight[2 * WIDTH :], before[2 * WIDTH :])
+
+
+def test_a_group_shares_its_largest_logit():
+    net, batch = model(groups=1), ids()
+    tall = largest(net, batch)
+    handle = headwise.regularize(net, QKClip(threshold=tall.max().item() / 2), where=["layers.0"])
+    loss_of(net, batch)
+    handle.after_step()
+    torch.testing.assert_close(largest(net, batch), tall / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_all_forwards_of_a_step_count_and_the_next_step_starts_anew():
+    net, batches = model(), [ids(seed=0), ids(seed=1)]
+    handle = headwise.regularize(net, QKClip(threshold=1e6), where=["layers.0"])
+    want = torch.maximum(largest(net, batches[0]), largest(net, batches[1]))
+    for batch in batches:
+        loss_of(net, batch)
+    store = handle.fitted[0].stores[0]
+    torch.testing.assert_close(store.largest, want, rtol=1e-5, atol=1e-6)
+    handle.after_step()
+    assert (store.largest == float("-inf")).all()
+
+
+def test_evaluation_does_not_count_and_the_state_dict_stays_plain():
+    net = model()
+    keys = list(net.state_dict())
+    handle = headwise.regularize(net, QKClip())
+    net.eval()
+    net(ids())
+    assert (handle.fitted[0].stores[0].largest == float("-inf")).all()
+    assert list(net.state_dict()) == keys
+
+
+def test_a_recomputed_layer_counts_once():
+    from torch.utils.checkpoint import checkpoint
+
+    net, batch = model(), ids()
+    handle = headwise.regularize(net, QKClip(threshold=1e6))
+    x = net.embedding(batch)
+    checkpoint(net.layers[0], x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(handle.fitted[0].stores[0].largest, largest(net, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_training_outputs_are_those_without_it():
+    net, batch = model(), ids()
+    before = net(batch)
+    headwise.regularize(net, QKClip())
+    torch.testing.assert_close(net(batch), before, rtol=0, atol=1e-6)
+
+
+def test_hosts_that_normalise_queries_and_keys_are_refused():
+    site = headwise.Site("layer", torch.nn.MultiheadAttention(8, 2), qk_norm=True)
+    assert "normalises queries and keys itself" in QKClip().refuse(site)
+    site.qk_norm = False
+    assert QKClip().refuse(site) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"threshold": 0.0}, "above 0, got 0.0"), ({"balance": 1.5}, r"\[0, 1\], got 1.5")]
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        QKClip(**settings)

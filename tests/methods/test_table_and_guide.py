@@ -1,0 +1,60 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise import method, methods
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(DOCS)
+    import methods_table
+
+    monkeypatch.setattr(methods_table, "README", tmp_path / "README.md")
+    return methods_table
+
+
+def test_the_guides_example_runs():
+    code = "\n".join(
+        re.findall(r"```python\n(.*?)```", (DOCS / "add_a_method.md").read_text(encoding="utf-8"), re.DOTALL)
+    )
+    assert "assert torch.allclose(out, textbook" in code
+    # In a process of its own: its classes would enter the registry.
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_table_has_a_row_for_every_method(table):
+    rows = table.table().splitlines()[2:]
+    assert [re.match(r"\| `(\w+)\(", row).group(1) for row in rows] == sorted(methods.__all__)
+    for row in rows:
+        cells = re.split(r"(?<!\\)\|", row)[1:-1]
+        assert len(cells) == 6 and all(cell.strip() for cell in cells)
+
+
+def test_the_table_tells_what_runs_without_the_matrix(table):
+    told = {name: table.matrix_free(method.REGISTRY[name]) for name in methods.__all__}
+    assert told["SoftCap"] == "no"
+    assert told["DropKey"] == told["Decorrelation"] == "with other settings"
+    assert {told[name] for name in ("DropAttention", "RelaxedAttention", "EntropyPenalty", "NeuTRENO")} == {"yes"}
+
+
+def test_check_sees_a_table_that_is_out_of_date(table, capsys):
+    table.README.write_text(f"# Title\n{table.BEGIN}\nstale text\n{table.END}\nrest\n", encoding="utf-8")
+    assert table.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert table.main([]) == 0
+    assert table.main(["--check"]) == 0
+    text = table.README.read_text(encoding="utf-8")
+    assert text.startswith("# Title\n") and text.endswith("rest\n") and "stale text" not in text
+
+
+def test_a_readme_without_a_place_for_the_table_is_refused(table, capsys):
+    table.README.write_text("# Title\n", encoding="utf-8")
+    assert table.main([]) == 1
+    assert "no place for the table of methods" in capsys.readouterr().err

@@ -1,0 +1,152 @@
+"""The report in a real headless Chromium: drawn, sortable, quiet, harmless, legible on a small screen and in the dark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from report.synthetic_study import NINE, write_study
+
+import headwise.report
+
+EVIL = '<img src=x onerror="window.harmed=1"></script><script>window.harmed=2</script>'
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = os.environ.get("HEADWISE_CHROMIUM") or next(
+        (found for name in names if (found := shutil.which(name))), None
+    )
+    if executable is None:
+        pytest.skip("no Chromium on this machine (set HEADWISE_CHROMIUM to its path)")
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    methods = (*NINE[:8], EVIL)
+    folder = write_study(
+        tmp_path_factory.mktemp("study"), methods=methods, epochs=6, diverged={(NINE[2], 3)}, watched=True
+    )
+    return headwise.report.write(folder)
+
+
+class Visit:
+    """Open a page and note everything that it says or asks for."""
+
+    def __init__(self, browser, path: Path, width: int = 1280, scheme: str = "light"):
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.messages, self.requests = [], []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-charts=ready]")
+
+    def column(self, number: int) -> list[str]:
+        rows = self.page.locator("table").first.locator("tbody tr").all()
+        return [row.locator("th, td").nth(number).inner_text().strip() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def visit(browser, report):
+    return Visit(browser, report)
+
+
+def test_the_page_is_quiet_and_asks_for_nothing_but_itself(visit, report):
+    assert visit.messages == []
+    assert [url for url in visit.requests if not url.startswith("data:")] == [report.as_uri()]
+
+
+def test_every_open_chart_is_drawn_with_marks(visit):
+    figures = visit.page.locator("figure[data-chart]:not(details:not([open]) figure)")
+    states = figures.evaluate_all(
+        "all => all.map(f => [f.dataset.drawn, f.querySelectorAll('.mark-line path, .mark-rule line').length])"
+    )
+    assert len(states) == 1 + 2 * 8
+    assert {drawn for drawn, _ in states} == {"yes"}
+    assert all(marks > 0 for _, marks in states)
+
+
+def test_the_forest_plot_has_a_point_for_every_method(visit):
+    points = visit.page.locator("#paired-differences .mark-symbol path")
+    assert points.count() == 8
+
+
+def test_a_diverged_run_ends_in_a_cross(visit):
+    chart = visit.page.locator("#learning-curves details", has=visit.page.locator("summary", has_text="DropHead"))
+    assert chart.locator(".mark-symbol path").count() == 2
+
+
+def test_a_folded_chart_is_drawn_when_it_is_opened(visit):
+    fold = visit.page.locator("#health-of-the-heads details").last
+    assert fold.locator("figure[data-drawn=yes]").count() == 0
+    fold.locator("summary").click()
+    fold.locator("figure[data-drawn=yes]").nth(3).wait_for()
+    assert fold.locator(".mark-rect path").count() > 12
+    assert visit.messages == []
+
+
+def test_the_table_sorts_by_click_both_ways(visit):
+    button = visit.page.locator("table").first.locator("thead button").nth(1)
+    button.click()
+    up = [float(text.split()[0]) for text in visit.column(1)]
+    assert up == sorted(up)
+    button.click()
+    down = [float(text.split()[0]) for text in visit.column(1)]
+    assert down == sorted(down, reverse=True)
+    assert visit.page.locator("table").first.locator("th[aria-sort=descending]").count() == 1
+
+
+def test_the_table_sorts_by_keyboard_and_keeps_what_is_missing_last(visit):
+    button = visit.page.locator("table").first.locator("thead button").nth(2)
+    button.focus()
+    for _ in range(2):
+        visit.page.keyboard.press("Enter")
+        assert visit.column(2)[-1] == "–"
+
+
+def test_a_method_name_with_html_does_no_harm(visit):
+    assert visit.page.evaluate("window.harmed") is None
+    assert EVIL in "".join(visit.column(0))
+    assert visit.page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_small_screen_needs_no_sideways_scrolling(browser, report, scheme):
+    small = Visit(browser, report, width=400, scheme=scheme)
+    small.page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    small.page.wait_for_function(
+        "() => !document.querySelector('figure[data-chart]:not([data-drawn])')", timeout=60_000
+    )
+    assert small.page.evaluate("document.documentElement.scrollWidth") <= 400
+    widths = small.page.locator("figure svg, figure canvas").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= 400
+    box = small.page.locator(".scroll").first
+    assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    assert small.messages == []
+
+
+def test_charts_follow_a_change_to_dark(browser, report):
+    seen = Visit(browser, report)
+    label = seen.page.locator("#paired-differences .role-axis-label text").first
+    light = label.get_attribute("fill"), seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    seen.page.emulate_media(color_scheme="dark")
+    seen.page.wait_for_timeout(1500)
+    dark = label.get_attribute("fill"), seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    assert seen.messages == []

@@ -1,0 +1,75 @@
+"""Reading a study's folder: what belongs to it, what is damaged, what is unfinished."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from report.synthetic_study import write_study
+
+from headwise.report.folder import read_lines, read_study
+
+TWO = ("baseline", "Other()")
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no study\.json.*--out"):
+        read_study(tmp_path)
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    path = next(folder.glob("runs/*/result.json"))
+    path.write_text('{"status": "fini')
+    with pytest.raises(ValueError, match=rf"{path.parent.name}/result\.json is not valid JSON.*Delete it"):
+        read_study(folder)
+
+
+def test_a_study_without_its_baseline_is_refused(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | {"baseline": "none"}))
+    with pytest.raises(ValueError, match=r"the baseline 'none' is not among the methods \['baseline', 'Other\(\)'\]"):
+        read_study(folder)
+
+
+def test_two_results_of_one_cell_are_refused(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    shutil.copytree(folder / "runs" / "000100000000", folder / "runs" / "ffff00000000")
+    with pytest.raises(ValueError, match=r"both hold a result of Other\(\) with seed 0"):
+        read_study(folder)
+
+
+def test_runs_that_the_study_does_not_name_are_left_out(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    shutil.copytree(folder / "runs" / "000100000000", folder / "runs" / "ffff00000000")
+    study = json.loads((folder / "study.json").read_text())
+    named = [{"hash": "000000000000"}, {"hash": "000100000000"}]
+    (folder / "study.json").write_text(json.dumps(study | {"runs": named}))
+    assert read_study(folder).runs["Other()", 0].path.name == "000100000000"
+
+
+def test_trials_of_tuning_are_left_out(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    shutil.copytree(folder / "runs" / "000100000000", folder / "runs" / "ffff00000000")
+    config = folder / "runs" / "ffff00000000" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"purpose": "trial"}))
+    assert len(read_study(folder).runs) == 2
+
+
+def test_an_unfinished_run_is_missing(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    (folder / "runs" / "000100000000" / "result.json").unlink()
+    study = read_study(folder)
+    assert study.missing() == [("Other()", 0)]
+    assert study.runs["Other()", 0].status == "unfinished"
+
+
+def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"epoch": 1}\n{"epo')
+    assert read_lines(path) == [{"epoch": 1}]
+    path.write_text('{"epo\n{"epoch": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
+        read_lines(path)

@@ -1,0 +1,134 @@
+"""Engines: worker processes and how many of them change no number; deaths, failures and stops are survived."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from filelock import FileLock
+from small_studies import PLACE, Silent, all_numbers, carry, tiny_study
+
+from headwise.study.engines.local import LocalEngine
+from headwise.study.errors import StudyError
+
+ARMS = ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)")
+
+
+def headwise(*arguments, **options):
+    command = [sys.executable, "-m", "headwise.cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "what the test waits for did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def lines(out):
+    return sum(path.read_text().count("\n") for path in Path(out).glob("runs/*/metrics.jsonl"))
+
+
+class Engine:
+    """Close a local engine at the end of a with block."""
+
+    def __init__(self, jobs):
+        self.engine = LocalEngine(jobs)
+
+    def __enter__(self):
+        return self.engine
+
+    def __exit__(self, *_):
+        self.engine.close()
+
+
+def test_the_number_of_jobs_changes_no_number(tmp_path):
+    study = tiny_study(methods=ARMS, seeds=2)
+    for jobs in (1, 2):
+        with Engine(jobs) as engine:
+            carry(study, tmp_path / str(jobs), engine)
+    carry(study, tmp_path / "here")
+    found = [all_numbers(tmp_path / name) for name in ("1", "2", "here")]
+    assert len(found[0]) == 6 and found[0] == found[1] == found[2]
+
+
+def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp_path):
+    study, listener = tiny_study("Slow", seeds=2), Silent()
+    victims = []
+
+    class KillOnce(Silent):
+        def hear(self, order, event):
+            super().hear(order, event)
+            listener.said += self.said
+            if not victims and event["event"] == "progress" and lines(tmp_path / "killed") >= 3:
+                victims.append(engine._workers[0].process.pid)
+                os.kill(victims[0], signal.SIGKILL)
+
+    with Engine(1) as engine:
+        carry(study, tmp_path / "killed", engine, KillOnce())
+    carry(study, tmp_path / "whole")
+    assert victims and any("exit code -9; its run goes on from its last checkpoint" in text for text in listener.said)
+    assert all_numbers(tmp_path / "killed") == all_numbers(tmp_path / "whole")
+
+
+def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path):
+    class KillAlways(Silent):
+        def hear(self, order, event):
+            if event["event"] == "progress":
+                os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+
+    with Engine(1) as engine, pytest.raises(StudyError, match=r"baseline, seed 0, ended with exit code -9 .*fewer --jobs"):
+        carry(tiny_study("Slow", pause=0.6), tmp_path, engine, KillAlways())
+
+
+def test_a_failing_task_names_the_run_and_shows_where_it_failed(tmp_path):
+    with Engine(1) as engine, pytest.raises(StudyError, match=r"baseline, seed 0, could not go on: .*long.*(?s:.*)tiny_task|expected scalar type"):
+        carry(tiny_study("Faulty"), tmp_path, engine)
+
+
+def test_splits_of_unequal_length_are_refused(tmp_path):
+    with pytest.raises(StudyError, match=r"Broken.data\('train'\) gave 3 inputs and 2 targets"):
+        carry(tiny_study("Broken"), tmp_path)
+
+
+def test_two_processes_on_one_folder_are_refused(tmp_path):
+    (tmp_path / ".lock.json").write_text('{"process": 4711, "host": "here", "since": "12:00:00"}')
+    with (
+        FileLock(tmp_path / ".lock"),
+        pytest.raises(StudyError, match=r"another headwise is working in .*process 4711 on here.*choose another --out"),
+    ):
+        carry(tiny_study(), tmp_path)
+    carry(tiny_study(), tmp_path)
+
+
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(tmp_path):
+    out = tmp_path / "out"
+    command = ("compare", "--task", f"{PLACE}:Slow", "--seeds", "2", "--jobs", "2", "--method", ARMS[0], "--out", str(out))
+    stopped = headwise(*command)
+    wait_for(lambda: lines(out) >= 3)
+    family = psutil.Process(stopped.pid).children(recursive=True)
+    stopped.send_signal(signal.SIGINT)
+    _, said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130, said
+    assert f"The same command goes on from {out}" in said and "Traceback" not in said
+    wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
+    before = lines(out)
+    # a parent that is killed outright takes its workers with it
+    killed = headwise(*command)
+    wait_for(lambda: lines(out) > before)
+    family = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.communicate()
+    wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
+    again = headwise(*command)
+    printed, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert "DropHead(p=0.3), seed 1" in printed or "finished already" in printed
+    carry(tiny_study("Slow", methods=ARMS[:1], seeds=2).model_copy(update={"name": "Slow"}), tmp_path / "whole")
+    assert all_numbers(out) == all_numbers(tmp_path / "whole")
