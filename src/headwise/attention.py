@@ -43,12 +43,12 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     if any(m.random or m.penalizes for m in active):
         _ = call.this  # the pass is opened before any block that may be run again
-    out, weights = None, None
+    out, weights, made = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or call.sinks is not None
     if form == "fast" and not matrix and not _small(call, active):
         out = _fast(call, active)
     if out is None:
-        call.penalties.clear()
+        del call.penalties[made:]
         out, weights = _explicit(call, active, need_weights)
         call.fitted.kernels.add("explicit")
     for method in active:
@@ -65,7 +65,10 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
     for method in active:
         if method.overrides("logits"):
             if method.overrides("scores"):
-                q, k = method.scores(q, k, call)
+                edited_scores = method.scores(q, k, call)
+                if edited_scores is None:
+                    return None
+                q, k = edited_scores
                 continue
             kept = method.keep(call) if method.overrides("keep") else None
             if kept is None:
@@ -90,7 +93,7 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
         return rows.output()
     both = keep if kept_after is None else kept_after if keep is None else keep & kept_after
     attend = Fused(call, q, k, both)
-    call.fitted.kernels.add("fused")
+    call.fitted.kernels.add("fused, one coordinate wider" if attend.width else "fused")
     step: Callable[[Tensor], Tensor] = attend
     for method in edits:
         edited = method.attend(step, call)
@@ -185,7 +188,7 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
     for method in active:
         if method.overrides("logits"):
             s = method.logits(s, call)
-    a = normalize(s, call.sinks, empty=call.mask is not None)
+    a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))
     for method in active:
         if method.overrides("read"):
             method.read(a, call)

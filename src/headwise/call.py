@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,7 +104,7 @@ class Call:
         return draws.normal(self.this.key, self._salt(method, name), tuple(shape), self.q.device)
 
     def _salt(self, method: Method, name: str) -> int:
-        return self.fitted.salts[self.fitted.index(method)] + sum(ord(c) * 7919 * (i + 1) for i, c in enumerate(name))
+        return self.fitted.salts[self.fitted.index(method)] ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
         """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
@@ -227,6 +228,11 @@ class Call:
         return part
 
     whole: Call
+
+
+@torch.compiler.assume_constant_result
+def _crc(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def _causal_mean(v: Tensor, queries: int) -> Tensor:

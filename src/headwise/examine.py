@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .fitted import Fitted
+from .hosts.fused_rows import run_and_learn
 from .hosts.host import Found
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ class Observer:
     def __init__(self) -> None:
         self.seed, self.step, self.fresh = 0, 0, False
         self.samples: int | None = None
+        self.running = False
 
     def first_values(self, call: Call) -> None:
         """Nothing is carried while looking."""
@@ -65,7 +68,7 @@ def examine(model: nn.Module, found: list[Found], example: Any) -> None:
                 fitted.append((f.site, look, (f.site.heads, f.site.windowed)))
                 f.site.heads, f.site.windowed = None, False
         try:
-            run(model, example)
+            run_and_learn(found, example, partial(run, model))
         except Exception as error:
             for site, _, (heads, windowed) in fitted:
                 site.heads, site.windowed = heads, windowed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REGISTRY: dict[str, type[Method]] = {}
 
 STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
-TWINS = {"logits": ("scores", "keep"), "weights": ("attend",), "read": ("read_free",)}
+TWINS = {"logits": ("scores", "keep"), "weights": ("attend", "keep"), "read": ("read_free",)}
 
 Attend = Callable[["Tensor"], "Tensor"]
 
@@ -57,6 +57,8 @@ class Method:
             existing = REGISTRY.get(cls.__name__)
             if existing is not None and existing.__module__.startswith("headwise."):
                 raise TypeError(f"a method named {cls.__name__!r} exists already in {existing.__module__}")
+        parts = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+        cls.paper = " ".join(parts[1].split()) if len(parts) > 1 else ""
         REGISTRY[cls.__name__] = cls
 
     def __post_init__(self) -> None:

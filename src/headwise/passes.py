@@ -37,6 +37,7 @@ class Region:
     keys: dict[int, list[int]] = field(default_factory=dict)
     replay: dict[Any, dict[int, int]] = field(default_factory=dict)
     carried: dict[str, Tensor] = field(default_factory=dict)
+    sites: list[Any] = field(default_factory=list)
 
 
 _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from . import hosts
+from .examine import examine
 from .hosts.host import Found
 from .method import Method
 from .site import Site
@@ -54,6 +55,8 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
     made = Plan(methods, hosts.find(model))
     for found in made.found:
         found.site.example = example
+    if example is not None:
+        examine(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]
     if not reachable:
         raise ValueError(_no_site(model, made.found))

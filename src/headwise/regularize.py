@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from . import hosts, ledger
 from .call import Call
 from .coverage import Report, Row
-from .examine import examine
 from .fitted import Fitted
 from .hosts.host import Found
 from .method import Method
@@ -45,12 +44,9 @@ def regularize(
             names or settings are wrong; the model is untouched then.
     """
     made = plan(model, list(methods), where, allow_none, example)
-    needs_example = _unknown(made)
-    if example is not None:
-        examine(model, made.found, example)
-        needs_example = _unknown(made)
-    if needs_example:
-        raise ValueError("\n".join(needs_example))
+    problems = _unknown(made)
+    if problems:
+        raise ValueError("\n".join(problems))
     handle = Regularized(model, made, seed)
     for found in made.found:
         found.site.example = None
@@ -77,6 +73,7 @@ class Regularized:
         self.model, self.methods, self.seed = model, made.methods, seed
         self.step = 0
         self.samples: int | None = None
+        self.running = False
         self.fresh = False
         self.seen_training = False
         self.checked = False
@@ -127,9 +124,9 @@ class Regularized:
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._carried.clear()
         if module.training and torch.is_grad_enabled():
-            self.seen_training = True
+            self.seen_training = self.fresh = True
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.samples = tensors[0].shape[0] if tensors else None
+        self.samples, self.running = (tensors[0].shape[0] if tensors else None), True
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
         ledger.explain_loading(self, state, prefix, strict, lists[-1])
@@ -137,6 +134,7 @@ class Regularized:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
         self._carried.clear()
+        self.running = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)

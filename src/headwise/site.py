@@ -30,6 +30,8 @@ class Site:
         causal: whether the host declares the layer causal; None where it does not say.
         host: "transformers", "torch" or "fused".
         windowed: whether a call sees windows of the sample instead of the whole of it.
+        rows: how the rows of a call belong to samples where they are not one to one, as far as it was seen
+            ("sample-major", "window-major", ...); empty where it was not.
         qk_norm: whether the host normalises queries and keys itself.
         rope: whether rotary positions stand between the projections and the scores.
         model: the model the layer belongs to.
@@ -49,6 +51,7 @@ class Site:
     causal: bool | None = None
     host: str = ""
     windowed: bool = False
+    rows: str = ""
     qk_norm: bool = False
     rope: bool = False
     index: int = 0

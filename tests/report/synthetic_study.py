@@ -135,7 +135,14 @@ def _health(method, seed, epochs):
             for head in range(3):
                 value = 2.5 - 0.3 * depth - 0.2 * head - step / 100
                 records.append(
-                    {"site": site, "depth": depth, "head": head, "step": step, "statistic": "entropy", "value": value}
+                    {
+                        "site": site,
+                        "depth": depth,
+                        "head": head,
+                        "step": step,
+                        "statistic": "attention_entropy",
+                        "value": value,
+                    }
                 )
             cosine = 0.2 + 0.1 * depth + step / 400
             records.append(
@@ -152,8 +159,9 @@ def _health(method, seed, epochs):
             "threshold": 0.2,
         }
         words = {
-            "message": f"entropy of blocks.3.attn head 2 fell ({method}).",
-            "remedy": "SigmaReparam or QKNorm bound it.",
+            "sentence": f"entropy of blocks.3.attn head 2 fell ({method})",
+            "remedy": "SigmaReparam or QKNorm bound it",
+            "source": "made up",
         }
         records.append(alert | words)
     return records

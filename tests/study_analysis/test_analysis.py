@@ -220,11 +220,11 @@ def test_a_metric_that_is_not_finite_makes_no_pair(tmp_path):
         ),
         (
             {"methods": TWO, "effects": (0, 0.0)},
-            "In test accuracy, with 10 seeds, there is no evidence that any of 1 method differs from the baseline.",
+            "In test accuracy, with 10 seeds, there is no evidence that Other() differs from the baseline.",
         ),
         (
             {"methods": TWO, "seeds": 3},
-            "In test accuracy, with 3 seeds, it cannot be decided whether any of 1 method differs from the baseline.",
+            "In test accuracy, with 3 seeds, it cannot be decided whether Other() differs from the baseline.",
         ),
     ],
 )

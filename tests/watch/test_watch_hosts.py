@@ -35,7 +35,7 @@ def test_the_entropy_of_every_head_is_that_of_the_models_own_weights(name, paddi
     for record in watch.records():
         found.setdefault(record["site"], []).append(record["value"])
     watch.remove()
-    assert len(found) == sum(family.sites)
+    assert len(found) == family.sites[0]
     if name == "GptOss":
         pytest.skip("its weights leave the sink out, whose mass is part of the entropy: see the exactness tests")
     expected = []

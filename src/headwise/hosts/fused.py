@@ -6,7 +6,7 @@ import copy
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..site import Site
 from . import fused_call
@@ -38,6 +38,8 @@ class FusedAdapter:
         self.fitted: Fitted | None = None
         self.hooks: Hooks | None = None
         self.handles: list[Any] = []
+        # The calls seen while the model is examined on an example.
+        self.record: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedAdapter:
         twin = object.__new__(FusedAdapter)
@@ -91,9 +93,11 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
     """Find the modules whose own forward calls fused attention, and attention-like ones that do not."""
     names = {name: module for name, module in model.named_modules() if not _left(module, taken)}
     calling = {n: m for n, m in names.items() if calls(m, NAME, depth=2 if looks_like_attention(m) else 1)}
+    attention = {m for m in calling.values() if looks_like_attention(m)}
     found: dict[nn.Module, Found] = {}
     for name, module in calling.items():
-        if any(inner is not module and inner in calling.values() and looks_like_attention(inner) for inner in module.modules()):
+        # Of nested ones the innermost attention layer is the site.
+        if any(inner in attention for inner in module.modules() if inner is not module):
             continue
         name, module = _owner(name, module, names)
         found.setdefault(module, _found(model, name, module))
@@ -119,7 +123,7 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
     site.kv_heads = first_number(module, "num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads") or site.heads
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in ("q_norm", "k_norm", "norm_q", "norm_k", "qk_norm"))
     site.rope = uses(module, "rot|rope") and any(_has_rope(m) for m in model.modules())
-    if passes_true(module, "is_causal"):
+    if passes_true(module, "is_causal") or True in (getattr(module, "is_causal", None), getattr(module, "causal", None)):
         site.causal = True
     declared(model, site)
     if getattr(module, "fused_attn", True) is False:

@@ -140,7 +140,10 @@ def routed(
     fitted = adapter.fitted
     assert fitted is not None
     training = fitted.site.module.training
-    shape = Shape.of(fitted, adapter.heads, query, key)
+    if adapter.record is not None:
+        entered = fitted.last_hidden
+        adapter.record.append((query, key, value, 0 if entered is None else entered.shape[0]))
+    shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
     adapter.limits.check(fitted.site, q, k, is_causal, training)
     samples = samples_of(fitted, adapter.limits, shape, q.shape[0])

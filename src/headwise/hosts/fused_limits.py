@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .fused_shape import EXAMPLE, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Shape, batch
+from .fused_shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Shape, batch
 
 if TYPE_CHECKING:
     from ..fitted import Fitted
@@ -67,7 +67,7 @@ def samples_of(fitted: Fitted, limits: Limits, shape: Shape, rows: int) -> int |
     Raises:
         RuntimeError: where a method needs to know and the rows cannot be shared out to the samples of the batch.
     """
-    site, order = fitted.site, fitted.site.tags.get("rows")
+    site, order = fitted.site, fitted.site.rows
     whole, seen = batch(fitted), shape.samples
     if order == OWN:
         return None
@@ -81,7 +81,7 @@ def samples_of(fitted: Fitted, limits: Limits, shape: Shape, rows: int) -> int |
                            f"and there {limits.windows}; {_OUT}")
     if limits.per_sample is None:
         return None
-    if samples is None or rows % samples or (seen is None and order not in (SAMPLE_MAJOR, WINDOW_MAJOR)):
+    if samples is None or rows % samples or (seen is None and order not in (SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED)):
         raise RuntimeError(_unknown(fitted, limits, rows, samples, order))
     return samples
 

@@ -12,8 +12,9 @@ from .. import passes
 if TYPE_CHECKING:
     from ..fitted import Fitted
     from ..site import Site
+    from .fused import FusedAdapter
 
-# What an example showed of a site's rows, kept in its tags under "rows".
+# What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
 EXAMPLE = (
     "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or leave the site "
@@ -36,20 +37,21 @@ class Shape:
         self.window_major = samples
 
     @classmethod
-    def of(cls, fitted: Fitted, heads: int | None, q: Tensor, k: Tensor) -> Shape:
+    def of(cls, adapter: FusedAdapter, q: Tensor, k: Tensor) -> Shape:
         """Read the layout of a call off its queries and keys and the number of heads the module declares.
 
         Raises:
             RuntimeError: where the dimension of heads cannot be told.
         """
-        site = fitted.site
+        fitted, site = adapter.fitted, adapter.site
+        assert fitted is not None
         if q.dim() > 4:
-            return cls(q.shape, _heads_at(site, heads, q, k))
+            return cls(q.shape, _heads_at(site, adapter.heads, q, k))
         if q.dim() == 4:
-            samples = batch(fitted) if site.tags.get("rows") == WINDOW_MAJOR else None
+            samples = batch(fitted) if site.rows == WINDOW_MAJOR else None
             return cls(q.shape, 1, samples=samples)
-        if q.dim() == 3 and heads is not None and heads > 1:
-            return cls(q.shape, None, _folded(fitted, heads, q))
+        if q.dim() == 3 and adapter.heads is not None and adapter.heads > 1:
+            return cls(q.shape, None, _folded(adapter, fitted, adapter.heads, q))
         return cls(q.shape, None)
 
     def to4(self, x: Tensor) -> Tensor:
@@ -122,13 +124,13 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     return places[0]
 
 
-def _folded(fitted: Fitted, heads: int, q: Tensor) -> int:
+def _folded(adapter: FusedAdapter, fitted: Fitted, heads: int, q: Tensor) -> int:
     """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
-    order = fitted.site.tags.get("rows")
-    if order == FOLDED and q.shape[0] % heads == 0:
-        return heads
+    order = fitted.site.rows
     if order == OWN or q.shape[0] % heads:
         return 0
+    if order == FOLDED or adapter.record is not None:
+        return heads
     samples = batch(fitted)
     raise RuntimeError(
         f"{fitted.site.name} has {heads} heads and calls attention with q of shape {tuple(q.shape)}"

@@ -14,10 +14,11 @@ def answer(analysis: dict) -> str:
     if not total:
         return f"Only {analysis['baseline']} was run, with {seeds}: there is nothing to compare."
     start = f"{'In' if analysis['complete'] else 'So far, in'} {label}, with {seeds}"
+    whole = f"any of {total} methods" if total > 1 else next(iter(by_verdict.values()))[0]
     if len(by_verdict.get("no evidence", [])) == total:
-        text = f"{start}, there is no evidence that any of {count(total, 'method')} differs from the baseline."
+        text = f"{start}, there is no evidence that {whole} differs from the baseline."
     elif len(by_verdict.get("undecided", [])) == total:
-        text = f"{start}, it cannot be decided whether any of {count(total, 'method')} differs from the baseline."
+        text = f"{start}, it cannot be decided whether {whole} differs from the baseline."
     else:
         text = f"{start}: {'; '.join(_clauses(by_verdict))}."
     return " ".join([text, *_divergences(analysis)])

@@ -6,12 +6,30 @@ matters, a second mark beside colour (shape, dash or text).
 
 from __future__ import annotations
 
+import functools
+import re
+
 from headwise.report.optional import load
 
 ROW = 22  # pixels of a heat map's row
 NARROW_LABELS = 110  # pixels that an axis label may take, so that a chart stays legible at 400 px
 
 
+def _specification(build):
+    """Make a function that builds an Altair chart return its Vega-Lite dictionary, six times faster: without Altair's validation.
+
+    The tests validate a chart of each kind.
+    """
+
+    @functools.wraps(build)
+    def specify(*arguments, **settings) -> dict:
+        with load("altair.utils.schemapi", "study").debug_mode(False):
+            return build(*arguments, **settings).to_dict(validate=False)
+
+    return specify
+
+
+@_specification
 def heat_map(
     rows,
     *,
@@ -24,7 +42,7 @@ def heat_map(
     tooltip=(),
     reading: str | None = None,
 ):
-    """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
+    """Return a heat map (a Vega-Lite dictionary, as all charts here) of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
     `tooltip` names further fields to show on hover; a list under "spectrum" is drawn below the chart for the cell pointed at when
     the figure is given `trace`. `reading` names a numeric field (the step): a slider then chooses which reading is shown.
@@ -41,8 +59,20 @@ def heat_map(
         position = alt.param(name="position", value=max(len(steps) - 1, 0), bind=slider)
         base = base.add_params(position).transform_filter("datum.position == position")
     chart = base.mark_rect(cursor="crosshair").encode(
-        x=alt.X(x, type="ordinal", title=x, axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
-        y=alt.Y(y, type="ordinal", title=y, axis=alt.Axis(labelLimit=NARROW_LABELS, domain=False, ticks=False)),
+        x=alt.X(
+            x,
+            type="ordinal",
+            title=x,
+            sort=_in_order(rows, x),
+            axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False),
+        ),
+        y=alt.Y(
+            y,
+            type="ordinal",
+            title=y,
+            sort=_in_order(rows, y),
+            axis=alt.Axis(labelLimit=NARROW_LABELS, domain=False, ticks=False),
+        ),
         color=alt.Color(
             value,
             type="quantitative",
@@ -67,6 +97,17 @@ def heat_map(
     return chart
 
 
+def _in_order(rows, name: str) -> list:
+    """Return the values of a field so that "10 · 2" follows "9 · 11"."""
+
+    def parts(value):
+        return [
+            (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", str(value)) if part
+        ]
+
+    return sorted({row[name] for row in rows}, key=parts)
+
+
 def _with_positions(rows, reading):
     rows = [dict(row) for row in rows]
     steps = sorted({row[reading] for row in rows}) if reading else []
@@ -76,6 +117,7 @@ def _with_positions(rows, reading):
     return rows, steps
 
 
+@_specification
 def forest(rows, *, title: str):
     """Return the paired differences as a forest plot.
 
@@ -117,6 +159,7 @@ def _verdict_scale(alt, otherwise: str):
     )
 
 
+@_specification
 def curves(rows, *, x: str, y: str, domain=None, broken=()):
     """Return learning curves: the mean of each series over seeds with its band, method against baseline, train against test.
 
@@ -167,6 +210,7 @@ def _broken(alt, broken, across, scale, y):
     ]
 
 
+@_specification
 def lines(
     rows, *, x: str, y: str, series: str | None = None, log_x: bool = False, log_y: bool = False, points: bool = False
 ):

@@ -34,8 +34,13 @@ class RunFolder:
         return read_lines(self.path / "metrics.jsonl")
 
     def health(self) -> list[dict]:
-        """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched."""
-        return read_lines(self.path / "health.jsonl")
+        """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
+
+        A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
+        """
+        records = read_lines(self.path / "health.jsonl", torn_anywhere=True)
+        named = ("alert", "statistic", "site", "head", "step")
+        return list({tuple(record.get(name) for name in named): record for record in records}.values())
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,10 @@ def read_json(path: Path) -> dict:
         ) from error
 
 
-def read_lines(path: Path) -> list[dict]:
+def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict]:
     """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
 
-    Raises ValueError for a damaged line before the last.
+    Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
     """
     if not path.is_file():
         return []
@@ -147,7 +152,7 @@ def read_lines(path: Path) -> list[dict]:
         try:
             records.append(json.loads(line))
         except ValueError as error:
-            if number == len(lines):
-                break
+            if torn_anywhere or number == len(lines):
+                continue
             raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
     return records

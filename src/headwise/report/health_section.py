@@ -7,7 +7,7 @@ import math
 from headwise.report.charts import heat_map, lines
 from headwise.report.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
 
-READINGS = 24  # shown per run, evenly spaced, first and last included: more would not be told apart on a screen
+READINGS = 16  # shown per run, evenly spaced, first and last included: more would not be told apart on a screen
 ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
 
 
@@ -46,7 +46,8 @@ def _alerts(alerts, watched: int):
 
 
 def _words(record: dict) -> Cell:
-    return Cell(" ".join(str(record[key]) for key in ("message", "sentence", "remedy") if record.get(key)) or None)
+    parts = [str(record[key]) for key in ("sentence", "remedy") if record.get(key)]
+    return Cell("; ".join(parts) or None, small=str(record.get("source") or ""))
 
 
 def _maps(run, records: list[dict]):
@@ -67,20 +68,27 @@ def _maps(run, records: list[dict]):
 def _map(name: str, records: list[dict]) -> list:
     """Return one map, or two where heads are read more than once: every head over steps, and layer × head at a chosen step."""
     steps = thin(sorted({record["step"] for record in records}))
-    kept = [record for record in records if record["step"] in set(steps)]
+    named = _layers(records)
     rows = [
-        {"layer": _layer(record), "head": _head(record), "step": record["step"], "value": record["value"]}
-        for record in kept
+        {
+            "layer": named(record),
+            "head": _head(record),
+            "step": record["step"],
+            "value": float(f"{record['value']:.4g}"),
+        }
+        for record in records
+        if record["step"] in set(steps)
     ]
-    style = {"value_title": name, "legend_title": "", "domain": _span([record["value"] for record in records])}
+    title = _with_unit(name)
+    style = {"value_title": title, "legend_title": "", "domain": _span([record["value"] for record in records])}
     if all(row["head"] == "all" for row in rows):
-        return [figure(heat_map(rows, x="step", y="layer", **style), title=f"{name}, layer over steps")]
+        return [figure(heat_map(rows, x="step", y="layer", **style), title=title, caption="Layer over steps.")]
     if len(steps) == 1:
-        return [figure(heat_map(rows, **style), title=f"{name}, layer × head at step {steps[0]}")]
-    over_time = [row | {"head": f"{row['layer']} · {row['head']}"} for row in rows]
+        return [figure(heat_map(rows, **style), title=title, caption=f"Layer × head at step {steps[0]}.")]
+    over_time = [row | {"layer · head": f"{row['layer']} · {row['head']}"} for row in rows]
     return [
-        figure(heat_map(over_time, x="step", y="head", **style), title=f"{name}, layer · head over steps"),
-        figure(heat_map(rows, reading="step", **style), title=f"{name}, layer × head"),
+        figure(heat_map(over_time, x="step", y="layer · head", **style), title=title, caption="Every head over steps."),
+        figure(heat_map(rows, reading="step", **style), title=title, caption="Layer × head at the chosen step."),
     ]
 
 
@@ -101,12 +109,27 @@ def _loss(run):
     if not rows:
         return prose(["This run recorded no loss."])
     return figure(
-        lines(rows, x="step", y="loss", series="split"), title="loss", caption="At the end of every epoch, over steps."
+        lines(rows, x="step", y="loss", series="split"),
+        title="loss (nats)",
+        caption="At the end of every epoch, over steps.",
     )
 
 
-def _layer(record: dict):
-    return record["depth"] if record.get("depth") is not None else record.get("site", "?")
+def _with_unit(name: str) -> str:
+    from headwise.statistics import STATISTICS
+
+    words = name.replace("_", " ")
+    return f"{words} ({STATISTICS[name].unit})" if name in STATISTICS else words
+
+
+def _layers(records: list[dict]):
+    """Return how a record's layer is named: by depth, or by its site where several sites share a depth (encoder and decoder)."""
+    at_depth: dict[int, set[str]] = {}
+    for record in records:
+        at_depth.setdefault(record.get("depth"), set()).add(record.get("site"))
+    if None in at_depth or any(len(sites) > 1 for sites in at_depth.values()):
+        return lambda record: str(record.get("site"))
+    return lambda record: record["depth"]
 
 
 def _head(record: dict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from headwise.report.charts import forest
 from headwise.report.formats import MINUS, label_of, mebibytes, milliseconds, p_value, unit_of
 from headwise.report.health_section import health_sections
@@ -116,6 +118,7 @@ def difference_cells(entry: dict | None, unit) -> list[Cell]:
     if entry is None:
         return [Cell("–"), Cell("–"), Cell("–", value=None)]
     tone = entry["verdict"] if entry["verdict"] in ("better", "worse") else "plain"
+    text, detail = re.fullmatch(r"(.+?)((?: with | \().*)?", entry["verdict_text"]).groups(default="")
     return [
         Cell(
             unit.number(entry["mean"], signed=True),
@@ -123,7 +126,7 @@ def difference_cells(entry: dict | None, unit) -> list[Cell]:
             small=unit.interval(entry["low"], entry["high"], signed=True),
         ),
         Cell(p_value(entry["p_corrected"]), entry["p_corrected"]),
-        Cell(SIGNS.get(entry["verdict"], "") + entry["verdict_text"], tone=tone),
+        Cell(SIGNS.get(entry["verdict"], "") + text, tone=tone, small=detail),
     ]
 
 

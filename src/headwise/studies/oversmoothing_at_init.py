@@ -142,13 +142,19 @@ def compare(measured: list[dict], seeds: int) -> list[dict]:
 def _paragraphs(compared: list[dict], measured: list[dict], seeds: int) -> list[str]:
     by_arm = {row["arm"]: row for row in compared}
     base = by_arm.pop(BASELINE)["final"]["mean"]
-    ends = [f"{label} {row['final']['mean']:.3f} (lower in {row['lower']} of {seeds})" for label, row in by_arm.items()]
+    best = min(by_arm.values(), key=lambda row: row["final"]["mean"])
+    others = [
+        f"{label} {row['final']['mean']:.3f} (lower in {row['lower']} of {seeds})"
+        for label, row in by_arm.items()
+        if row is not best
+    ]
     first = next(found for found in measured if found["arm"] == BASELINE)["cosine"][0]
     outputs = {(found["arm"], found["seed"]): found["output"] for found in measured}
     unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
     return [
-        f"After {DEPTH} random blocks the token cosine is {base:.3f} in the plain model (mean of {seeds}); with {'; '.join(ends)}.",
-        f"The tokens start with a cosine of {first:.3f}: they are drawn independently.",
+        f"Of all arms {best['arm']} leaves the tokens of a random {DEPTH}-block model least alike: a final token cosine of "
+        f"{best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of {seeds} models.",
+        f"The others end at: {'; '.join(others)}. The tokens start with a cosine of {abs(first):.3f} in size: they are drawn independently.",
         f"FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in {unchanged} of {seeds} models. "
         f"The arm with a gain of {GAIN:g} on what differs from the mean over tokens shows how it acts once it has learned such a gain.",
         "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
@@ -187,7 +193,7 @@ def _chart(measured: list[dict], key: str, title: str) -> dict:
                 {"blocks passed": depth, title: sum(curve[depth] for curve in curves) / len(curves), "arm": label}
             )
     return {
-        "title": f"{title} by depth, mean over models",
+        "title": f"{title.capitalize()} by depth, mean over models",
         "x": "blocks passed",
         "y": title,
         "series": "arm",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+import headwise
+
 from ..fitted import Fitted
 from ..plan import Where, _selection, handle
-from ..regularize import Regularized, regularize
 from ..statistics import STATISTICS
+
+if TYPE_CHECKING:
+    from ..regularize import Regularized
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -35,7 +39,8 @@ class Places:
         try:
             self.handle = handle(inner)
         except ValueError:
-            self.handle = self._own = regularize(inner, where=where, allow_none=True)
+            # The package's name is the function, whatever was imported before; the module of that name would hide it.
+            self.handle = self._own = headwise.regularize(inner, where=where, allow_none=True)
             self.fitted = list(self._own.fitted)
             return
         self.fitted = self._beside(where)

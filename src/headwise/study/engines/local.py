@@ -74,24 +74,26 @@ class LocalEngine:
                     continue
 
     def _receive(self) -> Iterator[dict[str, Any]]:
-        pipes = {worker.pipe: number for number, worker in enumerate(self._workers)}
-        ends = {worker.process.sentinel: number for number, worker in enumerate(self._workers)}
-        ready = wait([*pipes, *ends])
-        for item in ready:
-            if item in pipes:
-                worker = self._workers[pipes[item]]
-                try:
-                    event = worker.pipe.recv()
-                except (EOFError, OSError):
-                    continue
+        """Wait until something happened and give what the workers told; a worker that ended is replaced."""
+        wait([item for worker in self._workers for item in (worker.pipe, worker.process.sentinel)])
+        for number, worker in enumerate(self._workers):
+            alive = worker.process.is_alive()
+            # the last words of a worker that ended come before its replacement
+            yield from self._read(worker)
+            if not alive:
+                yield from self._replace(number)
+
+    def _read(self, worker: _Worker) -> Iterator[dict[str, Any]]:
+        try:
+            while worker.pipe.poll():
+                event = worker.pipe.recv()
                 event["run"] = worker.order.identity
                 if event["event"] in ("done", "failed"):
                     worker.order = None
                 yield event
-        for item in ready:
-            # a pipe may still hold the last words of a worker that ended: they are read first
-            if item in ends and not self._workers[ends[item]].pipe.poll():
-                yield from self._replace(ends[item])
+        except (EOFError, OSError):
+            # it ended, in the middle of a word perhaps: its sentinel tells
+            return
 
     def _replace(self, number: int) -> Iterator[dict[str, Any]]:
         worker = self._workers[number]

@@ -1,0 +1,48 @@
+"""Take the README's picture of a report: the top of report.html as a small PNG, in light and in dark.
+
+    python docs/picture_of_report.py results/digits docs/report.png
+
+Needs playwright and a Chromium on this machine (`pip install playwright`; HEADWISE_CHROMIUM names another executable).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+SIZE = {"width": 1120, "height": 1240}
+
+
+def take(report: Path, picture: Path, scheme: str) -> None:
+    """Write the top of the report, drawn in the given colour scheme, to `picture`."""
+    executable = os.environ.get("HEADWISE_CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("html[data-charts=ready]")
+        page.screenshot(path=picture)
+        browser.close()
+
+
+def main() -> None:
+    """Read the command line and take both pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="the folder of a study, with its report.html")
+    parser.add_argument(
+        "picture", type=Path, help="where to write the light picture; the dark one gets -dark in its name"
+    )
+    given = parser.parse_args()
+    report = given.folder / "report.html"
+    if not report.is_file():
+        parser.error(f"{report} does not exist; make it with: headwise report {given.folder}")
+    take(report, given.picture, "light")
+    take(report, given.picture.with_stem(given.picture.stem + "-dark"), "dark")
+
+
+if __name__ == "__main__":
+    main()

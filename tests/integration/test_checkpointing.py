@@ -1,0 +1,168 @@
+"""Activation checkpointing, accumulation and several forwards: the same gradients and one penalty."""
+
+import pytest
+import torch
+from small_models import HOSTS, Own, fresh
+from torch.utils.checkpoint import checkpoint
+
+import headwise
+from headwise import methods as shelf
+from headwise.method import REGISTRY
+
+NAMES = list(shelf.__all__)
+
+
+class Checkpointed(Own):
+    """Runs its blocks under activation checkpointing: each apart, or all in one region."""
+
+    mode = "none"
+
+    def forward(self, x):
+        if self.mode == "none":
+            return super().forward(x)
+        reentrant = self.mode == "reentrant"
+        if self.mode == "whole":
+            return self.head(checkpoint(self.stack, x, use_reentrant=False))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=reentrant)
+        return self.head(x)
+
+    def stack(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def make(name, settings=None):
+    torch.manual_seed(0)
+    model = Checkpointed().train()
+    cls = REGISTRY[name]
+    handle = headwise.regularize(model, cls(**(settings or cls.strong)), example=torch.randn(2, 5, 32))
+    return model, handle
+
+
+def inputs():
+    return torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(7), requires_grad=True)
+
+
+def gradients(model, handle, mode, forwards=1):
+    model.mode = mode
+    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    model.zero_grad()
+    outs = [model(inputs()) for _ in range(forwards)]
+    penalty = handle.loss()
+    loss = sum(out.square().mean() for out in outs)
+    if forwards == 2:
+        # R-Drop's shape: two draws of the same batch in one loss.
+        loss = loss + (outs[0] - outs[1]).square().mean()
+    (loss + penalty).backward()
+    assert float(handle.loss().detach()) == 0.0 or not REGISTRY[type(handle.methods[0]).__name__].overrides("read"), "a recompute was counted again"
+    return penalty.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["each", "whole"])
+@pytest.mark.parametrize("forwards", [1, 2])
+def test_checkpointing_gives_the_same_gradients_and_one_penalty(name, mode, forwards):
+    model, handle = make(name)
+    plain_penalty, plain = gradients(model, handle, "none", forwards)
+    penalty, got = gradients(model, handle, mode, forwards)
+    torch.testing.assert_close(penalty, plain_penalty)
+    assert got.keys() == plain.keys()
+    for key in plain:
+        torch.testing.assert_close(got[key], plain[key], rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reentrant_checkpointing_is_the_same_or_refused_by_name(name):
+    model, handle = make(name)
+    _, plain = gradients(model, handle, "none")
+    cls = REGISTRY[name]
+    try:
+        _, got = gradients(model, handle, "reentrant")
+    except RuntimeError as error:
+        assert "use_reentrant=False" in str(error) and name in str(error)
+        assert cls.random or cls.penalizes or cls.carries
+    else:
+        for key in plain:
+            torch.testing.assert_close(got[key], plain[key], rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", ["DropHead", "EntropyPenalty", "DropColumn", "InputNoise", "AttentionNormPenalty"])
+def test_a_compiled_block_under_checkpointing_repeats_its_draws(name):
+    torch._dynamo.reset()
+    model, handle = make(name)
+    plain_penalty, plain = gradients(model, handle, "none")
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    penalty, got = gradients(model, handle, "each")
+    torch.testing.assert_close(penalty, plain_penalty, rtol=1e-4, atol=1e-6)
+    for key in plain:
+        torch.testing.assert_close(got[key], plain[key], rtol=1e-3, atol=1e-5, msg=key)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing_inside_a_compiled_graph_is_the_same_or_refused(name):
+    torch._dynamo.reset()
+    model, handle = make(name)
+    plain_penalty, plain = gradients(model, handle, "none")
+    compiled = torch.compile(model, backend="aot_eager")
+    model.mode = "each"
+    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    model.zero_grad()
+    try:
+        out = compiled(inputs())
+        penalty = handle.loss()
+        (out.square().mean() + penalty).backward()
+    except Exception as error:
+        text = str(error)
+        assert "checkpoint" in text.lower(), text
+    else:
+        torch.testing.assert_close(penalty.detach(), plain_penalty, rtol=1e-4, atol=1e-6)
+        for key in plain:
+            got = dict(model.named_parameters())[key].grad
+            torch.testing.assert_close(got, plain[key], rtol=1e-3, atol=1e-5, msg=key)
+    torch._dynamo.reset()
+
+
+def test_accumulated_micro_batches_draw_apart_and_sum_their_penalties():
+    model, handle = make("EntropyPenalty")
+    parts = []
+    for _ in range(2):
+        out = model(inputs())
+        parts.append(handle.loss())
+        (out.mean() + parts[-1]).backward()
+    model(inputs())
+    model(inputs())
+    torch.testing.assert_close(handle.loss().detach(), sum(p.detach() for p in parts))
+    model, handle = make("DropHead", {"p": 0.5})
+    assert not torch.equal(model(inputs()), model(inputs()))
+
+
+def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
+    from headwise import attention
+
+    results = []
+    for limit in (1 << 24, 200):
+        monkeypatch.setattr(attention, "WHOLE", limit)
+        model, handle = make("DropKey", {"p": 0.5, "unit": "element"})
+        results.append(gradients(model, handle, "none"))
+    for key in results[0][1]:
+        torch.testing.assert_close(results[0][1][key], results[1][1][key], rtol=1e-4, atol=1e-6)
+
+
+def test_transformers_checkpointing_repeats_the_draws():
+    host = HOSTS["llama"]
+    model = fresh(host)
+    handle = headwise.regularize(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+        model.zero_grad()
+        (host.run(model).square().mean() + handle.loss()).backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    for key in found[0]:
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=1e-6)

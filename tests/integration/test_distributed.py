@@ -1,0 +1,164 @@
+"""DDP and FSDP2 on two gloo processes against one process with the joined batch."""
+
+import os
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from small_models import HOSTS, fresh
+
+import headwise
+from headwise import methods as shelf
+from headwise.method import REGISTRY
+
+NAMES = list(shelf.__all__)
+EXACT = [name for name in NAMES if not REGISTRY[name].random]
+
+
+def batch(padded):
+    generator = torch.Generator().manual_seed(11)
+    ids = torch.randint(1, 50, (4, 9), generator=generator)
+    mask = torch.ones_like(ids)
+    if padded:
+        # Unequal shards: the first half is almost whole, the second mostly padding.
+        mask[0, 8:], mask[2, 3:], mask[3, 2:] = 0, 0, 0
+    return ids, mask
+
+
+def step_gradients(name, rank, world, padded, steps=2):
+    model = fresh(HOSTS["bert-padded"])
+    cls = REGISTRY[name]
+    handle = headwise.regularize(model, cls(**cls.strong), example={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    wrapped = model
+    if world > 1:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    ids, mask = batch(padded)
+    size = len(ids) // world
+    ids, mask = ids[rank * size : (rank + 1) * size], mask[rank * size : (rank + 1) * size]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    grads = {}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = wrapped(input_ids=ids, attention_mask=mask).logits
+        (out.mean() + handle.loss()).backward()
+        grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        handle.after_step()
+    return grads, {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def _ddp(rank, port, folder, jobs):
+    _start(rank, port)
+    for i, (name, padded) in enumerate(jobs):
+        try:
+            found = step_gradients(name, rank, 2, padded)
+            if rank == 0:
+                torch.save(found, folder / f"{i}.pt")
+        except Exception:
+            (folder / f"{i}.{rank}.error").write_text(traceback.format_exc())
+            raise
+    torch.distributed.destroy_process_group()
+
+
+def _start(rank, port):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def _spawn(worker, *args):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(worker, (port, *args), nprocs=2)
+
+
+@pytest.fixture(scope="module")
+def ddp():
+    folder = Path(tempfile.mkdtemp())
+    jobs = [(name, padded) for name in EXACT for padded in (False, True)]
+    _spawn(_ddp, folder, jobs)
+    return {job: torch.load(folder / f"{i}.pt", weights_only=True) for i, job in enumerate(jobs)}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("padded", [False, True])
+def test_two_processes_equal_one_with_the_joined_batch(ddp, name, padded):
+    grads, parameters = step_gradients(name, 0, 1, padded)
+    got_grads, got_parameters = ddp[name, padded]
+    for key, value in grads.items():
+        scale = max(1.0, float(value.abs().max()))
+        assert (got_grads[key] - value).abs().max() <= 1e-6 * scale, key
+    for key, value in parameters.items():
+        assert (got_parameters[key] - value).abs().max() <= 1e-6 * max(1.0, float(value.abs().max())), key
+
+
+def _fsdp(rank, port, folder, names):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    _start(rank, port)
+    mesh = init_device_mesh("cpu", (2,))
+    for name in names:
+        result = {}
+        try:
+            model = fresh(HOSTS["own"])
+            cls = REGISTRY[name]
+            handle = headwise.regularize(model, cls(**cls.strong), example=HOSTS["own"].example())
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            losses, norms = _train(model, handle)
+            result = {"losses": losses, "norms": norms}
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        if rank == 0:
+            torch.save(result, folder / f"{name}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _train(model, handle, steps=3):
+    """Every process sees the whole batch, so that the mean over processes is the one-process gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses, norms = [], []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = HOSTS["own"].run(model).square().mean() + handle.loss()
+        loss.backward()
+        norms.append(float(sum(_full(p.grad).square().sum() for p in model.parameters() if p.grad is not None).sqrt()))
+        optimizer.step()
+        handle.after_step()
+        losses.append(float(loss.detach()))
+    return losses, norms
+
+
+def _full(grad):
+    return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+
+
+@pytest.fixture(scope="module")
+def fsdp():
+    folder = Path(tempfile.mkdtemp())
+    _spawn(_fsdp, folder, NAMES)
+    return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sharded_training_gives_the_loss_of_one_process_or_is_refused_by_name(fsdp, name):
+    result = fsdp[name]
+    if "error" in result:
+        assert name in result["error"] and "FSDP" in result["error"], result["error"]
+        return
+    cls = REGISTRY[name]
+    model = fresh(HOSTS["own"])
+    handle = headwise.regularize(model, cls(**cls.strong), example=HOSTS["own"].example())
+    losses, norms = _train(model, handle)
+    if cls.random:
+        assert all(torch.isfinite(torch.tensor(result["losses"])))
+    else:
+        assert result["losses"] == pytest.approx(losses, rel=1e-4)
+        assert result["norms"] == pytest.approx(norms, rel=1e-3)

@@ -1,0 +1,277 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from small_models import HOSTS, Own, fresh
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import headwise
+from headwise.statistics import STATISTICS
+
+VECTORS = torch.randn(6, 9, 32, generator=torch.Generator().manual_seed(1))
+
+
+def train(model, run, steps=5, watch=None, micro=1):
+    """Trains a few steps and gives the losses; `run(model, part)` gives the output of one micro-batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    torch.manual_seed(3)
+    for _ in range(steps):
+        for part in range(micro):
+            loss = run(model, part).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if watch is not None:
+            watch.step()
+    return losses
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def by_key(records):
+    return {(r["site"], r["head"], r["step"], r["statistic"]): r["value"] for r in records}
+
+
+def assert_same_figures(found, expected, tolerance=1e-5):
+    found, expected = by_key(found), by_key(expected)
+    assert found.keys() == expected.keys()
+    assert found
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=tolerance, abs=tolerance), key
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_losses_and_weights_are_equal_to_the_bit_with_and_without_watching(name):
+    host = HOSTS[name]
+    plain, watched = fresh(host), fresh(host)
+    watch = headwise.watch(watched, every=2, on_alert=None)
+    assert train(watched, lambda m, _: host.run(m), watch=watch) == train(plain, lambda m, _: host.run(m))
+    assert all(torch.equal(a, b) for a, b in zip(weights(watched), weights(plain)))
+    assert {r["step"] for r in watch.records()} == {0, 2, 4}
+    assert {r["site"] for r in watch.records()} == set(watch.reasons())
+
+
+@pytest.mark.parametrize("text", ["DropHead(p=0.3)", "DropKey(p=0.3)", "QKNorm()", "RelaxedAttention(gamma=0.2) + SoftCap(cap=3.0)"])
+def test_watching_a_regularized_model_changes_no_bit_either(text):
+    losses = []
+    for watched in (False, True):
+        model = fresh(HOSTS["own"])
+        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"])
+        watch = headwise.watch(model, every=2, on_alert=None) if watched else None
+        losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
+    assert losses[0] == losses[1]
+    assert {r["site"] for r in watch.records()} == {"blocks.0.attn", "blocks.1.attn", "blocks.2.attn"}
+    watch.remove()
+    assert not handle.removed
+    assert handle.fitted[0].observer is None
+
+
+@pytest.mark.parametrize("text", ["Temperature(value=0.5)", "SoftCap(cap=0.4)", "Temperature(value=0.5) + SoftCap(cap=0.4)"])
+def test_logits_are_read_as_the_methods_leave_them(text):
+    figures = {}
+    for methods in ("", text):
+        model = fresh(HOSTS["own-causal"])
+        if methods:
+            headwise.regularize(model, *headwise.parse(methods))
+        watch = headwise.watch(model, every=1, on_alert=None, statistics=["max_logit"])
+        model(VECTORS)
+        watch.step()
+        figures[methods] = torch.tensor([r["value"] for r in watch.records() if r["site"] == "blocks.0.attn"])
+    expected = figures[""]
+    if "Temperature" in text:
+        expected = expected / 0.5
+    if "SoftCap" in text:
+        expected = 0.4 * torch.tanh(expected / 0.4)
+    torch.testing.assert_close(figures[text], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["own", "llama-left-padded"])
+def test_a_compiled_model_gets_one_more_graph_and_no_break(name):
+    host = HOSTS[name]
+    plain, watched = fresh(host), fresh(host)
+    torch._dynamo.reset()
+    expected = train(plain, lambda m, _: host.run(torch.compile(m, fullgraph=True, backend="aot_eager")))
+    alone = train(fresh(host), lambda m, _: host.run(m), steps=1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    watch = headwise.watch(watched, every=2, on_alert=None)
+    found = train(watched, lambda m, _: host.run(torch.compile(m, fullgraph=True, backend="aot_eager")), watch=watch)
+    assert found == expected
+    assert found[0] == pytest.approx(alone[0])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    eager = fresh(host)
+    again = headwise.watch(eager, every=2, on_alert=None)
+    train(eager, lambda m, _: host.run(m), watch=again)
+    first = [r for r in watch.records() if r["step"] == 0]
+    assert_same_figures(first, [r for r in again.records() if r["step"] == 0], 1e-4)
+    torch._dynamo.reset()
+
+
+class Checkpointed(Own):
+    """Runs each block under activation checkpointing."""
+
+    reentrant = False
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_that_checkpointing_runs_again_is_counted_once(reentrant):
+    plain = fresh(HOSTS["own"])
+    whole = headwise.watch(plain, every=1, on_alert=None)
+    losses = train(plain, lambda m, _: m(VECTORS), steps=2, watch=whole)
+    torch.manual_seed(0)
+    model = Checkpointed().train()
+    model.reentrant = reentrant
+    watch = headwise.watch(model, every=1, on_alert=None)
+    calls = []
+    recorder = watch._recorder
+    monkey = recorder.take
+
+    def counting(call, out):
+        calls.append(call.site.name)
+        monkey(call, out)
+
+    recorder.take = counting
+    x = VECTORS.clone().requires_grad_()
+    assert train(model, lambda m, _: m(x), steps=2, watch=watch) == losses
+    assert len(calls) == 2 * 2 * 3, "the recompute did not pass the site: this test tests nothing"
+    assert_same_figures(watch.records(), whole.records())
+
+
+def test_micro_batches_of_one_step_are_averaged():
+    parts = VECTORS.split(2)
+    whole, part = fresh(HOSTS["own"]), fresh(HOSTS["own"])
+    first = headwise.watch(whole, every=1, on_alert=None)
+    train(whole, lambda m, _: m(VECTORS), steps=1, watch=first)
+    second = headwise.watch(part, every=1, on_alert=None)
+    train(part, lambda m, i: m(parts[i]), steps=1, watch=second, micro=3)
+    assert_same_figures(second.records(), first.records())
+
+
+def test_evaluation_between_steps_is_not_read():
+    model = fresh(HOSTS["own"])
+    watch = headwise.watch(model, every=1, on_alert=None)
+    model(VECTORS)
+    model.eval()
+    with torch.no_grad():
+        model(VECTORS * 9)
+    model.train()
+    watch.step()
+    other = fresh(HOSTS["own"])
+    alone = headwise.watch(other, every=1, on_alert=None)
+    other(VECTORS)
+    alone.step()
+    assert_same_figures(watch.records(), alone.records())
+
+
+def test_an_idle_watch_runs_the_same_operators():
+    def operators(model):
+        model.zero_grad()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            model(VECTORS).square().mean().backward()
+        return [event.name for event in seen.events()]
+
+    model = fresh(HOSTS["own"])
+    plain = operators(model)
+    watch = headwise.watch(model, every=10, on_alert=None)
+    armed = operators(model)
+    watch.step()
+    assert operators(model) == plain
+    assert len(armed) > len(plain)
+
+
+def test_removing_the_watch_leaves_no_trace():
+    model = fresh(HOSTS["own"])
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    hooks = {name: len(module._forward_pre_hooks) + len(module._forward_hooks) for name, module in model.named_modules()}
+    keys, function = list(model.state_dict()), torch.nn.functional.scaled_dot_product_attention
+    watch = headwise.watch(model, every=1, on_alert=None)
+    output = model(VECTORS)
+    held = weakref.ref(watch._recorder)
+    assert any(len(m._forward_pre_hooks) + len(m._forward_hooks) != hooks[name] for name, m in model.named_modules())
+    watch.step()
+    watch.remove()
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert {name: len(m._forward_pre_hooks) + len(m._forward_hooks) for name, m in model.named_modules()} == hooks
+    assert list(model.state_dict()) == keys
+    assert torch.nn.functional.scaled_dot_product_attention is function
+    assert len(watch.records()) > 0
+    with pytest.raises(RuntimeError, match="this watch was removed"):
+        watch.step()
+    del watch, output
+    gc.collect()
+    assert held() is None
+
+
+def test_a_reading_holds_no_activations_after_the_step():
+    model = fresh(HOSTS["own"])
+    watch = headwise.watch(model, every=1, on_alert=None)
+    model(VECTORS)
+    watch.step()
+    assert not watch._recorder.tallies
+    assert not watch._recorder._before
+
+
+def test_sampled_queries_give_intervals_around_the_whole_mean():
+    x = torch.randn(2, 60, 32, generator=torch.Generator().manual_seed(2))
+    found = {}
+    for rows in (None, 20):
+        model = fresh(HOSTS["own"])
+        watch = headwise.watch(model, every=1, on_alert=None, rows=rows, statistics=["attention_entropy", "max_logit"])
+        model(x)
+        watch.step()
+        found[rows] = watch.records()
+    whole = by_key(found[None])
+    entropies = [r for r in found[20] if r["statistic"] == "attention_entropy"]
+    assert all(r["sampled"] and r["low"] < r["value"] < r["high"] for r in entropies)
+    inside = [r["low"] <= whole[r["site"], r["head"], 0, "attention_entropy"] <= r["high"] for r in entropies]
+    assert sum(inside) >= 9
+    maxima = [r for r in found[20] if r["statistic"] == "max_logit"]
+    assert all(r["sampled"] and "low" not in r for r in maxima)
+    assert all(r["value"] <= whole[r["site"], r["head"], 0, "max_logit"] for r in maxima)
+
+
+def test_what_is_asked_wrongly_is_refused_with_the_remedy():
+    model, function = fresh(HOSTS["own"]), torch.nn.functional.scaled_dot_product_attention
+    with pytest.raises(ValueError, match="There is no statistic 'entropy'.*Statistics: attention_entropy"):
+        headwise.watch(model, statistics=["entropy"])
+    with pytest.raises(ValueError, match="every must be at least 1 and rows at least 2, got every=0"):
+        headwise.watch(model, every=0)
+    with pytest.raises(TypeError, match="on_alert is \"warn\", \"raise\".*got 3"):
+        headwise.watch(model, on_alert=3)
+    with pytest.raises(TypeError, match=r"log is JsonLines\(path\).*got 'health.jsonl'"):
+        headwise.watch(model, log=["health.jsonl"])
+    with pytest.raises(ValueError, match=r"There is no attention layer 'blocks.7'"):
+        headwise.watch(model, where=["blocks.7"])
+    assert torch.nn.functional.scaled_dot_product_attention is function
+    headwise.watch(model)
+    with pytest.raises(ValueError, match=r"blocks.0.attn is watched already: call remove\(\)"):
+        headwise.watch(model)
+
+
+def test_where_and_statistics_choose_what_is_read():
+    model = fresh(HOSTS["own"])
+    watch = headwise.watch(model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["token_cosine", "sink_mass"])
+    model(VECTORS)
+    watch.step()
+    assert {r["site"] for r in watch.records()} == {"blocks.1.attn"}
+    assert [r["head"] for r in watch.records()] == [None, 0, 1, 2, 3]
+    assert set(STATISTICS) > {r["statistic"] for r in watch.records()} == {"token_cosine", "sink_mass"}
+
+
+def test_a_step_without_a_training_forward_says_so():
+    model = fresh(HOSTS["own"])
+    watch = headwise.watch(model, every=1, on_alert=None)
+    with pytest.warns(headwise.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"):
+        watch.step()
+    watch.step()
