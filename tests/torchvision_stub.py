@@ -1,9 +1,14 @@
-"""Defines torchvision's operators as stubs, so that timm imports where torch is the CPU build and torchvision is not.
+"""Defines torchvision's operators as stubs where its own kernels do not load, so that timm and transformers import.
 
-Import it before timm, and before transformers once torchvision is installed; subprocesses through PYTHONPATH.
+The package index has torchvision's CUDA build alone: with the CPU build of torch `import timm` raises `operator
+torchvision::nms does not exist`. Import this file before timm, and before transformers once torchvision is installed;
+subprocesses find it through PYTHONPATH. Where torchvision works, or is not installed, nothing is done. timm itself needs
+torchvision installed: its data loading imports it.
 """
 
+import importlib.machinery
 import importlib.util
+from pathlib import Path
 
 import torch
 
@@ -13,13 +18,30 @@ OPERATORS = (
 ).split()
 
 
-def _kernels_are_missing() -> bool:
-    if importlib.util.find_spec("torchvision") is None or torch.cuda.is_available():
+def kernels_load() -> bool:
+    """Tell whether torchvision's compiled operators fit the torch that is installed."""
+    spec = importlib.util.find_spec("torchvision")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    if folder is None:
         return False
-    return not hasattr(torch.ops.torchvision, "nms")
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        library = folder / f"_C{suffix}"
+        if library.exists():
+            try:
+                torch.ops.load_library(library)
+            except OSError:
+                continue
+    return hasattr(torch.ops.torchvision, "nms")
 
 
-if _kernels_are_missing():
-    _library = torch.library.Library("torchvision", "DEF")
-    for _name in OPERATORS:
-        _library.define(f"{_name}(Tensor input) -> Tensor")
+def define_stubs() -> torch.library.Library | None:
+    """Define each operator with a schema and no kernel, unless torchvision is absent or brings its own."""
+    if importlib.util.find_spec("torchvision") is None or kernels_load():
+        return None
+    library = torch.library.Library("torchvision", "DEF")
+    for name in OPERATORS:
+        library.define(f"{name}(Tensor input) -> Tensor")
+    return library
+
+
+LIBRARY = define_stubs()

@@ -106,7 +106,7 @@ class Fitted:
         self.reached = False
         self.alive = True
         self.samples: int | None = None
-        self.seen: dict[str, int] = {}
+        self.seen: dict[str, Any] = {}
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.last_hidden: Tensor | None = None

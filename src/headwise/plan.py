@@ -79,6 +79,8 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
             why = {made.reasons[s][1] for s in made.reasons if made.reasons[s][0] == "not applicable"}
             reason = next((w for w in why if type(method).__name__ in w), "; ".join(sorted(why)))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+        elif made.chosen and method.carries and not _above_first(made, method):
+            problems.append(f"{method!r} changes nothing on the first self attention of a stack; choose layers above it")
     if problems:
         raise ValueError("\n".join(problems))
     _add_readers(made, reachable)
@@ -120,7 +122,7 @@ def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool]
 def _place(made: Plan, site: Site, named: bool) -> list[str]:
     fitting, refused = [], []
     for method in made.methods:
-        reason = _refusal(method, site)
+        reason = refusal(method, site) or (_no_first(made, site) if method.carries else None)
         if reason is None:
             fitting.append(method)
         else:
@@ -134,12 +136,38 @@ def _place(made: Plan, site: Site, named: bool) -> list[str]:
     return [f"{site.name}: {text}" for text in refused] if named else []
 
 
-def _refusal(method: Method, site: Site) -> str | None:
+def refusal(method: Method, site: Site) -> str | None:
+    """Say why a method has no meaning on a site, or None where it has."""
     if method.self_only and site.is_cross:
         return "has no meaning on cross attention"
     if method.carries and site.windowed:
         return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+    if (method.self_only or method.carries) and site.pooled:
+        return "needs queries and keys of the same tokens, and this layer pools one of them"
     return method.refuse(site)
+
+
+def _no_first(made: Plan, site: Site) -> str | None:
+    """Say why the values of the stack's first self attention cannot be carried to a site, or None where they can."""
+    stack = [f for f in made.found if f.site.stack == site.stack and not f.site.is_cross]
+    first = stack[0]
+    if len(stack) == 1:
+        return "carries values from an earlier layer, and this is the only self attention of its stack"
+    if first.adapter is None:
+        return f"carries the values of {first.site.name}, which cannot be reached: {first.reason}"
+    if first.site.windowed or first.site.pooled:
+        kind = "attends in windows" if first.site.windowed else "pools its tokens"
+        return f"carries the values of {first.site.name}, and that layer {kind}"
+    for name, what in (("heads", "heads"), ("head_dim", "channels a head")):
+        here, there = getattr(site, name), getattr(first.site, name)
+        if None not in (here, there) and here != there:
+            return f"carries the values of {first.site.name}, which has {there} {what} where this layer has {here}"
+    return None
+
+
+def _above_first(made: Plan, method: Method) -> bool:
+    firsts = {s.stack: s for s in reversed([f.site for f in made.found if not f.site.is_cross])}
+    return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
 
 
 def _add_readers(made: Plan, reachable: list[Found]) -> None:

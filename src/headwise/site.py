@@ -32,6 +32,7 @@ class Site:
         windowed: whether a call sees windows of the sample instead of the whole of it.
         rows: how the rows of a call belong to samples where they are not one to one, as far as it was seen
             ("sample-major", "window-major", ...); empty where it was not.
+        pooled: whether queries or keys are pooled, so that they are not the same tokens.
         qk_norm: whether the host normalises queries and keys itself.
         rope: whether rotary positions stand between the projections and the scores.
         model: the model the layer belongs to.
@@ -52,6 +53,7 @@ class Site:
     host: str = ""
     windowed: bool = False
     rows: str = ""
+    pooled: bool = False
     qk_norm: bool = False
     rope: bool = False
     index: int = 0

@@ -62,7 +62,7 @@ def test_watching_a_regularized_model_changes_no_bit_either(text):
     losses = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"])
+        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"], example=VECTORS)
         watch = headwise.watch(model, every=2, on_alert=None) if watched else None
         losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
     assert losses[0] == losses[1]
@@ -91,26 +91,32 @@ def test_logits_are_read_as_the_methods_leave_them(text):
     torch.testing.assert_close(figures[text], expected, rtol=1e-5, atol=1e-6)
 
 
+def graphs_and_losses(host, fit):
+    """Trains the compiled model with what `fit(model)` stands on it; gives the graphs that were made and the losses."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = fresh(host)
+    watch = fit(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    losses = train(model, lambda m, _: host.run(compiled), watch=watch)
+    torch._dynamo.reset()
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"], losses, watch
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("name", ["own", "llama-left-padded"])
 def test_a_compiled_model_gets_one_more_graph_and_no_break(name):
     host = HOSTS[name]
-    plain, watched = fresh(host), fresh(host)
-    torch._dynamo.reset()
-    expected = train(plain, lambda m, _: host.run(torch.compile(m, fullgraph=True, backend="aot_eager")))
-    alone = train(fresh(host), lambda m, _: host.run(m), steps=1)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    watch = headwise.watch(watched, every=2, on_alert=None)
-    found = train(watched, lambda m, _: host.run(torch.compile(m, fullgraph=True, backend="aot_eager")), watch=watch)
-    assert found == expected
-    assert found[0] == pytest.approx(alone[0])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    alone, expected, _ = graphs_and_losses(host, lambda m: headwise.regularize(m, allow_none=True) and None)
+    watched, losses, watch = graphs_and_losses(host, lambda m: headwise.watch(m, every=2, on_alert=None))
+    assert losses == expected
+    assert watched <= alone + 1
     eager = fresh(host)
     again = headwise.watch(eager, every=2, on_alert=None)
     train(eager, lambda m, _: host.run(m), watch=again)
+    assert {r["step"] for r in watch.records()} == {0, 2, 4}
     first = [r for r in watch.records() if r["step"] == 0]
     assert_same_figures(first, [r for r in again.records() if r["step"] == 0], 1e-4)
-    torch._dynamo.reset()
 
 
 class Checkpointed(Own):

@@ -12,7 +12,7 @@ from ..site import Site
 from . import fused_call
 from .fused_limits import Limits
 from .fused_windows import declared
-from .host import Found, Hooks, attends_across, calls, first_number, looks_like_attention, passes_true, uses
+from .host import Found, Hooks, attends_across, calls, first_number, looks_like_attention, over_channels, passes_true, uses
 
 if TYPE_CHECKING:
     from ..fitted import Fitted
@@ -23,7 +23,6 @@ OFF = (
     "its fused attention is switched off (fused_attn=False), so that it computes an explicit softmax: switch it on, for timm "
     "with timm.layers.set_fused_attn(True, experimental=True) before the model is made"
 )
-CHANNELS = "it attends from channel to channel, not from token to token: leave it as it is, methods have no meaning there"
 
 
 class FusedAdapter:
@@ -126,11 +125,8 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
     if passes_true(module, "is_causal") or True in (getattr(module, "is_causal", None), getattr(module, "causal", None)):
         site.causal = True
     declared(model, site)
-    if getattr(module, "fused_attn", True) is False:
-        return Found(site, None, OFF)
-    if type(module).__name__ in ("XCA", "ChannelAttention", "ChannelAttentionV2"):
-        return Found(site, None, CHANNELS)
-    return Found(site, FusedAdapter(site))
+    reason = over_channels(module) or (OFF if getattr(module, "fused_attn", True) is False else "")
+    return Found(site, None if reason else FusedAdapter(site), reason)
 
 
 def _is_norm(module: Any) -> bool:

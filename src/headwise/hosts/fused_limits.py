@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Limits:
-    """The reasons why methods on a site would refuse calls that are causal, cross, in windows, or whose rows are unknown.
+    """The reasons why methods on a site would refuse calls that are causal, pooled, in windows, or whose rows are unknown.
 
     What the module did not declare is seen in its calls alone; each reason is asked for once, when the site is fitted.
     """
@@ -24,7 +24,7 @@ class Limits:
     def __init__(self, fitted: Fitted) -> None:
         site, methods = fitted.site, fitted.methods
         self.causal = _first(methods, _as(site, causal=True))
-        self.cross = _first([m for m in methods if m.self_only or m.carries], _as(site, is_cross=True))
+        self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
         self.windows = _first(methods, _as(site, windowed=True))
         # Draws are per sample, and so are a layer's own tokens.
         self.per_sample = next((repr(m) for m in methods if m.random or m.carries), None)
@@ -35,11 +35,8 @@ class Limits:
             raise RuntimeError(f"{site.name} is called with is_causal=True, and there {self.causal}; {_OUT}")
         # A cache in evaluation: fewer queries than keys, and the new tokens are the last.
         cached = not training and q.shape[2] < k.shape[2]
-        if self.cross is not None and not site.is_cross and q.shape[2] != k.shape[2] and not cached:
-            raise RuntimeError(
-                f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys: these are not the same tokens, and on "
-                f"cross attention {self.cross}; {_OUT}"
-            )
+        if self.pooled is not None and q.shape[2] != k.shape[2] and not cached:
+            raise RuntimeError(f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {_OUT}")
 
 
 _OUT = "leave this site out with where="
@@ -52,10 +49,10 @@ def _as(site: Site, **facts: Any) -> Site:
 
 
 def _first(methods: list[Method], site: Site) -> str | None:
-    from ..plan import _refusal
+    from ..plan import refusal
 
     for method in methods:
-        reason = _refusal(method, site)
+        reason = refusal(method, site)
         if reason is not None:
             return f"{method!r} {reason}"
     return None

@@ -24,6 +24,9 @@ def run_and_learn(found: list[Found], example: Any, run: Callable[[Any], Any]) -
     """
     adapters = [f.adapter for f in found if isinstance(f.adapter, FusedAdapter)]
     base = _record(adapters, example, run)
+    for adapter, calls in base.items():
+        if not adapter.site.is_cross and any(q.shape[-2] != k.shape[-2] for q, k, _, _ in calls):
+            _seen(adapter)["pooled"] = True
     batch = next((x.shape[0] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 0), None)
     odd = [a for a in base if batch is not None and any(_odd(a, call[0], batch) for call in base[a])]
     if not odd or batch is None:
@@ -109,11 +112,15 @@ def _pattern(adapter: FusedAdapter, base: Calls, other: Calls, batch: int) -> st
 
 
 def _note(adapter: FusedAdapter, base: Calls, rows: str, batch: int) -> None:
-    fitted = adapter.fitted
-    assert fitted is not None
-    fitted.seen["rows"] = rows
+    seen = _seen(adapter)
+    seen["rows"] = rows
     q, entered = base[0][0], base[0][3]
     if q.dim() > 4 or rows in (SAMPLE_MAJOR, WINDOW_MAJOR) or (rows == FOLDED and entered != batch):
-        fitted.seen["windowed"] = True
+        seen["windowed"] = True
     if rows == OWN and q.dim() < 4:
-        fitted.seen["heads"] = fitted.seen["kv_heads"] = 1
+        seen["heads"] = seen["kv_heads"] = 1
+
+
+def _seen(adapter: FusedAdapter) -> dict[str, Any]:
+    assert adapter.fitted is not None
+    return adapter.fitted.seen

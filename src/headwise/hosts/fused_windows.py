@@ -18,13 +18,20 @@ SIZES = ("window_size", "partition_size", "win_size", "ws", "window")
 
 
 def declared(model: nn.Module, site: Site) -> None:
-    """Note on the site whether its module, or the block around it, declares to attend in windows."""
+    """Note on the site whether its module, or the block around it, declares to attend in windows, and whether it pools."""
     block = model.get_submodule(site.name.rpartition(".")[0]) if "." in site.name else None
     around = [site.module, *([block] if block is not None and block is not model else [])]
     site.windowed = any(_cuts(module) for module in around)
+    site.pooled = not site.is_cross and pools(site.module)
     # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):
         site.rows = SAMPLE_MAJOR
+
+
+def pools(module: nn.Module) -> bool:
+    """Tell whether a module declares to pool its queries or keys, as PVT, Twins and Hiera do."""
+    ratios = [getattr(module, name, 1) for name in ("sr_ratio", "q_stride", "kv_stride", "reduction_ratio")]
+    return any(_positive(ratio) and ratio not in (1, (1, 1)) for ratio in ratios)
 
 
 def _cuts(module: nn.Module) -> bool:

@@ -134,6 +134,13 @@ def _speaks_of_attention(function: Any, cls: type) -> bool:
     return any(triple <= words for triple in TRIPLES)
 
 
+def over_channels(module: nn.Module) -> str:
+    """Say why no method has a meaning on a layer that attends over channels; empty where it attends over tokens."""
+    if re.search(r"^XCA$|channel_?att", type(module).__name__, re.IGNORECASE):
+        return "it attends from channel to channel, not from token to token, where no method has a meaning: leave it as it is"
+    return ""
+
+
 def is_cross(name: str, module: nn.Module) -> bool:
     """Tell from the module's declared kind or its name whether it attends from one sequence to another."""
     if getattr(module, "is_cross_attention", False):

@@ -41,8 +41,10 @@ class FeatScale(Method):
         return None
 
     def build(self, site: Site, store: Store) -> None:
-        store.parameter("mean_gain", torch.zeros(site.hidden))
-        store.parameter("rest_gain", torch.zeros(site.hidden))
+        (output,) = site.projections().need("o", "FeatScale")
+        channels = output.weight().shape[1]
+        store.parameter("mean_gain", torch.zeros(channels))
+        store.parameter("rest_gain", torch.zeros(channels))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:

@@ -42,5 +42,11 @@ class GatedOutput(Method):
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         store, x = call.store(self), call.hidden
+        if x is None or x.shape[:2] != (o.shape[0], o.shape[2]):
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(
+                f"GatedOutput needs the layer's input (B, T, C) with one token a query at {call.site.name}, got {shape} for "
+                f"{o.shape[0]} rows of {o.shape[2]} queries: the layer cuts windows, or pools its queries; leave it out with where="
+            )
         gate = torch.sigmoid(F.linear(x, store.weight.to(x.dtype), store.bias.to(x.dtype)))
         return o * gate.unflatten(-1, (call.heads, -1)).transpose(1, 2).to(o.dtype)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..kernels.largest_logits import largest_logits
 from ..method import Method
 from ..projections import ProjectionError
 
@@ -55,13 +55,14 @@ class QKClip(Method):
         store.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
 
     def read_free(self, rows: Rows, call: Call) -> None:
-        if rows.mask is not None and rows.mask.dtype != torch.bool:
-            # A position bias is no part of what the weights can shrink. Other methods read the same rows: a copy.
-            rows = copy.copy(rows)
-            rows.mask, rows.causal = call.allowed(), False
+        mask = rows.mask
+        if mask is not None and mask.dtype != torch.bool:
+            # A position bias is no part of what the weights can shrink.
+            mask = call.allowed()
         seen = call.store(self).largest
+        tallest = largest_logits(rows.q, rows.k, mask, rows.causal, call.scale).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
-        seen.copy_(torch.maximum(seen, rows.max_logits().amax(0).to(seen)))
+        seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
     def after_step(self, site: Site, store: Store) -> None:
         largest = _everywhere(store.largest)

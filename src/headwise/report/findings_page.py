@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.report.charts import lines
+from headwise.report.line_charts import lines
 from headwise.report.run_records import repeat
 from headwise.report.shell import Column, Section, figure, grid, page, pairs, prose, table
 

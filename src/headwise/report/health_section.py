@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from headwise.report.charts import heat_map, lines
+from headwise.report.charts import heat_map
+from headwise.report.line_charts import lines
 from headwise.report.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
 
 READINGS = 16  # shown per run, evenly spaced, first and last included: more would not be told apart on a screen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from headwise.report.charts import curves
 from headwise.report.formats import unit_of
+from headwise.report.line_charts import curves
 from headwise.report.shell import Section, figure, fold, grid, join, legend
 
 BAND = "95 % interval (Student's t) of the mean over the finished seeds"

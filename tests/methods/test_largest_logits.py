@@ -1,0 +1,55 @@
+"""The largest logit from a sharpened log-sum-exp is the largest logit of the matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwise.kernels import largest_logits as kernel
+from headwise.kernels.largest_logits import largest_logits
+
+B, H, T, N, D = 2, 3, 40, 33, 8
+
+
+def definition(q, k, mask, causal, scale):
+    s = q.double() @ k.double().mT * scale
+    if causal:
+        s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
+    if mask is not None:
+        s = s.masked_fill(~mask, float("-inf"))
+    return s.amax((-1, -2))
+
+
+KINDS = {
+    "plain": (None, False),
+    "causal": (None, True),
+    "padded": ((torch.arange(N) < torch.tensor([33, 20])[:, None])[:, None, None], False),
+    "padded and causal": ((torch.arange(N) >= torch.tensor([0, 5])[:, None])[:, None, None], True),
+    "rows without keys": (torch.rand(B, 1, T, N, generator=torch.Generator().manual_seed(0)) < 0.03, False),
+    "nothing allowed": (torch.zeros(1, 1, 1, N, dtype=torch.bool), False),
+}
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_it_is_the_largest_entry_of_the_matrix(kind, size, fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(kernel, "_log_sum_exp", lambda *_: None)
+    g = torch.Generator().manual_seed(1)
+    q, k = torch.randn(B, H, T, D, generator=g) * size, torch.randn(B, H, N, D, generator=g)
+    mask, causal = KINDS[kind]
+    got = largest_logits(q, k, mask, causal, 0.3)
+    torch.testing.assert_close(got.double(), definition(q, k, mask, causal, 0.3), rtol=1e-5, atol=1e-7)
+
+
+def test_negative_logits_have_a_negative_largest():
+    q, k = -torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8)
+    assert largest_logits(q, k, None, True, 1.0).item() == pytest.approx(-8.0, abs=1e-5)
+
+
+def test_bfloat16_inputs_are_read_exactly():
+    q, k = torch.randn(1, 2, 16, 16).bfloat16(), torch.randn(1, 2, 16, 16).bfloat16()
+    torch.testing.assert_close(
+        largest_logits(q, k, None, False, 0.25).double(), definition(q, k, None, False, 0.25), rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,80 @@
+"""The charts: valid specifications, honest data, nothing that depends on colour alone."""
+
+from __future__ import annotations
+
+import altair as alt
+import pytest
+
+from headwise.report.charts import forest, heat_map
+from headwise.report.line_charts import curves, lines
+
+HEADS = [
+    {"layer": layer, "head": head, "step": step, "value": layer + head / 10}
+    for layer in range(11)
+    for head in (0, 1)
+    for step in (0, 50)
+]
+DIFFERENCES = [
+    {"label": "A()", "mean": 1.0, "low": 0.5, "high": 1.5, "verdict": "better", "words": "+1.00"},
+    {"label": "B()", "mean": -1.0, "low": None, "high": None, "verdict": "undecided", "words": "−1.00"},
+]
+EPOCHS = [
+    {
+        "x": x,
+        "mean": 1.0 / x,
+        "low": 0.9 / x,
+        "high": 1.1 / x,
+        "split": split,
+        "dashed": split == "train",
+        "role": "method",
+    }
+    for x in (1, 2)
+    for split in ("train", "test")
+]
+
+
+def data_of(spec: dict) -> list[dict]:
+    return [row for rows in spec["datasets"].values() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        heat_map(HEADS),
+        heat_map(HEADS, reading="step", legend_title="", tooltip=["step"], domain=(0, 1)),
+        heat_map([]),
+        forest(DIFFERENCES, title="difference"),
+        curves(EPOCHS, x="epoch", y="loss", domain=(0, 1)),
+        curves(EPOCHS, x="epoch", y="loss", broken=[{"x": 1, "value": 0.5, "run": "seed 1", "last": True}]),
+        lines(EPOCHS, x="x", y="mean", series="split", log_y=True),
+        lines(EPOCHS, x="split", y="mean", points=True),
+    ],
+)
+def test_every_chart_is_a_valid_specification_of_the_width_of_its_box(spec):
+    assert alt.Chart.from_dict(spec).to_dict()["width"] == "container"
+
+
+def test_layers_stand_in_their_order_and_not_in_that_of_the_alphabet():
+    rows = [{"layer": f"{layer} · 0", "head": "all", "value": 1.0} for layer in (10, 9, 0)]
+    assert heat_map(rows)["encoding"]["y"]["sort"] == ["0 · 0", "9 · 0", "10 · 0"]
+
+
+def test_a_slider_starts_at_the_last_reading_and_names_its_step():
+    spec = heat_map(HEADS, reading="step")
+    (slider,) = spec["params"]
+    assert (slider["value"], slider["bind"]["max"]) == (1, 1)
+    assert spec["title"]["text"]["expr"] == "'step ' + [0, 50][position]"
+    assert {row["position"] for row in data_of(spec) if row["step"] == 50} == {1}
+
+
+def test_a_difference_without_interval_draws_a_point_and_no_line():
+    layers = forest(DIFFERENCES, title="difference")["layer"]
+    assert any({"filter": "datum.low != null"} in layer.get("transform", []) for layer in layers)
+    shapes = next(layer for layer in layers if "shape" in layer["encoding"])["encoding"]["shape"]["scale"]
+    assert len(set(shapes["range"])) == len(shapes["domain"]) == 4
+
+
+def test_what_a_log_axis_cannot_show_is_left_out():
+    rows = [{"t": 1, "y": 0.0}, {"t": 2, "y": 1.0}]
+    assert [row["y"] for row in data_of(lines(rows, x="t", y="y", log_y=True))] == [1.0]
+    assert [row["y"] for row in data_of(lines(rows, x="t", y="y"))] == [0.0, 1.0]

@@ -1,0 +1,218 @@
+"""transformers.Trainer: the callback and the loss function, gradient accumulation included."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from tiny_models import FAMILIES
+from torch import Tensor, nn
+
+import headwise
+from headwise import DropHead, EntropyPenalty, ProductDecay
+from headwise.trainer import compute_loss_func
+
+transformers = pytest.importorskip("transformers")
+
+RATE = 0.5
+
+
+def rows(count: int, tokens: int = 8, classes: int = 0) -> list[dict[str, Tensor]]:
+    """Make examples of unequal numbers of labels, so that a mean over micro batches is no mean over labels."""
+    g = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(count):
+        ids = torch.randint(3, 61, (tokens,), generator=g)
+        labels = ids.clone()
+        labels[: (i * 2) % tokens] = -100
+        made.append({"input_ids": ids, "labels": torch.tensor(i % classes) if classes else labels})
+    return made
+
+
+def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=None, **settings):
+    """Make a Trainer that takes plain gradient steps, without clipping, decay or shuffling."""
+    given = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 1, **settings}
+    args = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0.0,
+        report_to=[], disable_tqdm=True, save_strategy=given.pop("save_strategy", "no"), dataloader_pin_memory=False,
+        logging_steps=1, train_sampling_strategy="sequential", **given,
+    )  # fmt: skip
+    own = {} if handle is None else {"callbacks": [handle.callback()], "compute_loss_func": handle.compute_loss_func(base)}
+    return (cls or transformers.Trainer)(model=model, args=args, train_dataset=data, **own)
+
+
+def step_taken(before: nn.Module, after: nn.Module) -> dict[str, Tensor]:
+    """Give the gradients that plain steps have taken."""
+    old = dict(before.named_parameters())
+    return {n: (old[n] - p).detach() / RATE for n, p in after.named_parameters()}
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Give the gradients of a loss."""
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Tell whether two sets of gradients agree."""
+    return all((a[n] - b[n]).abs().max() < 1e-5 for n in b)
+
+
+def test_accumulated_gradients_are_those_of_the_mean_of_the_penalties(tmp_path):
+    plain = FAMILIES["Llama"].build().train()
+    model, data = copy.deepcopy(plain), rows(2)
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
+    trainer(model, data, tmp_path, handle).train()
+
+    twin = copy.deepcopy(plain)
+    judge = headwise.regularize(twin, EntropyPenalty(strength=3.0))
+    items = sum(int((row["labels"][1:] != -100).sum()) for row in data)
+    task, penalties = [], []
+    for row in data:
+        logits = twin(input_ids=row["input_ids"][None]).logits[0, :-1]
+        task.append(nn.functional.cross_entropy(logits, row["labels"][1:], ignore_index=-100, reduction="sum") / items)
+        penalties.append(judge.loss())
+    assert abs(penalties[0] - penalties[1]) > 1e-4
+    assert close(step_taken(plain, model), gradients(twin, sum(task) + sum(penalties) / 2))
+
+
+def test_a_last_step_with_fewer_micro_batches_divides_by_their_number(tmp_path):
+    plain = FAMILIES["Llama"].build().train()
+    grads = {}
+    for steps in (1, 2):
+        model = copy.deepcopy(plain)
+        handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
+        # One epoch of one micro batch: the only step has one, whatever was asked for.
+        trainer(model, rows(1), tmp_path, handle, gradient_accumulation_steps=steps, max_steps=-1, num_train_epochs=1).train()
+        grads[steps] = step_taken(plain, model)
+    assert close(grads[1], grads[2])
+
+
+def test_penalties_on_weights_count_once_a_step(tmp_path):
+    plain = FAMILIES["BERT"].build().train()
+    head = nn.Linear(32, 2)
+    model = Classifier(copy.deepcopy(plain), copy.deepcopy(head))
+    bare = copy.deepcopy(model)
+    handle = headwise.regularize(model, ProductDecay(strength=1.0))
+    trainer(model, rows(2, classes=2), tmp_path, handle, base=lambda o, y, num_items_in_batch=None: 0.0 * o["logits"].sum()).train()
+
+    judge = headwise.regularize(bare, ProductDecay(strength=1.0))
+    bare(input_ids=rows(1)[0]["input_ids"][None])
+    assert close(step_taken(bare, model), gradients(bare, judge.loss()))
+
+
+class Classifier(nn.Module):
+    """A model that is no transformers model and returns no loss."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.body(input_ids=input_ids).last_hidden_state[:, 0])}
+
+
+@pytest.mark.parametrize("labels", [2, 1])
+def test_without_base_the_step_is_that_of_the_host_models_own_loss(labels, tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, num_labels=labels, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = transformers.BertForSequenceClassification(config).train()
+    data = rows(2, classes=2)
+    for row in data:
+        row["labels"] = row["labels"] if labels == 2 else row["labels"].float() + 0.5
+    model = copy.deepcopy(plain)
+    trainer(model, data, tmp_path, headwise.regularize(model, DropHead(p=0.0))).train()
+
+    batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
+    twin = copy.deepcopy(plain)
+    assert close(step_taken(plain, model), gradients(twin, twin(**batch).loss))
+
+
+def test_encoder_decoder_labels_are_not_shifted():
+    family = FAMILIES["T5"]
+    model, batch = family.build().train(), family.batch()
+    labels = batch["decoder_input_ids"].clone()
+    handle = headwise.regularize(model, DropHead(p=0.0))
+    wanted = model(**batch, labels=labels).loss
+    assert torch.allclose(compute_loss_func(handle)(model(**batch), labels), wanted)
+
+
+def test_a_trainer_that_divides_by_itself_is_left_to_it(tmp_path):
+    class Dividing(transformers.Trainer):
+        loss_is_scaled_for_ga = False
+
+    def mean_loss(outputs, labels, num_items_in_batch=None):
+        return outputs["logits"].float().square().mean()
+
+    plain = FAMILIES["Llama"].build().train()
+    grads = []
+    for cls, base in ((Dividing, mean_loss), (None, lambda *a, **k: mean_loss(*a, **k) / 2)):
+        model = copy.deepcopy(plain)
+        trainer(model, rows(2), tmp_path, headwise.regularize(model, EntropyPenalty(strength=3.0)), base, cls).train()
+        grads.append(step_taken(plain, model))
+    assert close(*grads)
+
+
+def test_evaluation_gets_the_tasks_loss_alone(tmp_path):
+    model = FAMILIES["Llama"].build()
+    data = rows(2)
+    items = sum(int((row["labels"][1:] != -100).sum()) for row in data)
+    expected = trainer(model, data, tmp_path, per_device_eval_batch_size=2).evaluate(data)["eval_loss"]
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
+    fitted = trainer(model, data, tmp_path, handle, per_device_eval_batch_size=2)
+    assert items > 0
+    assert fitted.evaluate(data)["eval_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_callback_takes_each_optimizer_step_and_no_micro_batch(tmp_path):
+    model = FAMILIES["Llama"].build()
+    handle = headwise.regularize(model, EntropyPenalty())
+    trainer(model, rows(6), tmp_path, handle, max_steps=3).train()
+    assert handle.step == 3
+
+
+def test_a_resumed_run_goes_on_with_the_same_draws(tmp_path):
+    def run(folder, steps, **settings):
+        model = FAMILIES["Llama"].build().train()
+        handle = headwise.regularize(model, DropHead(p=0.5), seed=3)
+        made = trainer(model, rows(8), folder, handle, max_steps=steps, save_strategy="steps", save_steps=2, **settings)
+        return model, handle, made
+
+    whole, _, made = run(tmp_path / "whole", 4)
+    made.train()
+    _, _, made = run(tmp_path / "parts", 2)
+    made.train()
+    kept = json.loads((tmp_path / "parts" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert kept["stateful_callbacks"]["HeadwiseCallback"]["attributes"]["progress"]["step"] == 2
+    resumed, handle, made = run(tmp_path / "parts", 4)
+    made.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-2"))
+    assert handle.step == 4
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_loss_that_cannot_be_told_is_asked_for():
+    model = FAMILIES["BERT"].build().train()
+    handle = headwise.regularize(model, DropHead())
+    outputs = model(**FAMILIES["BERT"].batch())
+    with pytest.raises(ValueError, match=r"the loss of BertModel \(loss_type None\) cannot be computed .*pass the task's loss"):
+        compute_loss_func(handle)({"logits": outputs.last_hidden_state}, torch.zeros(3))
+    with pytest.raises(ValueError, match="BertModel returned no loss and its batch has no labels"):
+        compute_loss_func(handle)({"logits": outputs.last_hidden_state}, None)
+    with pytest.raises(ValueError, match="BertModel adds a loss of its experts"):
+        compute_loss_func(handle)({"logits": outputs.last_hidden_state, "aux_loss": torch.ones(())}, torch.zeros(3))
+
+
+def test_outside_a_trainer_the_penalty_is_added_once():
+    model = FAMILIES["Llama"].build().train()
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
+    loss = compute_loss_func(handle, base=lambda outputs, labels, num_items_in_batch=None: torch.zeros(()))
+    batch = FAMILIES["Llama"].batch()
+    model(**batch)
+    penalty = float(handle.loss().detach())
+    assert float(loss(model(**batch), None).detach()) == pytest.approx(penalty)
