@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import re
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 VOCABULARY, TOKENS, BATCH, PIXELS = 97, 12, 2, 32
-WIDTH, HEADS, LAYERS = 32, 4, 2
+WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 45_000_000
 
 # Patterns of attribute names, tried in order, and what a number under such a name becomes.
 RULES: list[tuple[str, int]] = [
@@ -31,6 +32,7 @@ RULES: list[tuple[str, int]] = [
     (r"rotary_dim", 4),
     (r"(.*_)?(max_position_embeddings|n_positions|max_sequence_length|max_source_positions|max_target_positions|seq_length|block_size)", 64),
     (r"num_mel_bins", 16),
+    (r"window_size", 2),
     (r"(sliding_window|attention_window|local_attention|attention_chunk_size)", 4),
     (r"(num_queries|num_query_tokens|num_latents)", 8),
     (r"first_k_dense_replace", 1),
@@ -38,81 +40,108 @@ RULES: list[tuple[str, int]] = [
 EXACT = re.compile(r"|".join(f"(?P<r{i}>^(?:{pattern})$)" for i, (pattern, _) in enumerate(RULES)))
 
 
-def shrink(config: Any, depth: int = 0) -> Any:
-    """Set the sizes of a configuration, and of those inside it, to tiny ones; lists keep their length."""
+def small(config: Any, depth: int = 0) -> dict[str, Any]:
+    """Give the settings of a configuration, and of those inside it, that must change for a tiny model."""
+    changes: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict") and depth < 4:
-            shrink(value, depth + 1)
+            changes[name] = {"model_type": value.model_type} if getattr(value, "model_type", "") else {}
+            changes[name] |= small(value, depth + 1)
         elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
-            _set(config, name, min(value, 5 + len(name) % 40))
+            changes[name] = min(value, 5 + len(name) % 40)
         elif name.endswith("vocab_size") and (value is None or isinstance(value, int)):
-            _set(config, name, VOCABULARY)
-        elif name == "layer_types" and isinstance(value, list | tuple) and value:
-            _set(config, name, [value[0], value[-1]])
-        elif (match := EXACT.match(name)) is not None:
-            small = RULES[int(match.lastgroup[1:])][1]  # type: ignore[index]
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                _set(config, name, small)
-            elif isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value) and small < 8:
-                _set(config, name, [2] * len(value))
+            changes[name] = VOCABULARY
         elif name == "depths" and isinstance(value, list | tuple):
-            _set(config, name, [2] + [1] * (len(value) - 1))
+            changes[name] = [2] + [1] * (len(value) - 1)
+        elif (match := EXACT.match(name)) is not None:
+            size = RULES[int(match.lastgroup[1:])][1]  # type: ignore[index]
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                changes[name] = size
+            elif isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value) and size < 8:
+                changes[name] = [2] * len(value)
+    return changes
+
+
+def shrink(config: Any) -> Any:
+    """Set the small sizes on a configuration that exists; what it derived from the large ones is cut."""
+    _apply(config, small(config))
     return config
 
 
-def _set(config: Any, name: str, value: Any) -> None:
-    try:
-        setattr(config, name, value)
-    except Exception:
-        return
+def _apply(config: Any, changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            _apply(getattr(config, name), value)
+        elif name != "model_type":
+            with contextlib.suppress(Exception):
+                setattr(config, name, value)
+    kinds = getattr(config, "layer_types", None)
+    if isinstance(kinds, list | tuple) and len(kinds) > LAYERS:
+        config.layer_types = [kinds[0], kinds[-1]]
 
 
-def build(model_type: str, implementation: str | None = None, seed: int = 0) -> nn.Module:
-    """Build a tiny model of a type in evaluation mode, with weights large enough that attention is far from uniform.
+MAPPINGS = (
+    "MODEL_MAPPING MODEL_FOR_CAUSAL_LM_MAPPING MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING MODEL_FOR_PRETRAINING_MAPPING "
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING MODEL_FOR_OBJECT_DETECTION_MAPPING MODEL_FOR_MASK_GENERATION_MAPPING "
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING"
+).split()
+
+
+def build(model_type: str, implementation: str | None = None, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Build a tiny model of a type in evaluation mode, with attention far from uniform, and a batch that it runs on.
 
     Raises:
-        ValueError: where there is no model of the type, or no tiny configuration of it was found.
+        ValueError: where there is no model of the type, or no tiny configuration or no batch was found for it.
     """
-    import transformers
-    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    reasons = []
+    cls = _model_class(config_class)
+    reasons: list[str] = []
     for config in _configs(config_class, reasons):
         if implementation is not None:
             config._attn_implementation = implementation
-        for mapping in ("MODEL_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_PRETRAINING_MAPPING",
-                        "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "MODEL_FOR_OBJECT_DETECTION_MAPPING", "MODEL_FOR_MASK_GENERATION_MAPPING"):
-            known = getattr(modeling_auto, mapping, {})
-            if config_class not in known:
-                continue
-            cls = known[config_class]
-            cls = cls[0] if isinstance(cls, tuple) else cls
-            try:
-                with torch.device("meta"):
-                    size = sum(p.numel() for p in cls(config).parameters())
-                if size > 8_000_000:
-                    reasons.append(f"{size / 1e6:.0f} million parameters")
-                    break
-                torch.manual_seed(seed)
-                model = cls(config)
-            except Exception as error:
-                reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160])
-                break
+        try:
+            with torch.device("meta"):
+                size = sum(p.numel() for p in cls(config).parameters())
+            if size > LARGEST:
+                raise ValueError(f"{size / 1e6:.0f} million parameters remain")
+            torch.manual_seed(seed)
+            model = cls(config).eval()
             _randomize(model, seed)
-            return model.eval()
-    raise ValueError(reasons[0] if reasons else "no model class")
+            return model, inputs(model)
+        except Exception as error:
+            reasons.append(_line(error))
+    raise ValueError(reasons[0])
+
+
+def _model_class(config_class: type) -> type:
+    from transformers.models.auto import modeling_auto
+
+    for mapping in MAPPINGS:
+        known = getattr(modeling_auto, mapping, {})
+        if config_class in known:
+            cls = known[config_class]
+            return cls[0] if isinstance(cls, tuple) else cls
+    raise ValueError("it has no model class of its own")
 
 
 def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
-    try:
-        config = config_class()
-        yield shrink(config)
-        # Some sizes are derived in the constructor: build it anew from the small ones.
-        yield shrink(config_class(**{k: v for k, v in shrink(config_class()).to_dict().items() if k != "model_type"}))
-    except Exception as error:
-        reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160])
+    # Built from small sizes where the constructor takes them, so that it derives the rest; changed afterwards where not.
+    for make in (
+        lambda: config_class(**small(config_class())),
+        lambda: shrink(config_class(**small(config_class()))),
+        lambda: shrink(config_class()),
+    ):
+        try:
+            yield make()
+        except Exception as error:
+            reasons.append(_line(error))
+
+
+def _line(error: Exception | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:160]
 
 
 def _randomize(model: nn.Module, seed: int) -> None:
@@ -134,15 +163,15 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
         ValueError: with the first error, where none of those tried fits.
     """
     names = set(inspect.signature(model.forward).parameters)
-    first: Exception | None = None
+    last: Exception | None = None
     for batch in _candidates(model, names):
         try:
             with torch.no_grad():
                 model(**batch)
             return batch
         except Exception as error:
-            first = first or error
-    raise ValueError(f"no input fits: {type(first).__name__}: {str(first).strip().splitlines()[0] if str(first).strip() else ''}"[:160])
+            last = error
+    raise ValueError(f"no input fits: {_line(last)}")
 
 
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
@@ -162,8 +191,8 @@ def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]
         "inputs_embeds": [torch.randn(BATCH, TOKENS, WIDTH, generator=g)],
         "bbox": [torch.randint(0, 20, (BATCH, TOKENS, 4), generator=g)],
     }
-    present = [n for n in parts if n in names]
-    chosen = [c for r in (1, 2, 3) for c in itertools.combinations(present, r)]
+    present = [n for n in parts if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
+    chosen = [c for r in (3, 2, 1) for c in itertools.combinations(present, r)]
     for names_ in chosen:
         for tensors in itertools.product(*(parts[n] for n in names_)):
             yield dict(zip(names_, tensors, strict=True))

@@ -43,7 +43,7 @@ class Block(nn.Module):
 class Own(nn.Module):
     """A pre-norm transformer on vectors that calls F.scaled_dot_product_attention."""
 
-    def __init__(self, depth: int = 3, dim: int = 32, heads: int = 4, causal: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, depth: int = 2, dim: int = 32, heads: int = 4, causal: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Block(dim, heads, causal, dropout) for _ in range(depth)])
         self.head = nn.Linear(dim, 5)
@@ -91,7 +91,7 @@ def _llama(dropout: float = 0.0) -> nn.Module:
     config = LlamaConfig(
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=50,
@@ -107,7 +107,7 @@ def _bert(dropout: float = 0.0) -> nn.Module:
     config = BertConfig(
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         vocab_size=50,
         hidden_dropout_prob=0.0,
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=dropout, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:

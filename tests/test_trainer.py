@@ -39,7 +39,11 @@ def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=No
         report_to=[], disable_tqdm=True, save_strategy=given.pop("save_strategy", "no"), dataloader_pin_memory=False,
         logging_steps=1, train_sampling_strategy="sequential", **given,
     )  # fmt: skip
-    own = {} if handle is None else {"callbacks": [handle.callback()], "compute_loss_func": handle.compute_loss_func(base)}
+    own = (
+        {}
+        if handle is None
+        else {"callbacks": [handle.callback()], "compute_loss_func": handle.compute_loss_func(base)}
+    )
     return (cls or transformers.Trainer)(model=model, args=args, train_dataset=data, **own)
 
 
@@ -86,7 +90,9 @@ def test_a_last_step_with_fewer_micro_batches_divides_by_their_number(tmp_path):
         model = copy.deepcopy(plain)
         handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
         # One epoch of one micro batch: the only step has one, whatever was asked for.
-        trainer(model, rows(1), tmp_path, handle, gradient_accumulation_steps=steps, max_steps=-1, num_train_epochs=1).train()
+        trainer(
+            model, rows(1), tmp_path, handle, gradient_accumulation_steps=steps, max_steps=-1, num_train_epochs=1
+        ).train()
         grads[steps] = step_taken(plain, model)
     assert close(grads[1], grads[2])
 
@@ -97,7 +103,9 @@ def test_penalties_on_weights_count_once_a_step(tmp_path):
     model = Classifier(copy.deepcopy(plain), copy.deepcopy(head))
     bare = copy.deepcopy(model)
     handle = headwise.regularize(model, ProductDecay(strength=1.0))
-    trainer(model, rows(2, classes=2), tmp_path, handle, base=lambda o, y, num_items_in_batch=None: 0.0 * o["logits"].sum()).train()
+    trainer(
+        model, rows(2, classes=2), tmp_path, handle, base=lambda o, y, num_items_in_batch=None: 0.0 * o["logits"].sum()
+    ).train()
 
     judge = headwise.regularize(bare, ProductDecay(strength=1.0))
     bare(input_ids=rows(1)[0]["input_ids"][None])
@@ -200,7 +208,9 @@ def test_a_loss_that_cannot_be_told_is_asked_for():
     model = FAMILIES["BERT"].build().train()
     handle = headwise.regularize(model, DropHead())
     outputs = model(**FAMILIES["BERT"].batch())
-    with pytest.raises(ValueError, match=r"the loss of BertModel \(loss_type None\) cannot be computed .*pass the task's loss"):
+    with pytest.raises(
+        ValueError, match=r"the loss of BertModel \(loss_type None\) cannot be computed .*pass the task's loss"
+    ):
         compute_loss_func(handle)({"logits": outputs.last_hidden_state}, torch.zeros(3))
     with pytest.raises(ValueError, match="BertModel returned no loss and its batch has no labels"):
         compute_loss_func(handle)({"logits": outputs.last_hidden_state}, None)

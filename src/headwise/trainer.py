@@ -55,13 +55,13 @@ def callback(handle: Regularized) -> Any:
 def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
     """Give a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
 
-    Under gradient accumulation the gradient is that of the mean of the micro batches' penalties, also where the last step of
-    an epoch has fewer of them, and over processes that of their joined batch. Evaluation adds nothing.
+    Under gradient accumulation the gradient is that of the mean of the micro batches' penalties, also where the last
+    step of an epoch has fewer of them, and over processes that of their joined batch. Evaluation adds nothing.
 
     Args:
         handle: of the regularized model.
         base: the task's loss, `base(outputs, labels, num_items_in_batch=None)`, scaled as Trainer asks of a
-            `compute_loss_func`: a sum over `num_items_in_batch`, where that is given. None takes the host model's own loss.
+            `compute_loss_func`: a sum over `num_items_in_batch`, where that is given. None takes the host model's own.
 
     Raises:
         ValueError: from the loss function, where base is None and the model's own loss cannot be told.
@@ -81,7 +81,7 @@ def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = 
 
 
 def _divisor(items: Tensor | int | None, training: bool) -> float:
-    """Give by what a mean over one micro batch is divided, so that after Trainer's own scaling gradients add up to a mean."""
+    """Give by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a mean."""
     trainer = _trainer()
     if trainer is None:
         return 1.0
@@ -98,7 +98,8 @@ def _divisor(items: Tensor | int | None, training: bool) -> float:
 def _trainer() -> Any:
     """Find the Trainer that asks for the loss.
 
-    It hands over neither itself nor how many micro batches make up this step, which it alone knows: the callers' frames tell.
+    It hands over neither itself nor the number of micro batches of this step, which it alone knows: the callers' frames
+    tell.
     """
     from transformers import Trainer
 

@@ -23,10 +23,9 @@ def on(*hosts):
 
 @pytest.mark.parametrize("host", ["own-causal", "llama"])
 def test_a_method_without_meaning_says_why(host):
-    with pytest.raises((ValueError, RuntimeError), match="causal"):
-        model = fresh(HOSTS[host])
+    model = fresh(HOSTS[host])
+    with pytest.raises(ValueError, match="causal"):
         headwise.regularize(model, REGISTRY["FeatScale"](), example=HOSTS[host].example())
-        HOSTS[host].run(model)
 
 
 def fit(name, host, settings, model=None):

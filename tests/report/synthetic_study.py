@@ -105,7 +105,7 @@ def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watc
         "hardware": HARDWARE,
     }
     if broken:
-        result |= {"status": "diverged", "diverged_at_step": epochs // 3 * 10, "metrics": {}}
+        result |= {"status": "diverged", "diverged_at_step": epochs // 3 * 10, "metrics": metrics}
     else:
         result |= {"status": "finished", "diverged_at_step": None, "metrics": metrics}
     _json(path / "result.json", result)

@@ -149,4 +149,9 @@ def test_charts_follow_a_change_to_dark(browser, report):
     dark = label.get_attribute("fill"), seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert light[0] != dark[0]
     assert light[1] != dark[1]
+    colours = seen.page.locator("#paired-differences .mark-symbol path").evaluate_all(
+        "all => all.map(e => e.getAttribute('fill'))"
+    )
+    assert colours
+    assert not [colour for colour in colours if "var(" in colour]
     assert seen.messages == []

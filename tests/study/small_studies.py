@@ -65,7 +65,8 @@ def numbers(folder):
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((Path(folder) / "result.json").read_text())
     metrics = {k: v for k, v in result["metrics"].items() if k not in MEASURED}
-    return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines], {**result, "metrics": metrics}
+    computed = {k: v for k, v in result.items() if k not in ENVIRONMENT} | {"metrics": metrics}
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines], computed
 
 
 def all_numbers(out):

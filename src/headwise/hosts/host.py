@@ -145,8 +145,10 @@ def is_cross(name: str, module: nn.Module) -> bool:
     """Tell from the module's declared kind or its name whether it attends from one sequence to another."""
     if getattr(module, "is_cross_attention", False):
         return True
-    last = name.rpartition(".")[2].lower() + type(module).__name__.lower()
-    return bool(re.search(r"cross|encoder_?attn|encdec|enc_dec|multihead_attn", last.replace("multiheadattention", "")))
+    # The name within its layer: `encoder.layer.0.crossattention.self` is told by the module around it.
+    within = re.split(r"(?:^|\.)\d+\.", name)[-1] if re.search(r"(?:^|\.)\d+\.", name) else name.rpartition(".")[2]
+    told = f"{within} {type(module).__name__}".lower().replace("multiheadattention", "")
+    return bool(re.search(r"cross|encoder_?attn|encdec|enc_dec|multihead_attn", told))
 
 
 def attends_across(name: str, module: nn.Module) -> bool:

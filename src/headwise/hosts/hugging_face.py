@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .host import Found, Hooks, calls
+from .hugging_face_cache import asks_for_own_tokens
 from .hugging_face_call import routed
 from .hugging_face_site import describe
 
@@ -121,10 +122,9 @@ class HuggingFaceAdapter:
         module.config = own
         module.__dict__["_headwise"] = self
         hooks = Hooks(fitted)
-        self.handles = [
-            module.register_forward_pre_hook(self.remember, with_kwargs=True),
-            module.register_forward_pre_hook(hooks.before, with_kwargs=True),
-        ]
+        self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
+        if asks_for_own_tokens(fitted):
+            self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
         if fitted.needs("branch"):
             self.handles.append(self.site.projections().o.module.register_forward_hook(hooks.after))
 

@@ -14,12 +14,15 @@ from . import hugging_face_cache as caches
 if TYPE_CHECKING:
     from .hugging_face import HuggingFaceAdapter
 
-# Keywords that models hand down with each call and that neither `eager` nor `sdpa` attention reads.
+# Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of caches,
+# outputs and losses, and what was applied to queries, keys and masks before.
 IGNORED = frozenset(
-    "position_ids cache_position output_attentions output_hidden_states output_router_logits use_cache return_dict "
-    "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k past_key_values num_items_in_batch position_embeddings layer_idx "
-    "deterministic target_dtype attention_mask_2d labels is_first_iteration token_type_ids use_top_left_mask "
-    "sliding_window seq_idx".split()
+    "attention_mask_2d cache_params cache_position cu_seq_lens_k cu_seq_lens_q deterministic grid_thw input_ids "
+    "interpolate_pos_encoding is_first_iteration labels layer_idx logits_to_keep max_length_k max_length_q "
+    "mm_token_type_ids num_items_in_batch output_attentions output_hidden_states "
+    "output_hidden_states_before_downsampling output_router_logits padding_cache past_key_values position_embeddings "
+    "position_ids query_length return_dict seq_idx sliding_window target_dtype token_type_ids use_cache "
+    "use_top_left_mask".split()
 )
 # Entries of Swin's masks between cells of different regions are -100 and not -infinity.
 APART = -50.0

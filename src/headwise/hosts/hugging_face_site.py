@@ -85,7 +85,8 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
         masks = {n for n in names_used(type(parent).forward) if n.startswith("create_") and n.endswith("_mask")}
         if masks:
             # Some hand causality down with each call and declare none, as CLIP's text model does.
-            return True if masks <= CAUSAL_MASKS else declared
+            causal = masks <= CAUSAL_MASKS or (getattr(module, "is_decoder", False) is True and bool(masks & CAUSAL_MASKS))
+            return True if causal else declared
         if hasattr(parent, "get_input_embeddings"):
             break
     return declared if isinstance(declared, bool) else None

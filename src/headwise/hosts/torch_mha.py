@@ -47,20 +47,21 @@ def _site(name: str, module: nn.MultiheadAttention, parent: nn.Module | None) ->
 def _obstacle(module: nn.MultiheadAttention) -> str:
     if type(module).forward is not nn.MultiheadAttention.forward:
         return (
-            f"{type(module).__name__} overrides nn.MultiheadAttention.forward, in whose place headwise stands: let it hold an "
-            "nn.MultiheadAttention instead of deriving from it"
+            f"{type(module).__name__} overrides nn.MultiheadAttention.forward, in whose place headwise stands: let it hold "
+            "an nn.MultiheadAttention instead of deriving from it"
         )
     own = module.__dict__.get("forward")
     if own is not None and not isinstance(getattr(own, "__self__", None), TorchAdapter):
-        return f"its forward was replaced on the module itself by {own!r}: take that off, call regularize() and put it on again"
+        name = getattr(own, "__qualname__", type(own).__name__)
+        return f"its forward was replaced on the module itself by {name}: take that off, regularize and put it on again"
     return ""
 
 
 class TorchAdapter:
     """Shadows the module's forward on the module itself; its class, hooks, parameters and keys stay as they are.
 
-    `layers` are the nn.TransformerEncoderLayers around the module. In eval mode without gradients their native path would
-    compute the attention without calling the module.
+    `layers` are the nn.TransformerEncoderLayers around the module. In eval mode without gradients their native path
+    would compute the attention without calling the module.
     """
 
     def __init__(self, site: Site, layers: list[nn.TransformerEncoderLayer]) -> None:
@@ -134,7 +135,9 @@ class TorchAdapter:
             # The host knows best what is wrong with its arguments.
             self._plain(query, key, value, given)
             shapes = [tuple(x.shape) for x in (query, key, value)]
-            raise RuntimeError(f"{self.site.name} was called with query, key and value of shapes {shapes}, which do not fit it")
+            raise RuntimeError(
+                f"{self.site.name} was called with query, key and value of shapes {shapes}, which do not fit it"
+            )
         return attend(fitted, query, key, value, given)
 
     def _nested(
@@ -144,8 +147,9 @@ class TorchAdapter:
         masked = given.key_padding_mask is not None or given.attn_mask is not None
         if not one or masked or given.need_weights or self.site.module.training:
             raise RuntimeError(
-                f"{self.site.name} got nested tensors; with a method on it they are understood in eval mode, as self attention "
-                "of one strided nested tensor without masks and weights. Pass padded tensors and key_padding_mask= instead"
+                f"{self.site.name} got nested tensors; with a method on it they are understood in eval mode, as self "
+                "attention of one strided nested tensor without masks and weights. Pass padded tensors and "
+                "key_padding_mask= instead"
             )
         lengths = [rows.shape[0] for rows in query.unbind()]
         padded = query.to_padded_tensor(0.0)
@@ -158,4 +162,6 @@ class TorchAdapter:
 def _acts(fitted: Fitted) -> bool:
     """Tell whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
     acting: Any = fitted.active(False)
-    return fitted.shares_values or any(touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting)
+    return fitted.shares_values or any(
+        touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting
+    )

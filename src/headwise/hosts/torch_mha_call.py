@@ -1,4 +1,4 @@
-"""One call of nn.MultiheadAttention: its projections, masks, extra keys and own attention, step by step as torch takes them.
+"""One call of nn.MultiheadAttention: its projections, masks, extra keys and own attention, step by step.
 
 Every step has torch's order of operations, so that a call in which no method acts gives torch's bits.
 """
@@ -88,7 +88,7 @@ def attend(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arg
 
 
 def _entered(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values where they are the same tensor."""
+    """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
     batched, batch_first = query.dim() == 3, fitted.site.module.batch_first
     x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
     edited = fitted.enter(x)
@@ -101,7 +101,7 @@ def _entered(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor) -> tuple
 def _tokens_first(
     query: Tensor, key: Tensor, value: Tensor, batched: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring tokens to dimension 0 and the batch to dimension 1; what was one tensor stays one where torch keeps it so."""
+    """Bring tokens to dimension 0 and the batch to dimension 1; one tensor stays one where torch keeps it so."""
     if not batched:
         return query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     if not batch_first:
@@ -111,7 +111,9 @@ def _tokens_first(
     return q, k, k if value is key else value.transpose(0, 1)
 
 
-def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _projected(
+    module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Project to q, k and v, each (tokens, batch, C), with the biased extra keys; parameters are read once a call."""
     bias = module.in_proj_bias
     if not module._qkv_same_embed_dim:
@@ -126,7 +128,9 @@ def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value:
     return q, k, v
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     size = query.shape[-1]
     if key is value and query is key:
         q, k, v = _parts(F.linear(query, weight, bias), 3)

@@ -19,8 +19,20 @@ class HealthAlert(RuntimeError):
     """Stops a training for the health of a head or layer, where `on_alert="raise"` asks for it."""
 
     def __init__(self, alerts: list[Record]) -> None:
-        super().__init__("\n".join(f"{alert['sentence']}; {alert['remedy']}" for alert in alerts))
+        super().__init__("\n".join(told(alerts)))
         self.alerts = alerts
+
+
+def told(alerts: list[Record]) -> list[str]:
+    """Give one sentence per kind of alert: the first of its kind, how many more there are, and the remedy."""
+    kinds: dict[str, list[Record]] = {}
+    for alert in alerts:
+        kinds.setdefault(alert["alert"], []).append(alert)
+    texts = []
+    for first, *others in kinds.values():
+        more = f", and {len(others)} more like it" if others else ""
+        texts.append(f"{first['sentence']}{more}; {first['remedy']} ({first['source']})")
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

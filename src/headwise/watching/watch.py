@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..plan import Where
-from .alerts import HealthAlert, HealthWarning, Judge, Thresholds
+from .alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
 from .logs import Careful, logs_of
 from .packing import is_first, joined
 from .places import Places
@@ -147,11 +147,12 @@ class Watch:
             return
         if self.on_alert == "raise":
             raise HealthAlert(alerts)
-        for alert in alerts:
-            if callable(self.on_alert):
+        if callable(self.on_alert):
+            for alert in alerts:
                 self.on_alert(alert)
-            elif is_first():
-                warnings.warn(f"{alert['sentence']}; {alert['remedy']} ({alert['source']})", HealthWarning, stacklevel=3)
+        elif is_first():
+            for text in told(alerts):
+                warnings.warn(text, HealthWarning, stacklevel=3)
 
     # What was read
 

@@ -107,7 +107,7 @@ class LocalEngine:
         if self._deaths[order.identity] > REPLACEMENTS:
             raise StudyError(
                 f"the worker of {order.configuration.method}, seed {order.configuration.seed}, ended with exit code "
-                f"{code} for the {REPLACEMENTS + 1}rd time (-9 often means: out of memory). Use fewer --jobs, then "
+                f"{code} {REPLACEMENTS + 1} times (-9 often means: out of memory). Use fewer --jobs, then "
                 "start the same command again: finished runs and checkpoints are kept."
             )
         self._waiting.appendleft(order)

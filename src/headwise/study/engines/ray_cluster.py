@@ -23,6 +23,8 @@ def carry_out_remotely(order, folder: str) -> list[dict[str, Any]]:
     if not order.folder.parent.parent.is_dir():
         reason = f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes share"
         return [{"event": "failed", "reason": reason, "trace": ""}]
+    # before torch is imported, which comes with the first run of this process
+    os.environ.update(worker_environment(order.configuration.threads))
     # a task may name its files relative to where the command was started
     os.chdir(folder)
     told: list[dict[str, Any]] = []
@@ -51,7 +53,6 @@ class RayEngine:
             num_cpus=threads,
             num_gpus=gpus,
             max_retries=REPLACEMENTS,
-            runtime_env={"env_vars": worker_environment(threads)},
         )
         self._running[task.remote(order, os.getcwd())] = order
 

@@ -1,0 +1,64 @@
+"""Weight statistics: what the products W_KᵀW_Q and W_OW_V of a head say, from weights alone."""
+
+import torch
+from torch import Tensor
+
+from .effective_rank import EffectiveRank
+from .frobenius_norm import FrobeniusNorm
+from .imbalance import Imbalance
+from .nuclear_gap import NuclearGap
+from .nuclear_norm import NuclearNorm
+from .product import Product
+from .pseudo_rank import PseudoRank
+from .spectral_norm import SpectralNorm
+from .stable_rank import StableRank
+from .weight_reading import WeightReading, weight_reading
+from .weight_statistic import WeightStatistic
+
+# The registry: tests, tables and the audit walk it.
+WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
+    kind.name: kind
+    for kind in (
+        SpectralNorm,
+        FrobeniusNorm,
+        NuclearNorm,
+        StableRank,
+        EffectiveRank,
+        PseudoRank,
+        Imbalance,
+        NuclearGap,
+    )
+}
+
+__all__ = [
+    "WEIGHT_STATISTICS",
+    "Product",
+    "WeightReading",
+    "WeightStatistic",
+    "read_weights",
+    "weight_reading",
+    "weight_reasons",
+]
+
+
+def read_weights(reading: WeightReading) -> dict[str, Tensor]:
+    """Compute every figure that applies: "<statistic>_qk" and "<statistic>_vo", each (H,), or (G,) per group."""
+    figures = {}
+    for kind, product in reading.products.items():
+        # Inside a training's autocast region the Gram matrices would be made in half precision.
+        with torch.no_grad(), torch.autocast(product.own.device.type, enabled=False):
+            for name, statistic in WEIGHT_STATISTICS.items():
+                if statistic().applies(product) is None:
+                    figures[f"{name}_{kind}"] = statistic().of(product)
+    return figures
+
+
+def weight_reasons(reading: WeightReading) -> dict[str, str]:
+    """Say of every figure that has no meaning or cannot be had why."""
+    reasons = {f"{name}_{kind}": why for kind, why in reading.missing.items() for name in WEIGHT_STATISTICS}
+    for kind, product in reading.products.items():
+        for name, statistic in WEIGHT_STATISTICS.items():
+            reason = statistic().applies(product)
+            if reason is not None:
+                reasons[f"{name}_{kind}"] = reason
+    return reasons

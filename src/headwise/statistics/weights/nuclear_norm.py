@@ -1,0 +1,19 @@
+"""The nuclear norm of a head's product."""
+
+from torch import Tensor
+
+from .product import Product
+from .weight_statistic import WeightStatistic
+
+
+class NuclearNorm(WeightStatistic):
+    """Gives Σσ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared: what weight decay on the factors penalises.
+
+    Kobayashi et al. 2024, arXiv 2410.23819.
+    """
+
+    name = "nuclear_norm"
+    unit = "weight²"
+
+    def of(self, product: Product) -> Tensor:
+        return product.spectrum.sum(-1)

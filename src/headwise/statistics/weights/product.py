@@ -1,0 +1,85 @@
+"""A product of two projections, head by head, read from its factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The products A_h^T B_h of one site: W_K^T W_Q ("qk") or W_O W_V ("vo").
+
+    Under grouped queries one factor is shared by the heads of a group, the other is each head's own.
+
+    Attributes:
+        kind: "qk" or "vo".
+        own: (H, d, C), queries or output, a head's own.
+        shared: (G, d, C'), keys or values; G divides H.
+        pairs: (pairs, 2) rows that a rotary position turns into each other, and rows it leaves alone as pairs of one
+            (the same row twice); None without rotary positions.
+        normed: whether the host normalises queries and keys in between.
+    """
+
+    kind: str
+    own: Tensor
+    shared: Tensor
+    pairs: Tensor | None = None
+    normed: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Give the number of query heads."""
+        return self.own.shape[0]
+
+    @property
+    def groups(self) -> int:
+        """Give the number of key/value heads."""
+        return self.shared.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Give the head size d."""
+        return self.own.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Give the smaller side of the full product."""
+        return min(self.own.shape[2], self.shared.shape[2])
+
+    @cached_property
+    def own_root(self) -> Tensor:
+        """Give R (H, d', d) of the QR of the own factor: R^T R = A A^T."""
+        return torch.linalg.qr(self.own.mT, mode="r")[1]
+
+    @cached_property
+    def shared_root(self) -> Tensor:
+        """Give R (G, d', d) of the QR of the shared factor."""
+        return torch.linalg.qr(self.shared.mT, mode="r")[1]
+
+    @cached_property
+    def spectrum(self) -> Tensor:
+        """Give the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
+        shared = self.shared_root.repeat_interleave(self.heads // self.groups, 0)
+        return torch.linalg.svdvals(self.own_root @ shared.mT)
+
+    @cached_property
+    def group_spectrum(self) -> Tensor:
+        """Give the singular values of each group's joined product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
+        if self.heads == self.groups:
+            return self.spectrum
+        joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
+        return torch.linalg.svdvals(joined @ self.shared_root.mT)
+
+    @cached_property
+    def own_gram(self) -> Tensor:
+        """Give the sum over a group of A A^T, (G, d, d)."""
+        return (self.own @ self.own.mT).unflatten(0, (self.groups, -1)).sum(1)
+
+    @cached_property
+    def shared_gram(self) -> Tensor:
+        """Give B B^T, (G, d, d)."""
+        return self.shared @ self.shared.mT
