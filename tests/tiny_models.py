@@ -57,6 +57,10 @@ class Family:
         g = torch.Generator().manual_seed(seed)
         return BATCHES[self.kind](padding, g)
 
+    def is_causal(self, stack: str, is_cross: bool) -> bool:
+        """Tell whether self attention of a stack sees only the past."""
+        return not is_cross and (self.kind == "decoder" or "decoder" in stack or "text_model" in stack)
+
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Give the model's main output on a batch; rows of padded tokens are not set to 0."""
         return main_output(model(**batch))

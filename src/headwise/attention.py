@@ -50,7 +50,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
     if out is None:
         del call.penalties[made:]
         out, weights = _explicit(call, active, need_weights)
-        call.fitted.kernels.add("explicit")
+        call.fitted.ran("explicit")
     for method in active:
         if method.overrides("output"):
             out = method.output(out, call)
@@ -89,11 +89,11 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
     if not _read(call, active, rows):
         return None
     if rows.output() is not None and not edits and kept_after is None and call.dropout == 0:
-        call.fitted.kernels.add("rows")
+        call.fitted.ran("rows")
         return rows.output()
     both = keep if kept_after is None else kept_after if keep is None else keep & kept_after
     attend = Fused(call, q, k, both)
-    call.fitted.kernels.add("fused, one coordinate wider" if attend.width else "fused")
+    call.fitted.ran("fused, one coordinate wider" if attend.width else "fused")
     step: Callable[[Tensor], Tensor] = attend
     for method in edits:
         edited = method.attend(step, call)

@@ -110,7 +110,6 @@ class Fitted:
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.last_hidden: Tensor | None = None
-        self.kernels: set[str] = set()
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
@@ -134,6 +133,15 @@ class Fitted:
     def owner(self) -> Regularized:
         """Give the handle this site belongs to."""
         return self._owner
+
+    def ran(self, kernel: str) -> None:
+        """Take note of which kernel ran; an attribute that is never read compiles without a guard, a set does not."""
+        setattr(self, f"ran {kernel}", True)
+
+    @property
+    def kernels(self) -> set[str]:
+        """Give the kernels that ran so far."""
+        return {name[4:] for name in self.__dict__ if name.startswith("ran ")}
 
     def attention(
         self,
@@ -192,7 +200,7 @@ class Fitted:
 
     def _check(self, q: Tensor, k: Tensor, hidden: Tensor | None) -> None:
         site = self.site
-        if not self.seen:
+        if not torch.compiler.is_compiling() and not self.seen:
             self.seen = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
             if hidden is not None:
                 self.seen["hidden"] = hidden.shape[-1]

@@ -15,7 +15,14 @@ def _tensors(seed, batch=3, queries=37, keys=None, groups=HEADS, strength=1.5):
     v = torch.randn(batch, groups, keys, SIZE + 4, generator=draw)
     hidden = torch.randn(batch, queries, WIDTH, generator=draw) + 0.7
     output = torch.randn(batch, HEADS, queries, SIZE + 4, generator=draw)
-    return {"q": q, "k": k, "v": v, "hidden": hidden, "output": output, "product_norm": torch.rand(HEADS, generator=draw) * 1e-3}
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "hidden": hidden,
+        "output": output,
+        "product_norm": torch.rand(HEADS, generator=draw) * 1e-3,
+    }
 
 
 def _plain(seed):
@@ -117,4 +124,3 @@ def reading(kind, seed=0):
 
 def call_names():
     return sorted(CALLS)
-

@@ -94,7 +94,10 @@ def peaked_rows(whole, previous):
 
 def _cosines(here, there):
     return torch.stack(
-        [torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=-1, eps=0) for a, b in zip(here.maps(), there.maps())]
+        [
+            torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=-1, eps=0)
+            for a, b in zip(here.maps(), there.maps())
+        ]
     ).mean(0)
 
 

@@ -137,7 +137,9 @@ def test_a_sample_of_all_queries_is_the_whole():
         torch.testing.assert_close(sampled[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "causal", "padded", "left padded", "grouped", "soft capped", "with sinks", "biased"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "causal", "padded", "left padded", "grouped", "soft capped", "with sinks", "biased"]
+)
 def test_sampled_rows_have_the_figures_of_their_rows(kind):
     call = reading(kind)
     from headwise.statistics import Rows
@@ -166,7 +168,9 @@ def test_what_has_no_meaning_is_said_with_a_reason():
     assert "different tokens" in cross["nonlocal_functional"]
     assert "no layer before" in cross["layer_redundancy"]
     assert "one head" in reasons(SiteFacts(heads=1))["head_redundancy"]
-    facts = SiteFacts(heads=4, hidden=True, product_norm=True, product_obstacle="rotary positions turn queries and keys")
+    facts = SiteFacts(
+        heads=4, hidden=True, product_norm=True, product_obstacle="rotary positions turn queries and keys"
+    )
     assert "rotary" in reasons(facts)["entropy_floor_spectral"]
     assert "bias" in reasons(facts._replace(product_obstacle=None, bias=True))["entropy_floor_spectral"]
     assert "entropy_floor_spectral" not in reasons(facts._replace(product_obstacle=None))
@@ -180,7 +184,16 @@ def test_padding_that_holds_nan_does_not_reach_any_figure():
     output.transpose(1, 2)[~call.real_queries] = torch.nan
     q = call.q.clone()
     q.transpose(1, 2)[~call.real_queries] = torch.nan
-    dirty = Reading(q, call.k, call.v, call.mask, hidden=hidden, output=output, real_queries=call.real_queries, product_norm=call.product_norm)
+    dirty = Reading(
+        q,
+        call.k,
+        call.v,
+        call.mask,
+        hidden=hidden,
+        output=output,
+        real_queries=call.real_queries,
+        product_norm=call.product_norm,
+    )
     found = values(read(dirty, [n for n in clean if n not in ("nonlocal_functional",)]))
     for name, value in found.items():
         torch.testing.assert_close(value, clean[name], rtol=1e-5, atol=1e-6, msg=name)
@@ -188,7 +201,15 @@ def test_padding_that_holds_nan_does_not_reach_any_figure():
 
 def test_a_diverged_layer_is_read_as_nan_and_stops_nothing():
     call = reading("causal")
-    broken = Reading(call.q * torch.nan, call.k, call.v, causal=True, hidden=call.hidden * torch.nan, output=call.output, product_norm=call.product_norm)
+    broken = Reading(
+        call.q * torch.nan,
+        call.k,
+        call.v,
+        causal=True,
+        hidden=call.hidden * torch.nan,
+        output=call.output,
+        product_norm=call.product_norm,
+    )
     found = values(read(broken))
     for name in ("attention_entropy", "max_logit", "sink_mass", "token_cosine", "entropy_floor_spectral"):
         assert found[name].isnan().all(), name
@@ -207,7 +228,14 @@ def test_extrema_join_as_extrema():
     low, high = Tally.extremum(torch.tensor([1.0]), "max", False), Tally.extremum(torch.tensor([3.0]), "max", True)
     assert float(low.add(high).value()) == 3.0
     assert low.add(high).sampled
-    assert float(Tally.extremum(torch.tensor([1.0]), "min", False).add(Tally.extremum(torch.tensor([3.0]), "min", False)).value()) == 1.0
+    assert (
+        float(
+            Tally.extremum(torch.tensor([1.0]), "min", False)
+            .add(Tally.extremum(torch.tensor([3.0]), "min", False))
+            .value()
+        )
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("name", sorted(STATISTICS))

@@ -4,7 +4,9 @@ from tiny_models import FAMILIES
 
 import headwise
 
-CASES = [(name, padding) for name, family in FAMILIES.items() for padding in family.paddings if name not in ("CLIP", "Swin")]
+CASES = [
+    (name, padding) for name, family in FAMILIES.items() for padding in family.paddings if name not in ("CLIP", "Swin")
+]
 
 
 def attention_maps(family, batch):

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import headwise
 from headwise.statistics import STATISTICS
 
+
 @pytest.fixture(autouse=True)
 def _no_model_of_another_test_is_left():
     gc.collect()
@@ -64,12 +65,16 @@ def test_losses_and_weights_are_equal_to_the_bit_with_and_without_watching(name)
     assert {r["site"] for r in watch.records()} == set(watch.reasons())
 
 
-@pytest.mark.parametrize("text", ["DropHead(p=0.3)", "DropKey(p=0.3)", "QKNorm()", "RelaxedAttention(gamma=0.2) + SoftCap(cap=3.0)"])
+@pytest.mark.parametrize(
+    "text", ["DropHead(p=0.3)", "DropKey(p=0.3)", "QKNorm()", "RelaxedAttention(gamma=0.2) + SoftCap(cap=3.0)"]
+)
 def test_watching_a_regularized_model_changes_no_bit_either(text):
     losses = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"], example=VECTORS)
+        handle = headwise.regularize(
+            model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"], example=VECTORS
+        )
         watch = headwise.watch(model, every=2, on_alert=None) if watched else None
         losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
     assert losses[0] == losses[1]
@@ -79,7 +84,9 @@ def test_watching_a_regularized_model_changes_no_bit_either(text):
     assert handle.fitted[0].observer is None
 
 
-@pytest.mark.parametrize("text", ["Temperature(value=0.5)", "SoftCap(cap=0.4)", "Temperature(value=0.5) + SoftCap(cap=0.4)"])
+@pytest.mark.parametrize(
+    "text", ["Temperature(value=0.5)", "SoftCap(cap=0.4)", "Temperature(value=0.5) + SoftCap(cap=0.4)"]
+)
 def test_logits_are_read_as_the_methods_leave_them(text):
     figures = {}
     for methods in ("", text):
@@ -208,7 +215,9 @@ def test_an_idle_watch_runs_the_same_operators():
 def test_removing_the_watch_leaves_no_trace():
     model = fresh(HOSTS["own"])
     before = {name: set(vars(module)) for name, module in model.named_modules()}
-    hooks = {name: len(module._forward_pre_hooks) + len(module._forward_hooks) for name, module in model.named_modules()}
+    hooks = {
+        name: len(module._forward_pre_hooks) + len(module._forward_hooks) for name, module in model.named_modules()
+    }
     keys, function = list(model.state_dict()), torch.nn.functional.scaled_dot_product_attention
     watch = headwise.watch(model, every=1, on_alert=None)
     output = model(VECTORS)
@@ -262,7 +271,7 @@ def test_what_is_asked_wrongly_is_refused_with_the_remedy():
         headwise.watch(model, statistics=["entropy"])
     with pytest.raises(ValueError, match="every must be at least 1 and rows at least 2, got every=0"):
         headwise.watch(model, every=0)
-    with pytest.raises(TypeError, match="on_alert is \"warn\", \"raise\".*got 3"):
+    with pytest.raises(TypeError, match='on_alert is "warn", "raise".*got 3'):
         headwise.watch(model, on_alert=3)
     with pytest.raises(TypeError, match=r"log is JsonLines\(path\).*got 'health.jsonl'"):
         headwise.watch(model, log=["health.jsonl"])
@@ -276,7 +285,9 @@ def test_what_is_asked_wrongly_is_refused_with_the_remedy():
 
 def test_where_and_statistics_choose_what_is_read():
     model = fresh(HOSTS["own"])
-    watch = headwise.watch(model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["token_cosine", "sink_mass"])
+    watch = headwise.watch(
+        model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["token_cosine", "sink_mass"]
+    )
     model(VECTORS)
     watch.step()
     assert {r["site"] for r in watch.records()} == {"blocks.1.attn"}
@@ -287,6 +298,8 @@ def test_where_and_statistics_choose_what_is_read():
 def test_a_step_without_a_training_forward_says_so():
     model = fresh(HOSTS["own"])
     watch = headwise.watch(model, every=1, on_alert=None)
-    with pytest.warns(headwise.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"):
+    with pytest.warns(
+        headwise.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"
+    ):
         watch.step()
     watch.step()

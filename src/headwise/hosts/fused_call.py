@@ -33,7 +33,9 @@ class _Open:
 class _Current(threading.local):
     """The innermost site whose forward runs now in this thread."""
 
-    top: _Open | None = None
+    def __init__(self) -> None:
+        # Set for each thread: a compiled graph would guard that it is absent, and never find it so again.
+        self.top: _Open | None = None
 
 
 current = _Current()

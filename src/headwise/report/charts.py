@@ -42,59 +42,50 @@ def heat_map(
     tooltip=(),
     reading: str | None = None,
 ):
-    """Return a heat map (a Vega-Lite dictionary, as all charts here) of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
+    """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
-    `tooltip` names further fields to show on hover; a list under "spectrum" is drawn below the chart for the cell pointed at when
-    the figure is given `trace`. `reading` names a numeric field (the step): a slider then chooses which reading is shown.
-    `value_title` names the value on hover and above the colours, there replaced by `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
+    Like all charts here it is a Vega-Lite dictionary. `tooltip` names further fields to show on hover; a list under "spectrum" is
+    drawn below the chart for the cell pointed at when the figure is given `trace`. `reading` names a numeric field (the step): a
+    slider then chooses which reading is shown. `value_title` names the value on hover and above the colours, there replaced by
+    `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
-    numbers = [row[value] for row in rows if row.get(value) is not None]
-    domain = domain or ((min(numbers), max(numbers)) if numbers else (0.0, 1.0))
-    shown = [x, y, *tooltip] + ([reading] if reading else [])
     base = alt.Chart(alt.InlineData(values=rows))
     if reading:
-        slider = alt.binding_range(min=0, max=max(len(steps) - 1, 0), step=1, name=f"{reading} ")
-        position = alt.param(name="position", value=max(len(steps) - 1, 0), bind=slider)
-        base = base.add_params(position).transform_filter("datum.position == position")
-    chart = base.mark_rect(cursor="crosshair").encode(
-        x=alt.X(
-            x,
-            type="ordinal",
-            title=x,
-            sort=_in_order(rows, x),
-            axis=alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False),
-        ),
-        y=alt.Y(
-            y,
-            type="ordinal",
-            title=y,
-            sort=_in_order(rows, y),
-            axis=alt.Axis(labelLimit=NARROW_LABELS, domain=False, ticks=False),
-        ),
-        color=alt.Color(
-            value,
-            type="quantitative",
-            scale=alt.Scale(scheme="cividis", domain=list(domain)),
-            legend=alt.Legend(
-                title=value_title if legend_title is None else legend_title or None,
-                orient="top",
-                gradientLength=160,
-                gradientThickness=9,
-                titleLimit=300,
-            ),
-        ),
-        tooltip=[alt.Tooltip(name, title=name, type="nominal") for name in shown]
-        + [alt.Tooltip(value, title=value_title, type="quantitative", format=".4g")],
-    )
-    height = max(ROW * len({row[y] for row in rows}), 60)
-    chart = chart.properties(width="container", height=height)
-    if reading:
-        chart = chart.properties(
-            title=alt.Title(text=alt.expr(f"'{reading} ' + {steps}[position]"), anchor="start", fontSize=12)
+        last = max(len(steps) - 1, 0)
+        slider = alt.binding_range(min=0, max=last, step=1, name=f"{reading} ")
+        base = base.add_params(alt.param(name="position", value=last, bind=slider)).transform_filter(
+            "datum.position == position"
         )
+    shown = [x, y, *tooltip] + ([reading] if reading else [])
+    chart = base.mark_rect(cursor="crosshair").encode(
+        x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
+        y=_band(alt.Y, y, rows, alt.Axis(labelLimit=NARROW_LABELS, domain=False, ticks=False)),
+        color=_ramp(alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title),
+        tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in shown]
+        + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
+    )
+    chart = chart.properties(width="container", height=max(ROW * len({row[y] for row in rows}), 60))
+    if reading:
+        title = alt.Title(text=alt.expr(f"'{reading} ' + {steps}[position]"), anchor="start", fontSize=12)
+        chart = chart.properties(title=title)
     return chart
+
+
+def _band(channel, name: str, rows, axis):
+    return channel(field=name, type="ordinal", title=name, sort=_in_order(rows, name), axis=axis)
+
+
+def _ramp(alt, value: str, domain, title: str):
+    legend = alt.Legend(title=title or None, orient="top", gradientLength=160, gradientThickness=9, titleLimit=300)
+    scale = alt.Scale(scheme="cividis", domain=list(domain))
+    return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
+
+
+def _range(rows, value: str) -> tuple[float, float]:
+    numbers = [row[value] for row in rows if row.get(value) is not None]
+    return (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
 
 
 def _in_order(rows, name: str) -> list:

@@ -92,12 +92,14 @@ def _points(run, epochs, name: str, factor: float) -> list[dict]:
 
 
 def _domain(rows) -> tuple[float, float] | None:
-    ends = [row[key] for row in rows for key in ("mean", "low", "high") if row[key] is not None]
-    if not ends:
+    """Return the range of the means with a margin, no wider than the bands: two seeds have bands that would hide every mean."""
+    means = [row["mean"] for row in rows]
+    if not means:
         return None
-    low, high = min(ends), max(ends)
-    margin = 0.04 * (high - low) or 0.5
-    return low - margin, high + margin
+    ends = means + [row[key] for row in rows for key in ("low", "high") if row[key] is not None]
+    margin = 0.25 * (max(means) - min(means)) or 0.5
+    low, high = max(min(ends), min(means) - margin), min(max(ends), max(means) + margin)
+    return (low, high) if high > low else None
 
 
 def _number(value) -> bool:

@@ -16,7 +16,9 @@ def curves(rows, *, x: str, y: str, domain=None, broken=()):
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
     scale = alt.Scale(domain=list(domain), zero=False, clamp=True) if domain else alt.Scale(zero=False)
-    across = alt.X("x", type="quantitative", title=x, axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False))
+    across = alt.X(
+        "x", type="quantitative", title=x, axis=alt.Axis(values=_ticks([row["x"] for row in rows]), grid=False)
+    )
     up = alt.Y("mean", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
     colour = alt.Color(
         "role",
@@ -34,15 +36,21 @@ def curves(rows, *, x: str, y: str, domain=None, broken=()):
         alt.Tooltip("x", type="quantitative", title=x),
     ]
     band = base.transform_filter("datum.low != null").mark_area(opacity=0.18)
+    single = len({row["x"] for row in rows}) == 1  # one epoch makes no line
     layers = [
         band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N").transform_calculate(mean="datum.low"),
-        base.mark_line(strokeWidth=1.8).encode(
+        base.mark_line(strokeWidth=1.8, point=single).encode(
             x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number]
         ),
     ]
     if broken:
         layers += _broken(alt, broken, across, scale, y)
     return alt.layer(*layers).properties(width="container", height=170)
+
+
+def _ticks(epochs: list[int], most: int = 8) -> list[int]:
+    last = max(epochs, default=1)
+    return sorted({*range(0, last + 1, max(1, round(last / most)))} - {0} | {1})
 
 
 def _broken(alt, broken, across, scale, y):

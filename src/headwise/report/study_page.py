@@ -84,8 +84,8 @@ def _answer_table(analysis: dict):
     unit = unit_of(metric["name"], metric)
     columns = [
         Column("method"),
-        Column(metric["label"], f"{unit.name} [95 %]", number=True),
-        Column("difference", f"paired, {unit.difference} [95 %]", number=True),
+        Column(metric["label"], f"{unit.name} [95\u00a0%]", number=True),
+        Column("difference", f"paired, {unit.difference} [95\u00a0%]", number=True),
         Column("corrected p", number=True),
         Column("verdict"),
         Column("gap", f"train {MINUS} test, {unit_of(gap, metric).difference}" if gap else "", number=True),
@@ -196,8 +196,8 @@ def _outcome_table(analysis: dict, name: str):
     unit = unit_of(name, metric)
     columns = [
         Column("method"),
-        Column(label_of(name, metric), f"{unit.name} [95 %]", number=True),
-        Column("difference", f"paired, {unit.difference} [95 %]", number=True),
+        Column(label_of(name, metric), f"{unit.name} [95\u00a0%]", number=True),
+        Column("difference", f"paired, {unit.difference} [95\u00a0%]", number=True),
         Column("corrected p", number=True),
         Column("verdict"),
     ]

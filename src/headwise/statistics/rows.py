@@ -109,7 +109,11 @@ class Rows:
         """Finds the centred norm of every row from sums over the keys alone: ‖(K − k̄) q‖, with no row of logits."""
         reading, heads = self.reading, self.reading.heads
         k = self._logits.k
-        allowed = reading.mask[:, :, 0, :, None].to(self.dtype) if reading.mask is not None else k.new_ones(1, 1, k.shape[2], 1)
+        allowed = (
+            reading.mask[:, :, 0, :, None].to(self.dtype)
+            if reading.mask is not None
+            else k.new_ones(1, 1, k.shape[2], 1)
+        )
         count = allowed.sum(2, keepdim=True).clamp_min(1)
         middle = (k * allowed).sum(2, keepdim=True) / count
         k = (k - middle) * allowed
@@ -156,7 +160,9 @@ class Rows:
         weights = powers.mul_((valid / total)[..., None])
         self._read_weights(weights, depth, samples, rows)
 
-    def _centred(self, depth: Tensor, seen: Tensor | None, samples: slice, rows: slice, beyond: Tensor | None) -> Tensor:
+    def _centred(
+        self, depth: Tensor, seen: Tensor | None, samples: slice, rows: slice, beyond: Tensor | None
+    ) -> Tensor:
         counts = self.queries.counts
         counts = (counts if counts.shape[0] == 1 else counts[samples])[..., rows].to(self.dtype).clamp_min(1)
         # Forbidden keys hold FAR: times zero they vanish before the mean and again after it.

@@ -45,6 +45,7 @@ class Thresholds:
         max_logit: logit growth, where a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
         token_cosine: over-smoothing, where the mean cosine of the tokens that enter a layer exceeds this.
         high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one vector.
+        effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this, having been above.
         output_norm: a dead head, where a head's mean output norm is below this share of the median of its layer.
         redundancy: redundancy, where a head's mean cosine with the other maps of its layer exceeds this.
         redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by themselves and are no alert.
@@ -54,6 +55,7 @@ class Thresholds:
     max_logit: float | None = 100.0
     token_cosine: float | None = 0.95
     high_frequency: float | None = 0.05
+    effective_rank: float | None = 2.0
     output_norm: float | None = 0.01
     redundancy: float | None = 0.95
     redundancy_entropy: float = 0.9
@@ -88,6 +90,10 @@ REMEDIES = {
     "rank_collapse": Remedy(
         "NeuTRENO or ValueResidual carry early values on; check that skip connections are in place",
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
+    ),
+    "low_rank": Remedy(
+        "weight decay on queries, keys, values and output lowers their rank: give them a smaller one (parameter_groups)",
+        "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "dead_head": Remedy(
         "the head can be pruned, or DropHead spreads the work over heads in the next run",
@@ -154,9 +160,7 @@ class Judge:
         limits = self.thresholds
         if (limit := limits.entropy_share) is not None:
             for record in records.get("entropy_share", ()):
-                text = f"entropy of {{place}} fell below {limit:.2g} of its range (to {{value:.2g}})".replace(
-                    f"{limit:.2g} of", f"{100 * limit:.3g} % of"
-                )
+                text = f"entropy of {{place}} fell below {100 * limit:.3g} % of its range (to {{value:.2g}})"
                 yield _Found("entropy_collapse", record, limit, not record["value"] >= limit, text, at_once=False)
         if (limit := limits.max_logit) is not None:
             for record in records.get("max_logit", ()):
@@ -170,6 +174,12 @@ class Judge:
             for record in records.get("high_frequency", ()):
                 text = f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, below {limit:.3%}"
                 yield _Found("rank_collapse", record, limit, not record["value"] >= limit, text)
+
+        if (limit := limits.effective_rank) is not None:
+            for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
+                for record in records.get(name, ()):
+                    text = f"effective rank of {product} of {{place}} fell below {limit:g} (to {{value:.3g}})"
+                    yield _Found("low_rank", record, limit, not record["value"] >= limit, text, at_once=False)
 
     def _dead(self, records: dict[str, list[Record]]) -> Iterable[_Found]:
         limit = self.thresholds.output_norm

@@ -30,7 +30,9 @@ def observe(seen: Tensor, number: int, call: Call, out: Tensor) -> None:
     tensors = [call.q, call.k, call.v, out]
     hidden = call.hidden
     optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden)]
-    observed(seen, number, *[t.detach() for t in tensors], *optional, call.causal, call.scale, call.softcap, call.training)
+    observed(
+        seen, number, *[t.detach() for t in tensors], *optional, call.causal, call.scale, call.softcap, call.training
+    )
 
 
 @torch.library.custom_op("headwise::observed", mutates_args={"seen"})
@@ -55,7 +57,17 @@ def observed(
     if observer is None:
         return
     call = Call(
-        observer.fitted, q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap, sinks=sinks, training=training, hidden=hidden
+        observer.fitted,
+        q,
+        k,
+        v,
+        mask=mask,
+        causal=causal,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        training=training,
+        hidden=hidden,
     )
     observer.recorder.take(call, out)
 

@@ -135,7 +135,9 @@ class Careful:
             except Exception as error:
                 if id(log) not in self._told:
                     self._told.add(id(log))
-                    _tell(f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training goes on")
+                    _tell(
+                        f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training goes on"
+                    )
 
     def close(self) -> None:
         """Close every log."""

@@ -60,7 +60,10 @@ def _pack(tally: Tally | None, shape: tuple[int, ...]) -> Tensor:
     if tally is None:
         return torch.zeros(4 + 3 * size, dtype=torch.float64)
     spread = torch.zeros(size) if tally.spread is None else tally.spread.flatten()
-    head = torch.tensor([1.0, float(KINDS.index(tally.kind)), float(tally.sampled), float(tally.spread is not None)], dtype=torch.float64)
+    head = torch.tensor(
+        [1.0, float(KINDS.index(tally.kind)), float(tally.sampled), float(tally.spread is not None)],
+        dtype=torch.float64,
+    )
     parts = (tally.total.flatten(), tally.weight.flatten(), spread)
     return torch.cat([head, *(part.to("cpu", torch.float64) for part in parts)])
 

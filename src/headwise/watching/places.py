@@ -22,7 +22,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
     inner: Any = model
     while True:
         wrapped = inner._modules.get("_orig_mod") or (
-            inner._modules.get("module") if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel) else None
+            inner._modules.get("module")
+            if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel)
+            else None
         )
         if wrapped is None:
             return inner
@@ -49,7 +51,9 @@ class Places:
         """Take the sites that have methods as they are, and stand at the chosen others too."""
         found = self.handle._found
         wanted, named = _selection(where, found)
-        lost = [f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named]
+        lost = [
+            f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named
+        ]
         if lost:
             raise ValueError("\n".join(lost))
         known = {fitted.site: fitted for fitted in self.handle.fitted}
@@ -77,7 +81,9 @@ class Places:
 
     def layout(self, names: list[str]) -> dict[int, dict[str, tuple[int, ...]]]:
         """Give the shape of every figure that may be read, from heads alone: the same on all ranks."""
-        heads = {(f.site.stack, f.site.is_cross, f.site.depth): f.seen.get("heads", f.site.heads or 0) for f in self.fitted}
+        heads = {
+            (f.site.stack, f.site.is_cross, f.site.depth): f.seen.get("heads", f.site.heads or 0) for f in self.fitted
+        }
         return {
             f.site.index: {
                 name: STATISTICS[name]().shape(

@@ -8,22 +8,25 @@ from torch import Tensor
 from ..call import Call
 from ..fitted import Fitted
 from ..passes import in_backward
+from ..site import Site
 from ..statistics import STATISTICS, Reading, Tally, read, reasons
 from .compiled import enroll, observe
 from .observed import reading_of, real_queries
-from .products import Products
+from .weights import FLOOR, Weights
 
 
 class Recorder:
     """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again."""
 
-    def __init__(self, names: list[str], rows: int | None, products: Products) -> None:
-        self.names, self.rows, self.products = names, rows, products
+    def __init__(self, names: list[str], rows: int | None, weights: Weights) -> None:
+        self.names, self.rows, self.weights = [name for name in names if name in STATISTICS], rows, weights
         self.step = 0
         self.tallies: dict[int, dict[str, Tally]] = {}
+        self.of_weights: dict[int, dict[str, Tensor]] = {}
         self.reasons: dict[int, dict[str, str]] = {}
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
         self._real: dict[str, Tensor | None] = {}
+        self._missing: dict[int, dict[str, str]] = {}
 
     def take(self, call: Call, out: Tensor) -> None:
         """Read one call of a site whose per-head output is `out`."""
@@ -31,14 +34,24 @@ class Recorder:
             return
         site = call.site
         with torch.no_grad():
-            reading = reading_of(call, out, self.products.of(call), self._real_queries(call))
+            product = self.weights.product_norms(call) if FLOOR in self.names else None
+            reading = reading_of(call, out, product, self._real_queries(call))
             before = self._layer_before(call, reading)
             draw = torch.Generator().manual_seed((self.step << 16) + site.index)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
             found = read(reading, self.names, self.rows, before, draw)
+            self._take_weights(site)
         known = self.tallies.setdefault(site.index, {})
         for name, tally in found.items():
             known[name] = known[name].add(tally) if name in known else tally
+
+    def _take_weights(self, site: Site) -> None:
+        """Read a site's weights once a step, inside a forward: there sharded weights are whole and every rank's are the same."""
+        if not self.weights.names:
+            return
+        if site.index not in self.of_weights:
+            self.of_weights[site.index], self._missing[site.index] = self.weights.figures(site)
+        self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
         """Give the real queries of a cross attention: those of the self attention that ran before it in its stack."""
@@ -66,7 +79,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget the step's figures and let go of every tensor."""
-        self.tallies, self._before, self._real = {}, {}, {}
+        self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
 
 
 class SiteObserver:
@@ -85,16 +98,3 @@ class SiteObserver:
         else:
             self.recorder.take(call, out)
 
-
-def known_names(names: list[str] | None) -> list[str]:
-    """Check the names of statistics, None for all.
-
-    Raises:
-        ValueError: naming the unknown one and the nearest known one.
-    """
-    from ..text import suggest
-
-    for name in names or ():
-        if name not in STATISTICS:
-            raise ValueError(f"There is no statistic {name!r}.{suggest(name, list(STATISTICS))} Statistics: {', '.join(STATISTICS)}.")
-    return list(STATISTICS) if names is None else list(dict.fromkeys(names))

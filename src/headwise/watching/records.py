@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ..site import Site
 from ..statistics import STATISTICS, Tally
 
@@ -16,7 +18,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figures:
-    """One statistic of one site at one step: a value per head, or one for the layer."""
+    """One statistic of one site at one step: a value per head, per group of heads, or one for the layer."""
 
     site: str
     depth: int
@@ -41,17 +43,25 @@ class Figures:
         margins = None if margin is None else array("d", margin.double().flatten().tolist())
         return cls(site.name, site.depth, step, name, statistic.per, values, margins, tally.sampled)
 
+    @classmethod
+    def of_weights(cls, site: Site, step: int, name: str, values: Tensor, heads: int) -> Figures:
+        """Keep a figure of the weights: one number per head, or per group of heads that share keys and values."""
+        numbers = array("d", values.double().flatten().tolist())
+        return cls(site.name, site.depth, step, name, "head" if len(numbers) == heads else "group", numbers, None, False)
+
     def records(self) -> Iterator[Record]:
         """Give a dict per head; a value that is not finite stays as it is, one that was not counted is left out."""
         for head, value in enumerate(self.values):
             record: Record = {
                 "site": self.site,
                 "depth": self.depth,
-                "head": None if self.per == "layer" else head,
+                "head": head if self.per == "head" else None,
                 "step": self.step,
                 "statistic": self.statistic,
                 "value": value,
             }
+            if self.per == "group":
+                record["group"] = head
             if self.sampled:
                 record["sampled"] = True
             if self.margins is not None and math.isfinite(self.margins[head]):
@@ -64,6 +74,7 @@ def flat(records: list[Record]) -> dict[str, float]:
     named = {}
     for record in records:
         head = "" if record["head"] is None else f"/head{record['head']}"
+        head = f"/group{record['group']}" if "group" in record else head
         if "alert" not in record:
             named[f"health/{record['statistic']}/{record['site']}{head}"] = record["value"]
     return named

@@ -13,10 +13,9 @@ from .alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
 from .logs import Careful, logs_of
 from .packing import is_first, joined
 from .places import Places
-from .products import NAME as NEEDS_PRODUCTS
-from .products import Products
-from .recorder import Recorder, SiteObserver, known_names
+from .recorder import Recorder, SiteObserver
 from .records import Figures, Record
+from .weights import Weights, known_names
 
 OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
 
@@ -42,7 +41,7 @@ def watch(
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
             are marked `sampled`. None reads all.
         where: which sites are read, as in `regularize`.
-        statistics: names of statistics, None for all.
+        statistics: names of statistics, of activations and weights; None for all.
         thresholds: limits of the alerts.
 
     Raises:
@@ -78,11 +77,12 @@ class Watch:
         self._alerts: list[Record] = []
         self._missed_told = False
         self._sites = Places(model, where)
-        products = Products(NEEDS_PRODUCTS in names)
-        self._recorder = Recorder(names, rows, products)
+        weights = Weights(names)
+        self._recorder = Recorder(names, rows, weights)
+        self._names_of_sites = {fitted.site.index: fitted.site.name for fitted in self._sites.fitted}
         self._observers = []
         for fitted in self._sites.fitted:
-            products.look(fitted.site)
+            weights.look(fitted.site)
             observer = SiteObserver(fitted, self._recorder)
             fitted.observer = observer
             self._observers.append(observer)
@@ -118,7 +118,7 @@ class Watch:
 
     def _take(self) -> list[Record]:
         recorder, sites = self._recorder, self._sites.fitted
-        tallies = joined(recorder.tallies, self._sites.layout(self.names), self._sites.device)
+        tallies = joined(recorder.tallies, self._sites.layout(recorder.names), self._sites.device)
         self._tell_missed(set(tallies))
         figures = []
         for fitted in sites:
@@ -126,6 +126,8 @@ class Watch:
                 figure = Figures.of(fitted.site, self.steps, name, tally)
                 if figure is not None:
                     figures.append(figure)
+            for name, values in recorder.of_weights.get(fitted.site.index, {}).items():
+                figures.append(Figures.of_weights(fitted.site, self.steps, name, values, fitted.seen["heads"]))
         recorder.clear()
         self._figures += figures
         records = [record for figure in figures for record in figure.records()]
@@ -140,7 +142,9 @@ class Watch:
         if missed and not self._missed_told:
             self._missed_told = True
             text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
-            warnings.warn(f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4)
+            warnings.warn(
+                f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4
+            )
 
     def _tell(self, alerts: list[Record]) -> None:
         if not alerts or self.on_alert is None:
@@ -166,8 +170,7 @@ class Watch:
 
     def reasons(self) -> dict[str, dict[str, str]]:
         """Say, per site read so far, which statistics have no meaning there and why."""
-        names = {f.site.index: f.site.name for f in self._sites.fitted}
-        return {names[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+        return {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
 
     def remove(self) -> None:
         """Take the watch off the model: observers, hooks and memory go, records stay.

@@ -110,66 +110,67 @@ def scalar_table(paths) -> dict:
 
 def flow_charts(flows) -> list[dict]:
     """Return the charts of the gradient flow of one problem."""
-    balance = [
-        {"time t": point["time"], "‖AᵀA − BᵀB‖": point[key], "curve": f"λ = {found['strength']:g}, {words}"}
+    gap, balance = "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*", "‖AᵀA − BᵀB‖"
+    over_time = {"x": "time t", "series": "curve"}
+    return [
+        {
+            "title": "Soft thresholding: s → max(s − λ, 0)",
+            "x": "singular value of M",
+            "y": "after training",
+            "series": "λ",
+            "data": _thresholds(flows),
+            "points": True,
+        },
+        {
+            "title": "Balance against its law",
+            "y": balance,
+            "data": _balances(flows, balance),
+            "log_y": True,
+            **over_time,
+        },
+        {"title": "L2 approaches the nuclear norm", "y": gap, "data": _gaps(flows, gap), "log_y": True, **over_time},
+        {
+            "title": "Singular values over time, λ = 0.5",
+            "y": "singular value",
+            "data": _singular_courses(next(found for found in flows if found["strength"] == 0.5)),
+            **over_time,
+        },
+    ]
+
+
+def _thresholds(flows) -> list[dict]:
+    return [
+        {"singular value of M": s, "after training": end, "λ": f"{found['strength']:g}"}
+        for found in flows
+        for s, end in zip(SINGULAR_VALUES, found["end"])
+    ]
+
+
+def _balances(flows, name: str) -> list[dict]:
+    return [
+        {"time t": point["time"], name: point[key], "curve": f"λ = {found['strength']:g}, {words}"}
         for found in flows
         for words, key in (("flow", "balance"), ("e^(−2λt)", "law"))
         for point in found["course"][:: 1 if found["strength"] else 8]
         if point["law"] > 1e-8
     ]
-    gap = [
-        {"time t": point["time"], "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*": point["gap"], "curve": f"λ = {found['strength']:g}"}
+
+
+def _gaps(flows, name: str) -> list[dict]:
+    return [
+        {"time t": point["time"], name: point["gap"], "curve": f"λ = {found['strength']:g}"}
         for found in flows
         for point in found["course"]
         if point["gap"] > 1e-10
     ]
-    course = next(found for found in flows if found["strength"] == 0.5)
-    values = [
-        {"time t": point["time"], "singular value": value, "curve": f"s = {wanted:g} → {max(wanted - 0.5, 0):g}"}
-        for point in course["course"]
-        if point["time"] <= 20
-        for wanted, value in zip(SINGULAR_VALUES, point["singular"])
-    ]
-    ends = [
-        {"singular value of M": s, "after training": end, "λ": f"{found['strength']:g}"}
-        for found in flows
-        for s, end in zip(SINGULAR_VALUES, found["end"])
-    ]
-    law = {
-        "title": "Balance against its law",
-        "x": "time t",
-        "y": "‖AᵀA − BᵀB‖",
-        "series": "curve",
-        "data": balance,
-        "log_y": True,
-    }
-    gap_chart = {
-        "title": "L2 approaches the nuclear norm",
-        "x": "time t",
-        "y": "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*",
-        "series": "curve",
-        "data": gap,
-        "log_y": True,
-    }
-    thresholds = {
-        "title": "Soft thresholding: s → max(s − λ, 0)",
-        "x": "singular value of M",
-        "y": "after training",
-        "series": "λ",
-        "data": ends,
-        "points": True,
-    }
+
+
+def _singular_courses(found: dict) -> list[dict]:
     return [
-        thresholds,
-        law,
-        gap_chart,
-        {
-            "title": "Singular values over time, λ = 0.5",
-            "x": "time t",
-            "y": "singular value",
-            "series": "curve",
-            "data": values,
-        },
+        {"time t": point["time"], "singular value": value, "curve": f"s = {s:g} → {max(s - found['strength'], 0):g}"}
+        for point in found["course"]
+        if point["time"] <= 20
+        for s, value in zip(SINGULAR_VALUES, point["singular"])
     ]
 
 

@@ -1,0 +1,84 @@
+"""Activation records: the statistics of a checkpoint's attention on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headwise
+
+from ..call import Call
+from ..statistics import STATISTICS
+from ..watching.alerts import Judge, Thresholds
+from ..watching.products import Products
+from ..watching.recorder import Recorder
+from ..watching.records import Figures
+from .batches import Batch
+from .checkpoint import Checkpoint
+from .errors import CheckpointError
+
+Record = dict[str, Any]
+
+
+class _Looking:
+    """Brings the calls of a model in eval mode to a recorder that was made for training."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        call.training = True
+        self.recorder.take(call, out)
+
+
+def read_activations(
+    checkpoint: Checkpoint, text: Path | None, images: Path | None
+) -> tuple[list[Record], list[Record], dict[str, Any]]:
+    """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply and why.
+
+    Raises:
+        CheckpointError: where the model does not take the data.
+    """
+    made = checkpoint.batches()
+    batches: list[Batch] = (made.text(text) if text is not None else []) + (
+        made.images(images) if images is not None else []
+    )
+    model = checkpoint.whole()
+    handle = headwise.regularize(model, allow_none=True)
+    products = Products(True)
+    recorder = Recorder(list(STATISTICS), None, products)
+    try:
+        for fitted in handle.fitted:
+            products.look(fitted.site)
+            fitted.observer, fitted.armed = _Looking(recorder), True
+        for batch in batches:
+            _run(model, batch)
+        figures = [
+            figure
+            for fitted in handle.fitted
+            for name, tally in recorder.tallies.get(fitted.site.index, {}).items()
+            if (figure := Figures.of(fitted.site, 0, name, tally)) is not None
+        ]
+        names = {fitted.site.index: fitted.site.name for fitted in handle.fitted}
+        reasons = {names[index]: found for index, found in recorder.reasons.items()}
+    finally:
+        handle.remove()
+    records = [record for figure in figures for record in figure.records()]
+    return records, Judge(Thresholds()).alerts(records), reasons
+
+
+def _run(model: torch.nn.Module, batch: Batch) -> None:
+    first = next(model.parameters())
+    try:
+        with torch.no_grad():
+            if isinstance(batch, dict):
+                model(**{name: value.to(first.device) for name, value in batch.items()})
+            else:
+                model(batch.to(first.device))
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise CheckpointError(
+            f"{type(model).__name__} did not run on the data ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error

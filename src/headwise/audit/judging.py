@@ -1,0 +1,200 @@
+"""Judging: which figures of the weights are worth an alert, and which heads are worst."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..statistics import STATISTICS
+from ..statistics.weights import WEIGHT_STATISTICS
+from .weights import PRODUCTS, Read
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightThresholds:
+    """The limits beyond which a weight raises an alert. None switches an alert off.
+
+    Attributes:
+        stable_rank: rank collapse, where a head's product has a smaller stable rank: one direction is nearly all of it.
+        dead: a dead head, where the Frobenius norm of W_OW_V is below this share of its layer's median.
+        growth: logit growth, where the spectral norm of W_KᵀW_Q is above this multiple of the model's median.
+        decayed_rank: low rank by weight decay, where the pseudo-rank is smaller...
+        balance: ...and the factors are balanced to this share, as decay makes them.
+    """
+
+    stable_rank: float | None = 1.2
+    dead: float | None = 0.01
+    growth: float | None = 10.0
+    decayed_rank: float | None = 0.25
+    balance: float = 0.1
+
+
+class Remedy(NamedTuple):
+    """What helps, and who showed it."""
+
+    text: str
+    source: str
+
+
+REMEDIES = {
+    "rank_collapse": Remedy(
+        "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
+        "Kobayashi et al. 2024, arXiv 2410.23819",
+    ),
+    "dead_head": Remedy(
+        "the head can be pruned, or DropHead spreads the work over heads in the next run",
+        "Michel et al. 2019, arXiv 1905.10650; Zhou et al. 2020, arXiv 2004.13342",
+    ),
+    "logit_growth": Remedy(
+        "SigmaReparam, QKNorm or QKClip bound the logits in the next run; watch the largest logit on data",
+        "Zhai et al. 2023, arXiv 2303.06296; Kimi K2 2025, arXiv 2507.20534",
+    ),
+    "low_rank_by_decay": Remedy(
+        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more rank",
+        "Kobayashi et al. 2024, arXiv 2410.23819",
+    ),
+    "not_finite": Remedy("the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"),
+}
+
+
+def weight_alerts(read: Read, limits: WeightThresholds) -> list[Record]:
+    """Give an alert for every figure beyond its limit: record fields, threshold, sentence, remedy, source."""
+    by_name: dict[str, list[Record]] = {}
+    for record in read.records:
+        by_name.setdefault(record["statistic"], []).append(record)
+    found = [*_ranks(by_name, limits), *_dead(by_name, limits), *_growth(by_name, limits), *_decayed(by_name, limits)]
+    for where in read.not_finite:
+        record = {"site": where.rpartition(".")[0], "depth": None, "head": None, "statistic": "finite", "value": 0.0}
+        found.append(("not_finite", record, 1.0, f"{where} holds NaN or infinity: its figures are left out"))
+    return [_alert(*one) for one in found]
+
+
+def _alert(name: str, record: Record, threshold: float, sentence: str) -> Record:
+    kept = {key: record[key] for key in ("site", "depth", "head", "statistic", "value")}
+    remedy = REMEDIES[name]
+    return {
+        "alert": name,
+        **kept,
+        "threshold": threshold,
+        "sentence": sentence,
+        "remedy": remedy.text,
+        "source": remedy.source,
+    }
+
+
+def place(record: Record) -> str:
+    """Name the head, group or layer of a record."""
+    if record.get("group") is not None:
+        return f"{record['site']} group {record['group']}"
+    return record["site"] if record["head"] is None else f"{record['site']} head {record['head']}"
+
+
+Found = Iterable[tuple[str, Record, float, str]]
+
+
+def _ranks(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
+    if (limit := limits.stable_rank) is None:
+        return
+    for kind, product in PRODUCTS.items():
+        for record in records.get(f"stable_rank_{kind}", ()):
+            if 0 < record["value"] < limit:
+                text = f"{product} of {place(record)} is nearly of rank one: its stable rank is {record['value']:.3f}, below {limit:g}"
+                yield "rank_collapse", record, limit, text
+
+
+def _dead(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
+    if (limit := limits.dead) is None:
+        return
+    layers: dict[str, list[Record]] = {}
+    for record in records.get("frobenius_norm_vo", ()):
+        layers.setdefault(record["site"], []).append(record)
+    for heads in layers.values():
+        middle = statistics.median(record["value"] for record in heads)
+        for record in heads:
+            if record["value"] < limit * middle or record["value"] == 0:
+                text = f"{place(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its layer's median {middle:.3g}"
+                yield "dead_head", record, limit * middle, text
+
+
+def _growth(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
+    heads = records.get("spectral_norm_qk", ())
+    if (times := limits.growth) is None or not heads:
+        return
+    middle = statistics.median(record["value"] for record in heads)
+    for record in heads:
+        if record["value"] > times * middle:
+            text = f"{place(record)} can make large logits: the spectral norm of W_KᵀW_Q is {record['value']:.3g}, {record['value'] / middle:.1f} times the model's median"
+            yield "logit_growth", record, times * middle, text
+
+
+def _decayed(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
+    if (limit := limits.decayed_rank) is None:
+        return
+    for kind, product in PRODUCTS.items():
+        balance = {
+            (r["site"], r["head"]): r["value"] for r in records.get(f"imbalance_{kind}", ()) if r["head"] is not None
+        }
+        for record in records.get(f"pseudo_rank_{kind}", ()):
+            share = balance.get((record["site"], record["head"]), math.inf)
+            if record["value"] < limit and share < limits.balance:
+                text = (
+                    f"weight decay has made {product} of {place(record)} low-rank: 95 % of its singular values' sum lie in "
+                    f"{100 * record['value']:.0f} % of the head's dimensions, and its factors are balanced to {share:.3f}"
+                )
+                yield "low_rank_by_decay", record, limit, text
+
+
+def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> list[Record]:
+    """Rank heads by how far their figures lie out on the worrying side, alerts first.
+
+    A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its logarithm
+    where it is positive; beyond 2 of them the excess is added up, and an alert adds 10.
+
+    Returns:
+        Dicts of site, depth, head, score and reasons (the figures that weigh most, in words).
+    """
+    scores: dict[tuple[str, int], dict[str, float]] = {}
+    depths = {record["site"]: record["depth"] for record in records}
+    for name, direction in _worrying().items():
+        heads = [r for r in records if r["statistic"] == name and r["head"] is not None]
+        for record, distance in zip(heads, _distances([r["value"] for r in heads]), strict=True):
+            excess = (distance if direction == "larger" else -distance) - 2
+            words = f"{name} {record['value']:.3g}"
+            scores.setdefault((record["site"], record["head"]), {})[words] = max(0.0, excess)
+    for alert in alerts:
+        if alert["head"] is not None:
+            words = alert["sentence"]
+            scores.setdefault((alert["site"], alert["head"]), {})[words] = 10.0
+    ranked = sorted(scores.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    return [
+        {
+            "site": site,
+            "depth": depths.get(site),
+            "head": head,
+            "score": round(sum(parts.values()), 2),
+            "reasons": [w for w, part in sorted(parts.items(), key=lambda p: -p[1]) if part > 0][:3],
+        }
+        for (site, head), parts in ranked[:most]
+    ]
+
+
+def _worrying() -> dict[str, str]:
+    weights = {f"{n}_{kind}": s.worse for kind in PRODUCTS for n, s in WEIGHT_STATISTICS.items() if s.worse}
+    return {**weights, **{name: s.worse for name, s in STATISTICS.items() if s.worse}}
+
+
+def _distances(values: list[float]) -> list[float]:
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 3:
+        return [0.0] * len(values)
+    logarithmic = min(finite) > 0
+    scaled = [math.log(v) if logarithmic and math.isfinite(v) else v for v in values]
+    known = [v for v in scaled if math.isfinite(v)]
+    middle = statistics.median(known)
+    spread = 1.4826 * statistics.median(abs(v - middle) for v in known)
+    return [(v - middle) / spread if math.isfinite(v) and spread > 1e-9 else 0.0 for v in scaled]

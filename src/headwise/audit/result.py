@@ -1,0 +1,85 @@
+"""Audit: what was read of a checkpoint, and the files it can be written to."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .judging import worst_heads
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The health of a checkpoint's heads.
+
+    Attributes:
+        checkpoint: its name; `kind` and `model` say what it is.
+        records: dicts of site, depth, head (None for a layer or a group), statistic, value.
+        alerts: records that passed a limit, with a sentence, a remedy and its source.
+        layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
+        spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
+        data: what the activations were read on; None where weights alone were read.
+        command, versions, commit, hardware, seconds: how it was made.
+    """
+
+    checkpoint: str
+    kind: str
+    model: str
+    records: list[Record]
+    alerts: list[Record]
+    layers: list[Record]
+    spectra: dict[str, list[float]]
+    data: str | None = None
+    reasons: dict[str, dict[str, str]] = field(default_factory=dict)
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    hardware: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def worst(self, most: int = 5) -> list[Record]:
+        """Give the worst heads first: site, depth, head, score and the reasons in words."""
+        return worst_heads(self.records, self.alerts, most)
+
+    def notes(self) -> list[str]:
+        """Give what is to be known of the products, each note once with the layers it is about."""
+        about: dict[str, list[str]] = {}
+        for layer in self.layers:
+            for note in [*layer["notes"], *dict.fromkeys(layer["missing"].values())]:
+                about.setdefault(note.replace(f"{layer['site']} ", "a layer "), []).append(layer["site"])
+        total = len(self.layers)
+        return [note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()]
+
+    def to_json(self) -> str:
+        """Give everything as JSON; a number that is not finite becomes null."""
+        content = {"worst": self.worst(), "notes": self.notes(), **asdict(self)}
+        return json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False)
+
+    def write(self, out: str | Path) -> tuple[Path, Path]:
+        """Write the HTML report to `out` and the JSON beside it; give both paths."""
+        from .page import audit_page
+
+        page = Path(out)
+        page = page if page.suffix == ".html" else page.with_name(page.name + ".html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(audit_page(self), encoding="utf-8")
+        beside = page.with_suffix(".json")
+        beside.write_text(self.to_json(), encoding="utf-8")
+        return page, beside
+
+
+def _few(sites: list[str], most: int = 3) -> str:
+    return ", ".join(sites[:most]) + (f" and {len(sites) - most} more" if len(sites) > most else "")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

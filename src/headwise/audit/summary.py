@@ -1,0 +1,89 @@
+"""Summary: the statistics of an audit in one table, and the audit as Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from ..statistics import STATISTICS
+from ..statistics.weights import WEIGHT_STATISTICS
+from .judging import place
+from .result import Audit
+from .weights import PRODUCTS
+
+Record = dict[str, Any]
+
+
+def title_of(statistic: str) -> str:
+    """Give a statistic's name in words, its product and its unit."""
+    name, _, kind = statistic.rpartition("_")
+    if name in WEIGHT_STATISTICS and kind in PRODUCTS:
+        return f"{name.replace('_', ' ')} of {PRODUCTS[kind]} ({WEIGHT_STATISTICS[name].unit})"
+    unit = STATISTICS[statistic].unit if statistic in STATISTICS else ""
+    return statistic.replace("_", " ") + (f" ({unit})" if unit else "")
+
+
+def overview(audit: Audit) -> list[Record]:
+    """Give for each statistic its smallest, median and largest value and where the extremes stand."""
+    rows = []
+    for name in dict.fromkeys(record["statistic"] for record in audit.records):
+        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not found:
+            continue
+        low, high = min(found, key=lambda r: r["value"]), max(found, key=lambda r: r["value"])
+        rows.append(
+            {
+                "statistic": title_of(name),
+                "lowest": low["value"],
+                "at": place(low),
+                "median": statistics.median(r["value"] for r in found),
+                "highest": high["value"],
+                "where": place(high),
+            }
+        )
+    return rows
+
+
+def lead(audit: Audit) -> str:
+    """Say in one sentence how the checkpoint is."""
+    heads = sum(layer.get("heads") or 0 for layer in audit.layers)
+    ill = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
+    if not audit.alerts:
+        return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
+    count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
+    return f"{count} on {len(ill)} of {heads} heads in {len(audit.layers)} layers."
+
+
+def markdown(audit: Audit) -> str:
+    """Give the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
+    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", ""]
+    lines += _table(
+        ["head", "score", "why"], [[place(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
+    )
+    if audit.alerts:
+        lines += ["", "## Alerts", ""]
+        lines += [f"- **{a['alert']}**: {a['sentence']}. {a['remedy']} ({a['source']})." for a in audit.alerts]
+    lines += ["", "## Statistics", ""]
+    rows = [
+        [o["statistic"], f"{o['lowest']:.4g}", o["at"], f"{o['median']:.4g}", f"{o['highest']:.4g}", o["where"]]
+        for o in overview(audit)
+    ]
+    lines += _table(["statistic", "lowest", "at", "median", "highest", "at"], rows)
+    if audit.notes():
+        lines += ["", "## What to know", "", *(f"- {note}" for note in audit.notes())]
+    versions = ", ".join(f"{name} {number}" for name, number in audit.versions.items())
+    machine = f"{audit.hardware.get('processor')}, {audit.hardware.get('cores')} cores"
+    lines += ["", "## How it was made", "", f"- `{audit.command}`" if audit.command else "- headwise.audit"]
+    lines += [
+        f"- {audit.kind}, {audit.model}; data: {audit.data or 'none, weights alone'}; {audit.seconds:.1f} s",
+        f"- {versions}",
+        f"- {machine}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]

@@ -1,0 +1,61 @@
+"""Terminal: an audit as tables worth reading, the five worst heads first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..report.optional import load
+from .judging import place
+from .result import Audit
+from .summary import lead, overview
+
+ALERTS = 10
+
+
+def show(audit: Audit, console: Any) -> None:
+    """Print an audit on a rich console."""
+    text = load("rich.text", "study").Text
+    console.print()
+    console.print(text.assemble((audit.checkpoint, "bold"), f"  {audit.kind}, {audit.model}"))
+    console.print(lead(audit))
+    console.print(_worst(audit))
+    console.print(_overview(audit))
+    for alert in audit.alerts[:ALERTS]:
+        console.print(
+            text.assemble(
+                (f"{alert['alert']}: ", "bold red"), f"{alert['sentence']}. {alert['remedy']} ({alert['source']})."
+            )
+        )
+    if len(audit.alerts) > ALERTS:
+        console.print(f"{len(audit.alerts) - ALERTS} more alerts stand in the report.")
+    for note in audit.notes():
+        console.print(text(f"note: {note}", style="dim"))
+
+
+def _worst(audit: Audit) -> Any:
+    table = _table("The worst heads", "head", "score", "why")
+    for head in audit.worst():
+        table.add_row(place(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
+    return table
+
+
+def _overview(audit: Audit) -> Any:
+    table = _table("All heads", "statistic", "lowest", "at", "median", "highest", "at")
+    for row in overview(audit):
+        table.add_row(
+            row["statistic"],
+            f"{row['lowest']:.4g}",
+            row["at"],
+            f"{row['median']:.4g}",
+            f"{row['highest']:.4g}",
+            row["where"],
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Any:
+    rich = load("rich.table", "study")
+    table = rich.Table(title=title, title_justify="left", box=load("rich.box", "study").SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("score", "lowest", "median", "highest") else "left")
+    return table

@@ -1,0 +1,148 @@
+"""A transformers folder: config.json and safetensors, read layer by layer into a structure without weights."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..projections import ProjectionError, Projections, projections
+from ..report.optional import load
+from ..site import Site
+from .batches import Batches
+from .errors import CheckpointError
+from .shallow import Shallow
+from .tensor_files import TensorFiles, read_json
+
+
+class TransformersFolder:
+    """Reads a folder without ever running code from it."""
+
+    kind = "transformers folder"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, folder.name
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
+        self.settings = read_json(folder / "config.json")
+        self.config = _config(folder, self.settings)
+        self.files = TensorFiles.of_folder(folder)
+        self.model = _structure(self.config, self.settings)
+        self._renamed = _renamed(self.model, self.files.names)
+        self._shallow: Shallow | None = None
+        self._whole: nn.Module | None = None
+
+    def projections(self, site: Site) -> Projections:
+        """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers."""
+        try:
+            return projections(site, self.model)
+        except ProjectionError:
+            self._shallow = self._shallow or Shallow(self.config, type(self.model))
+            return self._shallow.projections(site, self.model)
+
+    def tensors(self, names: list[str]) -> dict[str, Tensor]:
+        """Read parameters by their names in the model."""
+        if any(name not in self._renamed for name in names):
+            # transformers makes these from several tensors: its own loader does it, at the memory of the whole model.
+            state = self.whole().state_dict()
+            return {name: state[name] for name in names}
+        read = self.files.read([self._renamed[name] for name in names])
+        return {name: read[self._renamed[name]] for name in names}
+
+    def whole(self) -> nn.Module:
+        """Load the model with transformers' own loader; safetensors only, no code of the folder."""
+        if self._whole is None:
+            with _quiet():
+                self._whole = type(self.model).from_pretrained(
+                    str(self.folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
+                )
+        return self._whole.eval()
+
+    def batches(self) -> Batches:
+        """Give what turns texts and images into batches for this model."""
+        return Batches(self.folder, self.config)
+
+
+def _config(folder: Path, settings: dict[str, Any]) -> Any:
+    transformers = load("transformers", "hf")
+    kind = settings.get("model_type")
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind is None:
+        raise CheckpointError(f"{folder / 'config.json'} names no model_type: it is no config of transformers")
+    if kind not in known:
+        if "auto_map" in settings:
+            raise CheckpointError(
+                f"the model type {kind!r} of {folder} lives in code of the checkpoint, which headwise never runs. Load the model "
+                "yourself and pass it as module.py:factory"
+            )
+        raise CheckpointError(
+            f"transformers {transformers.__version__} knows no model type {kind!r} ({folder / 'config.json'}): "
+            "update transformers, or pass module.py:factory"
+        )
+    if settings.get("quantization_config"):
+        method = settings["quantization_config"].get("quant_method", "an unknown method")
+        raise CheckpointError(
+            f"{folder} is quantized ({method}); its integers are no weights to take spectra of. Audit the model it was made from"
+        )
+    return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _structure(config: Any, settings: dict[str, Any]) -> nn.Module:
+    transformers = load("transformers", "hf")
+    wanted = (settings.get("architectures") or [None])[0]
+    cls = getattr(transformers, wanted, None) if wanted else None
+    with torch.device("meta"), _quiet():
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls(config)
+        return transformers.AutoModel.from_config(config)
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    logging = load("transformers", "hf").logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _renamed(model: nn.Module, names: list[str]) -> dict[str, str]:
+    """Give, for each parameter that is one tensor of the checkpoint, that tensor's name there."""
+    wanted = model.state_dict()
+    found = {}
+    for name in names:
+        target, whole = _rename(model, name, wanted)
+        if whole and target in wanted:
+            found[target] = name
+    return found
+
+
+def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
+    """Give a tensor's name in the model, and whether it is taken as it is.
+
+    transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return _with_prefix(model, name, wanted), True
+    kept = model.__dict__.setdefault("_headwise_renaming", get_model_conversion_mapping(model))
+    renamings = [rule for rule in kept if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in kept if isinstance(rule, WeightConverter)]
+    target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+    return target, converted is None
+
+
+def _with_prefix(model: nn.Module, name: str, wanted: dict[str, Any]) -> str:
+    prefix = f"{model.base_model_prefix}."
+    choices = (name, prefix + name, name.removeprefix(prefix))
+    return next((choice for choice in choices if choice in wanted), name)

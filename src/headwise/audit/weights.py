@@ -1,0 +1,105 @@
+"""Weight records: the figures of every head of a checkpoint, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import hosts
+from ..projections import ProjectionError
+from ..site import Site
+from ..statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
+from ..statistics.weights.product import Product
+from .checkpoint import Checkpoint, weights_in_place
+
+Record = dict[str, Any]
+PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
+
+
+@dataclass
+class Read:
+    """Everything read of a checkpoint: records, spectra per (site, head, product), and what is to be said beside them."""
+
+    records: list[Record] = field(default_factory=list)
+    spectra: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    layers: list[Record] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+
+
+def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, of: None) -> Read:
+    """Read the weights of every attention layer; at most one layer's are in memory at a time.
+
+    Args:
+        checkpoint: the opened checkpoint.
+        progress: called with (layers done, layers).
+
+    Raises:
+        ValueError: where the model has no attention layer that can be read.
+    """
+    found = hosts.find(checkpoint.model)
+    if not found:
+        raise ValueError(
+            f"{checkpoint.name}: {type(checkpoint.model).__name__} has no attention layer that headwise can see"
+        )
+    read = Read()
+    for index, one in enumerate(found):
+        one.site.model = checkpoint.model
+        _read_site(read, checkpoint, one.site)
+        progress(index + 1, len(found))
+    if not read.records:
+        reasons = "\n".join(f"{layer['site']}: {layer['missing'].get('qk', '')}" for layer in read.layers)
+        raise ValueError(
+            f"{checkpoint.name}: the weights of none of its attention layers can be told apart:\n{reasons}"
+        )
+    return read
+
+
+def _read_site(read: Read, checkpoint: Checkpoint, site: Site) -> None:
+    layer: Record = {"site": site.name, "depth": site.depth, "stack": site.stack, "cross": site.is_cross}
+    read.layers.append(layer)
+    try:
+        found = checkpoint.projections(site)
+    except ProjectionError as error:
+        read.layers[-1] |= {"layout": None, "missing": dict.fromkeys(PRODUCTS, str(error)), "notes": [], "reasons": {}}
+        return
+    with weights_in_place(checkpoint, found):
+        reading = weight_reading(site, found)
+        broken = [b.where for b in found.blocks if not bool(torch.isfinite(b.weight()).all())]
+        layer |= {"layout": found.layout, "missing": reading.missing, "notes": list(reading.notes)}
+        layer |= {"heads": found.heads, "kv_heads": found.kv_heads, "reasons": weight_reasons(reading)}
+        if broken:
+            read.not_finite += list(dict.fromkeys(broken))
+            layer["reasons"] = {"all": f"{broken[0]} holds NaN or infinity"}
+            return
+        for name, values in read_weights(reading).items():
+            read.records += _records(site, name, values, found.heads)
+        for kind, product in reading.products.items():
+            _keep_spectra(read, site, kind, product)
+
+
+def _records(site: Site, name: str, values: Tensor, heads: int) -> list[Record]:
+    statistic, _, kind = name.rpartition("_")
+    per_group = WEIGHT_STATISTICS[statistic].per == "group" and len(values) < heads
+    made = []
+    for index, value in enumerate(values.double().tolist()):
+        place = {"head": None, "group": index} if per_group else {"head": index}
+        made.append(
+            {
+                "site": site.name,
+                "depth": site.depth,
+                **place,
+                "statistic": name,
+                "product": PRODUCTS[kind],
+                "value": value,
+            }
+        )
+    return made
+
+
+def _keep_spectra(read: Read, site: Site, kind: str, product: Product) -> None:
+    for head, values in enumerate(product.spectrum.tolist()):
+        read.spectra[site.name, head, kind] = values

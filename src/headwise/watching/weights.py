@@ -1,0 +1,104 @@
+"""The weights of the watched sites: found once, read where reading them cannot disturb the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ..call import Call
+from ..projections import ProjectionError, Projections
+from ..site import Site
+from ..statistics import STATISTICS
+from ..statistics.floor import largest_eigenvalue
+from ..statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
+
+# The statistic of activations that needs the query and key weights as well.
+FLOOR = "entropy_floor_spectral"
+PRODUCTS = ("qk", "vo")
+WEIGHT_NAMES = tuple(f"{name}_{product}" for name in WEIGHT_STATISTICS for product in PRODUCTS)
+
+
+class Weights:
+    """Reads the figures of a site's weights, and the size of its product of queries and keys."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = [name for name in names if name in WEIGHT_NAMES]
+        self._wanted = bool(self.names) or FLOOR in names
+        self._found: dict[Site, Projections | str] = {}
+
+    def look(self, site: Site) -> None:
+        """Find the projections of a site, or keep the reason why they cannot be told."""
+        if not self._wanted:
+            return
+        try:
+            self._found[site] = site.projections()
+        except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            self._found[site] = str(error).splitlines()[0]
+
+    def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Give the figures (H,) or (G,) of a site's weights as they are now, and why others are missing."""
+        found = self._found.get(site, "its weights were not looked for")
+        if isinstance(found, str):
+            return {}, dict.fromkeys(self.names, found)
+        with still(found):
+            reading = weight_reading(site, found)
+            figures, reasons = read_weights(reading), weight_reasons(reading)
+        chosen = {name: figures[name] for name in self.names if name in figures}
+        return chosen, {name: reasons[name] for name in self.names if name in reasons}
+
+    def product_norms(self, call: Call) -> Tensor | str | None:
+        """Give ‖W_KᵀW_Q‖₂ of each head (H,), where it alone makes the logits of a call, or why it does not."""
+        found, site = self._found.get(call.site), call.site
+        if found is None or isinstance(found, str) or site.rope or site.qk_norm or site.is_cross:
+            return found if isinstance(found, str) else None
+        q, k = found.q, found.k
+        if q is None or k is None:
+            return "; ".join(found.missing.values()) or "the query and key weights were not found"
+        if q.bias() is not None or k.bias() is not None or k.along:
+            return "a bias is added to queries or keys"
+        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(found):
+            return spectral_norms(q.by_head(), k.by_head())
+
+
+@contextmanager
+def still(found: Projections) -> Iterator[None]:
+    """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in training."""
+    chains = [getattr(block.module, "parametrizations", None) for block in found.blocks]
+    modules = [(m, m.training) for chain in chains if isinstance(chain, nn.ModuleDict) for m in chain.modules()]
+    try:
+        for module, _ in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modules:
+            module.training = mode
+
+
+def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
+    """Give ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), with d×d matrices alone."""
+    queries, keys = queries.detach(), keys.detach()
+    keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
+    grams = [queries @ queries.mT, keys @ keys.mT]
+    finite = torch.stack([gram.isfinite().all(-1).all(-1) for gram in grams]).all(0)
+    query, key = (torch.where(finite[:, None, None], gram, 0.0) for gram in grams)
+    values, vectors = torch.linalg.eigh(query)
+    root = vectors * values.clamp_min(0).sqrt()[:, None]
+    return torch.where(finite, largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt(), torch.nan)
+
+
+def known_names(names: list[str] | None) -> list[str]:
+    """Check the names of statistics, of activations or weights; None for all.
+
+    Raises:
+        ValueError: naming the unknown one and the nearest known one.
+    """
+    from ..text import suggest
+
+    known = [*STATISTICS, *WEIGHT_NAMES]
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"There is no statistic {name!r}.{suggest(name, known)} Statistics: {', '.join(known)}.")
+    return known if names is None else list(dict.fromkeys(names))

@@ -1,0 +1,31 @@
+"""Importing the reports costs nothing, and a missing library is named with the extra that brings it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headwise.report.optional import load
+
+
+def test_importing_the_report_imports_no_optional_library():
+    heavy = "altair, jinja2, markupsafe, scipy, numpy, torch, vl_convert".split(", ")
+    code = f"import sys, headwise.report, headwise.report.shell, headwise.report.charts, headwise.study.analysis; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_missing_library_is_named_with_its_extra():
+    with pytest.raises(
+        ImportError, match=r"A report needs no_such_library, which is not installed: pip install 'headwise\[study\]'"
+    ):
+        load("no_such_library", "study")
+
+
+def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "half_library.py").write_text("import what_it_needs")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
+        load("half_library", "study")

@@ -1,0 +1,30 @@
+"""The Ray engine: the same numbers as without Ray, also when a node dies in the middle."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_studies import all_numbers, carry, tiny_study
+
+pytest.importorskip("ray")
+
+
+def test_a_study_on_two_nodes_survives_the_death_of_one_with_the_numbers_of_a_local_study(tmp_path):
+    script = Path(__file__).with_name("ray_with_a_killed_node.py")
+    command = [sys.executable, str(script), str(tmp_path / "ray")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=script.parent, timeout=300)
+    assert "killed 1, ended 4" in done.stdout, done.stdout + done.stderr
+    carry(tiny_study("Slow", methods=("DropHead(p=0.3)",), seeds=2, pause=0.1), tmp_path / "local")
+    assert all_numbers(tmp_path / "ray") == all_numbers(tmp_path / "local")
+
+
+def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
+    from small_studies import orders
+
+    from headwise.study.engines.ray_cluster import carry_out_remotely
+
+    (order,) = orders(tiny_study(), tmp_path / "elsewhere")
+    (event,) = carry_out_remotely(order, str(tmp_path))
+    assert event["event"] == "failed"
+    assert "elsewhere is not there on this node. Ray needs --out on a file system that all nodes share" in event["reason"]
