@@ -105,7 +105,7 @@ def model_of(settings: dict[str, int], weights: dict[str, Tensor]):
 
 def tokenizer_of(path: Path, vocabulary: int):
     """Build the tokenizer: byte pairs merged in the order of their scores, bytes where nothing fits."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     content, at, pieces = path.read_bytes(), 4, []
@@ -127,6 +127,7 @@ def tokenizer_of(path: Path, vocabulary: int):
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     made.decoder = decoders.Sequence(steps)
     made.add_special_tokens([AddedToken(name, special=True) for name in names[:3]])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 

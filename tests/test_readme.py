@@ -28,3 +28,10 @@ def test_unknown_public_names_are_refused():
     with pytest.raises(AttributeError, match="DropHed"):
         _ = headwise.DropHed
     assert "DropHead" in dir(headwise)
+
+
+def test_functions_are_not_hidden_by_modules_of_their_names():
+    from headwise.plan import plan  # noqa: F401
+    from headwise.regularize import Regularized
+
+    assert headwise.Regularized is Regularized and callable(headwise.regularize) and callable(headwise.sites)

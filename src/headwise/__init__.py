@@ -7,6 +7,8 @@ import torch.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -44,9 +46,20 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
-    # `watch` and `audit` are functions in modules of the same name: the function is what users mean.
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """Keeps `headwise.regularize`, `watch` and `audit` the functions, though modules of the same names are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _WHERE and isinstance(value, ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -49,6 +49,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
         out = _fast(call, active)
     if out is None:
         del call.penalties[made:]
+        call.norms.clear()
         out, weights = _explicit(call, active, need_weights)
         call.fitted.ran("explicit")
     for method in active:

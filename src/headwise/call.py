@@ -61,6 +61,7 @@ class Call:
         self.samples = self.batch if samples is None else samples
         self.rows: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
+        self.norms: list[tuple[Tensor, Tensor]] = []
         self._pass: passes.Pass | None = None
         self._allowed: Tensor | None = None
         self._allowed_known = False
@@ -200,6 +201,15 @@ class Call:
         if method.over_layers == "mean":
             total = total / self.fitted.owner.count(method)
         self.penalties.append((total, weight))
+
+    def penalize_norm(self, method: Method, squares: Tensor, count: Tensor) -> None:
+        """Add to the loss a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
+
+        A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
+        """
+        if method.over_layers == "mean":
+            squares = squares / self.fitted.owner.count(method) ** 2
+        self.norms.append((squares.float(), count.float()))
 
     def _real(self) -> Tensor | None:
         if self.rows is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ try:
     import typer
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
+
+from headwise.study.registry import study_names
 
 app = typer.Typer(
     name="headwise",
@@ -24,7 +25,7 @@ app = typer.Typer(
 
 @app.command()
 def compare(
-    study: Annotated[str, typer.Argument(help="A built-in study; `headwise compare --list` names them.")] = "digits",
+    study: Annotated[str, typer.Argument(help=f"A built-in study: {', '.join(study_names())}.")] = "digits",
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,16 +40,16 @@ def compare(
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; changes no number.  [default: cores]")
+        int | None, typer.Option(min=1, help="Runs at a time; changes no number. Default: the cores.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     ray_address: Annotated[
         str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.  [default: cuda where there is one]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/STUDY]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
 ) -> None:
     """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
     from headwise.study.command import Request, run
@@ -106,30 +107,24 @@ def audit(
 
 def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
-    # asked here, not at the top: these names cost nothing until an error asks for them
     try:
-        app(standalone_mode=True)
+        app()
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        _leave(130)
+        sys.exit(130)
     except Exception as error:
         if not _is_for_users(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        _leave(1)
+        sys.exit(1)
 
 
 def _is_for_users(error: Exception) -> bool:
-    study = sys.modules.get("headwise.study.errors")
-    return (study is not None and isinstance(error, study.StudyError)) or isinstance(
-        error, (ValueError, ImportError, OSError)
-    )
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code) if code == 130 else sys.exit(code)
+    """Tell a message of ours from a failure: ours are raised by headwise itself, with a text that says what to do."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    ours = trace.tb_frame.f_globals.get("__name__", "").startswith("headwise.")
+    return type(error).__name__ == "StudyError" or (ours and isinstance(error, (ValueError, ImportError, OSError)))
 
 
 if __name__ == "__main__":

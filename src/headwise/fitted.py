@@ -181,7 +181,7 @@ class Fitted:
             self._owner.share_values(call)
         if active:
             out, weights = attention(call, active, need_weights=need_weights)
-            if call.penalties:
+            if call.penalties or call.norms:
                 self._owner.record(call)
         else:
             out, weights = original()

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from .regularize import Regularized
 
 
-def total(entries: list[tuple[Tensor, Tensor, Any]], device: torch.device) -> Tensor:
+# (sum, count, whether the call repeats an earlier one, whether the sum is one of squares under a root)
+Entry = tuple[Tensor, Tensor, Any, bool]
+
+
+def total(entries: list[Entry], device: torch.device) -> Tensor:
     """Sum penalties, each a (sum, count) pair, as the mean over the joined batch of all processes.
 
     A process's share is its sum over the count of all, times their number: data parallelism averages gradients, so
@@ -27,9 +31,20 @@ def total(entries: list[tuple[Tensor, Tensor, Any]], device: torch.device) -> Te
     world = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
-        if world > 1:
-            torch.distributed.all_reduce(counts)
-    return (sums * world / counts.clamp(min=1)).sum()
+    root = torch.tensor([e[3] for e in entries], device=device)
+    if world > 1:
+        torch.distributed.all_reduce(counts)
+        if any(e[3] for e in entries):
+            others = sums.detach().clone()
+            torch.distributed.all_reduce(others)
+            # The squares of the other processes belong under the root; their gradient comes from themselves.
+            sums = torch.where(root, sums + (others - sums.detach()), sums)
+    counts = counts.clamp(min=1)
+    means = (sums * world / counts).masked_fill(root, 0.0).sum()
+    if not any(e[3] for e in entries):
+        return means
+    norms = (sums[root].sqrt() / counts[root]).sum()
+    return means + norms + (world - 1) * (norms - norms.detach())
 
 
 def own_keys(handle: Regularized) -> list[str]:

@@ -80,7 +80,9 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
             reason = next((w for w in why if type(method).__name__ in w), "; ".join(sorted(why)))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
         elif made.chosen and method.carries and not _above_first(made, method):
-            problems.append(f"{method!r} changes nothing on the first self attention of a stack; choose layers above it")
+            why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
+            above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"
+            problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
     if problems:
         raise ValueError("\n".join(problems))
     _add_readers(made, reachable)

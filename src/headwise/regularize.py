@@ -81,7 +81,7 @@ class Regularized:
         self._found: list[Found] = made.found
         self._reasons = made.reasons
         self._carried: dict[str, Tensor] = {}
-        self._ledger: list[tuple[Tensor, Tensor, Any]] = []
+        self._ledger: list[ledger.Entry] = []
         self._overrides: dict[tuple[Method, str], float | Schedule] = {}
         self._hooks: list[Any] = []
         self.fitted: list[Fitted] = []
@@ -126,7 +126,7 @@ class Regularized:
         if module.training and torch.is_grad_enabled():
             self.seen_training = self.fresh = True
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.samples, self.running = (tensors[0].shape[0] if tensors else None), True
+        self.samples, self.running = (tensors[0].size(0) if tensors else None), True
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
         ledger.explain_loading(self, state, prefix, strict, lists[-1])
@@ -184,7 +184,9 @@ class Regularized:
         if this.again is True or not torch.is_grad_enabled():
             return
         for total, weight in call.penalties:
-            self._ledger.append((total, weight, this.again))
+            self._ledger.append((total, weight, this.again, False))
+        for squares, count in call.norms:
+            self._ledger.append((squares, count, this.again, True))
 
     # What the training loop calls
 

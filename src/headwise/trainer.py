@@ -41,7 +41,7 @@ def callback(handle: Regularized) -> Any:
                 # Of several regularized models in one Trainer, each finds its own entry by its sites.
                 progress = entry["attributes"]["progress"]
                 if state.global_step and progress["counters"].keys() == handle.state()["counters"].keys():
-                    pass
+                    handle.load_state(progress)
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             handle.after_step()

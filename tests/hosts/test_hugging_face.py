@@ -152,6 +152,15 @@ def test_causality_holds_without_a_mask(family: Family, implementation: str) -> 
     assert not sees_the_future(family, model)
 
 
+def with_junk(batch: dict[str, Tensor], token: int) -> dict[str, Tensor]:
+    changed = dict(batch)
+    for name in [n for n in batch if n.endswith("input_ids")]:
+        mask = batch.get(name.replace("input_ids", "attention_mask"))
+        if mask is not None:
+            changed[name] = torch.where(mask.bool(), batch[name], token)
+    return changed
+
+
 @each_loaded
 def test_padding_is_kept_out_at_strong_settings(family: Family, implementation: str) -> None:
     model = family.build(implementation).train()
@@ -161,11 +170,7 @@ def test_padding_is_kept_out_at_strong_settings(family: Family, implementation: 
         if real is None:
             continue
         handle = regularize(model, RelaxedAttention(gamma=0.9), NeuTRENO(strength=0.5))
-        junk = dict(batch)
-        for name in [n for n in batch if n.endswith("input_ids")]:
-            mask = batch[name.replace("input_ids", "attention_mask")]
-            junk[name] = torch.where(mask.bool(), batch[name], 7)
-        before, after = run(family, model, batch), run(family, model, junk)
+        before, after = (run(family, model, with_junk(batch, token)) for token in (7, 9))
         rows = real.bool() if before.dim() == 3 else slice(0, 0)
         assert (before - after)[rows].abs().sum() <= 1e-4, padding
         handle.remove()

@@ -68,6 +68,19 @@ def test_zero_weights_give_zeros_and_no_nan():
         assert (statistic().of(p) == 0).all(), name
 
 
+def test_a_diverged_head_reads_as_nan_and_leaves_the_others():
+    p = product(groups=2)
+    own = p.own.clone()
+    own[1, 0, 0] = math.nan
+    broken = Product("qk", own, p.shared)
+    for name, statistic in WEIGHT_STATISTICS.items():
+        good, bad = statistic().of(p), statistic().of(broken)
+        ill = [1] if statistic.per == "head" else [0]
+        assert bad[ill].isnan().all(), name
+        keep = [i for i in range(len(good)) if i not in ill]
+        torch.testing.assert_close(bad[keep], good[keep])
+
+
 def test_a_product_of_known_rank_is_read_as_such():
     basis = torch.linalg.qr(torch.randn(20, 6, dtype=F64, generator=torch.Generator().manual_seed(1)))[0].T
     rows = basis.clone()

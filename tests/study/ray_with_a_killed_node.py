@@ -7,7 +7,6 @@ threads and warnings behind.
 import sys
 from pathlib import Path
 
-import ray
 from ray.cluster_utils import Cluster
 from small_studies import Silent, carry, tiny_study
 

@@ -133,12 +133,16 @@ class _Runs:
 def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, hidden):
     trap, path = tmp_path / "trap", tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(hidden(trap)))
-    with pytest.raises(StudyError, match=r"data_batch_1 is no CIFAR batch: it asks for \S+, which no CIFAR file needs; it was not run"):
+    with pytest.raises(
+        StudyError, match=r"data_batch_1 is no CIFAR batch: it asks for \S+, which no CIFAR file needs; it was not run"
+    ):
         read_images((path,), b"labels")
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})])
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})]
+)
 def test_what_is_no_batch_is_named(tmp_path, content):
     (tmp_path / "data_batch_1").write_bytes(content)
     with pytest.raises(StudyError, match="data_batch_1 is no CIFAR batch"):
@@ -154,7 +158,9 @@ def test_missing_files_are_downloaded_in_spite_of_a_cut_and_checked(tmp_path, so
     assert server.asked == [None, "bytes=1000-"]
     assert any("cut after 1,000 bytes" in text for text in said)
     for name in source.files:
-        assert (tmp_path / "data" / source.folder / name).read_bytes() == (tmp_path / "official" / source.folder / name).read_bytes()
+        assert (tmp_path / "data" / source.folder / name).read_bytes() == (
+            tmp_path / "official" / source.folder / name
+        ).read_bytes()
     assert not list((tmp_path / "data").glob("*.gz*"))
     # a second start asks nobody
     task.prepare(pytest.fail)
@@ -187,16 +193,18 @@ def test_a_file_that_had_arrived_whole_is_not_fetched_again(tmp_path):
 
 
 def test_what_arrives_wrong_is_deleted_and_both_sums_are_shown(tmp_path):
-    with Server(b"not the archive") as server:
-        with pytest.raises(StudyError, match=r"what arrived has MD5 \w{32}, officially it is abc; it was deleted"):
-            downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
+    wrong = pytest.raises(StudyError, match=r"what arrived has MD5 \w{32}, officially it is abc; it was deleted")
+    with Server(b"not the archive") as server, wrong:
+        downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_download_that_cannot_be_is_an_error_with_the_way_by_hand(tmp_path):
     server = Server(b"")
     server.server_close()
-    with pytest.raises(StudyError, match=r"could not be downloaded: .*Or fetch http.* yourself and unpack it in .*--data"):
+    with pytest.raises(
+        StudyError, match=r"could not be downloaded: .*Or fetch http.* yourself and unpack it in .*--data"
+    ):
         downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
 
 
@@ -204,7 +212,9 @@ def test_every_corrupt_file_is_named(tmp_path, source):
     folder = tmp_path / "official" / source.folder
     for name in ("data_batch_2", "test_batch"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"!")
-    with pytest.raises(StudyError, match=r"corrupt: .*data_batch_2 \(MD5 .*; .*test_batch \(MD5 .*Delete what is named"):
+    with pytest.raises(
+        StudyError, match=r"corrupt: .*data_batch_2 \(MD5 .*; .*test_batch \(MD5 .*Delete what is named"
+    ):
         Cifar(name="cifar10").located(tmp_path / "official").prepare(lambda text: None)
 
 
@@ -220,7 +230,9 @@ def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tm
         seeds=1,
     )
     listener = Silent()
-    comparison = Comparison(study, tmp_path / "out", HereEngine(), listener, data=task.folder, trials=1, environment=ENVIRONMENT)
+    comparison = Comparison(
+        study, tmp_path / "out", HereEngine(), listener, data=task.folder, trials=1, environment=ENVIRONMENT
+    )
     compare(comparison)
     ((lines, result),) = all_numbers(tmp_path / "out").values()
     assert lines[-1]["test_accuracy"] == result["metrics"]["test_accuracy"] and lines[0]["test_loss"] > 0

@@ -87,12 +87,17 @@ def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monk
             if event["event"] == "progress":
                 os.kill(engine._workers[0].process.pid, signal.SIGKILL)
 
-    with Engine(1) as engine, pytest.raises(StudyError, match=r"baseline, seed 0, ended with exit code -9 .*fewer --jobs"):
+    with (
+        Engine(1) as engine,
+        pytest.raises(StudyError, match=r"baseline, seed 0, ended with exit code -9 .*fewer --jobs"),
+    ):
         carry(tiny_study("Slow", pause=0.6), tmp_path, engine, KillAlways())
 
 
 def test_a_failing_task_names_the_run_and_shows_where_it_failed(tmp_path):
-    with pytest.raises(StudyError, match=r"(?s)baseline, seed 0, could not go on: RuntimeError: .*Long.*train\.py.*same command again"):
+    with pytest.raises(
+        StudyError, match=r"(?s)baseline, seed 0, could not go on: RuntimeError: .*Long.*train\.py.*same command again"
+    ):
         carry(tiny_study("Faulty"), tmp_path)
 
 
@@ -113,7 +118,19 @@ def test_two_processes_on_one_folder_are_refused(tmp_path):
 
 def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(tmp_path):
     out = tmp_path / "out"
-    command = ("compare", "--task", f"{PLACE}:Slow", "--seeds", "2", "--jobs", "1", "--method", ARMS[0], "--out", str(out))
+    command = (
+        "compare",
+        "--task",
+        f"{PLACE}:Slow",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--method",
+        ARMS[0],
+        "--out",
+        str(out),
+    )
     stopped = headwise(*command)
     wait_for(lambda: lines(out) >= 3)
     family = psutil.Process(stopped.pid).children(recursive=True)

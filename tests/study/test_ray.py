@@ -27,4 +27,6 @@ def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
     (order,) = orders(tiny_study(), tmp_path / "elsewhere")
     (event,) = carry_out_remotely(order, str(tmp_path))
     assert event["event"] == "failed"
-    assert "elsewhere is not there on this node. Ray needs --out on a file system that all nodes share" in event["reason"]
+    assert (
+        "elsewhere is not there on this node. Ray needs --out on a file system that all nodes share" in event["reason"]
+    )

@@ -131,11 +131,20 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
 
 def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):
     tied = torch.randn(4, 2)
-    tensors = {"a": tied, "b": tied, "step": torch.tensor(7), "half": torch.randn(3).bfloat16(), "none": torch.empty(0, 2)}
+    tensors = {
+        "a": tied,
+        "b": tied,
+        "step": torch.tensor(7),
+        "half": torch.randn(3).bfloat16(),
+        "none": torch.empty(0, 2),
+    }
     save_checkpoint(tmp_path, Checkpoint(tensors, {"history": [{"loss": 0.1}]}))
     found = load_checkpoint(tmp_path, pytest.fail)
     assert found.state == {"history": [{"loss": 0.1}]}
-    assert all(torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(
+        torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
 
 
 @pytest.mark.parametrize("ending", ['{"epoch": 9, "tr', '{"epoch": 9}', "\x00\x00\x00"])

@@ -85,7 +85,9 @@ def test_whatever_changes_a_number_changes_the_identity(changes):
     assert study.configuration("baseline", 0, **changes).identity != study.configuration("baseline", 0).identity
 
 
-@pytest.mark.parametrize("field", [{"threads": 2}, {"device": "cuda"}, {"dtype": "bfloat16"}, {"processes": 2}, {"name": "x"}])
+@pytest.mark.parametrize(
+    "field", [{"threads": 2}, {"device": "cuda"}, {"dtype": "bfloat16"}, {"processes": 2}, {"name": "x"}]
+)
 def test_how_a_study_computes_is_part_of_the_identity(field):
     study = tiny_study()
     other = study.model_copy(update=field)
@@ -100,7 +102,9 @@ def test_method_and_seed_are_part_of_the_identity():
 
 def test_an_edited_task_file_is_another_task(tmp_path):
     source = tmp_path / "mine.py"
-    source.write_text("from tiny_task import Tiny\nfrom headwise.study import Task\n\n\nclass Mine(Task):\n    model = Tiny.model\n    data = Tiny.data\n    log: str | None = None\n")
+    source.write_text(
+        "from tiny_task import Tiny\nfrom headwise.study import Task\n\n\nclass Mine(Task):\n    model = Tiny.model\n    data = Tiny.data\n    log: str | None = None\n"
+    )
     study = tiny_study()
     before = study.model_copy(update={"task": load_task(f"{source}:Mine")(), "task_place": f"{source}:Mine"})
     identity = before.configuration("baseline", 0).identity

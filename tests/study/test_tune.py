@@ -56,10 +56,14 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
         arm = [r for r in found if bool(r["config"]["methods"]) == bool(result["config"]["methods"])]
         best = max(r["metrics"]["validation_accuracy"] for r in arm)
         chosen = [r for r in arm if r["metrics"]["validation_accuracy"] == best]
-        assert (result["method"], result["config"]["settings"]) in [(r["method"], r["config"]["settings"]) for r in chosen]
+        assert (result["method"], result["config"]["settings"]) in [
+            (r["method"], r["config"]["settings"]) for r in chosen
+        ]
     described = json.loads((tmp_path / "study.json").read_text())
     assert described["methods"] == [result["method"] for result in results]
-    assert any(note.startswith("DropHead(p=0.3): 4 trials on validation chose DropHead(p=") for note in described["notes"])
+    assert any(
+        note.startswith("DropHead(p=0.3): 4 trials on validation chose DropHead(p=") for note in described["notes"]
+    )
     assert all(r["metrics"]["test_accuracy"] is None for r in found)
 
 

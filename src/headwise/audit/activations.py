@@ -13,9 +13,9 @@ import headwise
 from ..call import Call
 from ..statistics import STATISTICS
 from ..watching.alerts import Judge, Thresholds
-from ..watching.products import Products
 from ..watching.recorder import Recorder
 from ..watching.records import Figures
+from ..watching.weights import Weights
 from .batches import Batch
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
@@ -48,11 +48,11 @@ def read_activations(
     )
     model = checkpoint.whole()
     handle = headwise.regularize(model, allow_none=True)
-    products = Products(True)
-    recorder = Recorder(list(STATISTICS), None, products)
+    weights = Weights(list(STATISTICS))
+    recorder = Recorder(list(STATISTICS), None, weights)
     try:
         for fitted in handle.fitted:
-            products.look(fitted.site)
+            weights.look(fitted.site)
             fitted.observer, fitted.armed = _Looking(recorder), True
         for batch in batches:
             _run(model, batch)

@@ -13,6 +13,8 @@ from ..statistics.weights import WEIGHT_STATISTICS
 from .weights import PRODUCTS, Read
 
 Record = dict[str, Any]
+# The least spread between heads that counts, as a share.
+LEAST = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +155,7 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
     """Rank heads by how far their figures lie out on the worrying side, alerts first.
 
     A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its logarithm
-    where it is positive; beyond 2 of them the excess is added up, and an alert adds 10.
+    where it is positive, at least 5 %; beyond 2 of them the excess is added up, and an alert adds 10.
 
     Returns:
         Dicts of site, depth, head, score and reasons (the figures that weigh most, in words).
@@ -162,9 +164,10 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
     depths = {record["site"]: record["depth"] for record in records}
     for name, direction in _worrying().items():
         heads = [r for r in records if r["statistic"] == name and r["head"] is not None]
-        for record, distance in zip(heads, _distances([r["value"] for r in heads]), strict=True):
-            excess = (distance if direction == "larger" else -distance) - 2
-            words = f"{name} {record['value']:.3g}"
+        middle, distances = _distances([r["value"] for r in heads])
+        for record, distance in zip(heads, distances, strict=True):
+            excess = (distance if direction == "high" else -distance) - 2
+            words = f"{in_words(name)} {record['value']:.3g} (median {middle:.3g})"
             scores.setdefault((record["site"], record["head"]), {})[words] = max(0.0, excess)
     for alert in alerts:
         if alert["head"] is not None:
@@ -188,13 +191,22 @@ def _worrying() -> dict[str, str]:
     return {**weights, **{name: s.worse for name, s in STATISTICS.items() if s.worse}}
 
 
-def _distances(values: list[float]) -> list[float]:
+def _distances(values: list[float]) -> tuple[float, list[float]]:
+    """Give the median, and how many robust standard deviations each value lies from it."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
-        return [0.0] * len(values)
+        return math.nan, [0.0] * len(values)
     logarithmic = min(finite) > 0
     scaled = [math.log(v) if logarithmic and math.isfinite(v) else v for v in values]
     known = [v for v in scaled if math.isfinite(v)]
     middle = statistics.median(known)
     spread = 1.4826 * statistics.median(abs(v - middle) for v in known)
-    return [(v - middle) / spread if math.isfinite(v) and spread > 1e-9 else 0.0 for v in scaled]
+    # Where all heads are alike to a few per cent, what is left between them tells nothing.
+    spread = max(spread, LEAST if logarithmic else LEAST * abs(middle), 1e-12)
+    return statistics.median(finite), [(v - middle) / spread if math.isfinite(v) else 0.0 for v in scaled]
+
+
+def in_words(statistic: str) -> str:
+    """Give a statistic's name in words, with its product."""
+    name, _, kind = statistic.rpartition("_")
+    return f"{name.replace('_', ' ')} of {PRODUCTS[kind]}" if kind in PRODUCTS else statistic.replace("_", " ")

@@ -18,7 +18,6 @@ from .weights import PRODUCTS
 Record = dict[str, Any]
 # Maps whose cells carry their head's singular values.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
-HOVER = "Layer × head. Point at a cell to see the singular values of its head."
 
 
 def audit_page(audit: Audit) -> str:
@@ -50,7 +49,7 @@ def audit_page(audit: Audit) -> str:
 
 
 def _worst(audit: Audit) -> Any:
-    columns = [Column("head"), Column("score", number=True), Column("why")]
+    columns = [Column("head"), Column("score", number=True), Column("why", wide=True)]
     rows = [[place(w), w["score"], "; ".join(w["reasons"]) or "nothing stands out"] for w in audit.worst(10)]
     return table(columns, rows)
 
@@ -58,7 +57,7 @@ def _worst(audit: Audit) -> Any:
 def _alerts(audit: Audit) -> Any:
     if not audit.alerts:
         return prose(["No figure is beyond its limit."])
-    columns = [Column("where"), Column("alert"), Column("what it says and what to do"), Column("value", number=True)]
+    columns = [Column("where"), Column("alert"), Column("what it says and what to do", wide=True), Column("value", number=True)]
     rows = [
         [
             place(a),
@@ -87,7 +86,7 @@ def _map(audit: Audit, name: str) -> Any:
             row["spectrum"] = [float(f"{x:.3g}") for x in spectrum]
         rows.append(row)
     chart = heat_map(rows, value_title=title_of(name), legend_title="")
-    caption = HOVER if traced else _caption(statistic if kind in PRODUCTS else name)
+    caption = _caption(statistic if kind in PRODUCTS else name)
     return figure(chart, title=title_of(name), caption=caption, trace="singular values" if traced else "")
 
 

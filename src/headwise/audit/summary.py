@@ -8,7 +8,7 @@ from typing import Any
 
 from ..statistics import STATISTICS
 from ..statistics.weights import WEIGHT_STATISTICS
-from .judging import place
+from .judging import in_words, place
 from .result import Audit
 from .weights import PRODUCTS
 
@@ -18,10 +18,8 @@ Record = dict[str, Any]
 def title_of(statistic: str) -> str:
     """Give a statistic's name in words, its product and its unit."""
     name, _, kind = statistic.rpartition("_")
-    if name in WEIGHT_STATISTICS and kind in PRODUCTS:
-        return f"{name.replace('_', ' ')} of {PRODUCTS[kind]} ({WEIGHT_STATISTICS[name].unit})"
-    unit = STATISTICS[statistic].unit if statistic in STATISTICS else ""
-    return statistic.replace("_", " ") + (f" ({unit})" if unit else "")
+    unit = WEIGHT_STATISTICS[name].unit if kind in PRODUCTS else STATISTICS[statistic].unit if statistic in STATISTICS else ""
+    return in_words(statistic) + (f" ({unit})" if unit else "")
 
 
 def overview(audit: Audit) -> list[Record]:
@@ -36,13 +34,21 @@ def overview(audit: Audit) -> list[Record]:
             {
                 "statistic": title_of(name),
                 "lowest": low["value"],
-                "at": place(low),
+                "at": short(low, audit),
                 "median": statistics.median(r["value"] for r in found),
                 "highest": high["value"],
-                "where": place(high),
+                "where": short(high, audit),
             }
         )
     return rows
+
+
+def short(record: Record, audit: Audit) -> str:
+    """Name a place in few letters, by depth where that is clear: "layer 3 head 1"."""
+    depths = [layer["depth"] for layer in audit.layers]
+    if len(set(depths)) < len(depths):
+        return place(record)
+    return place({**record, "site": f"layer {record['depth']}"})
 
 
 def lead(audit: Audit) -> str:

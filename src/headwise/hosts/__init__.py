@@ -6,10 +6,10 @@ from torch import nn
 
 from ..site import Site, number
 from . import fused, hugging_face, torch_mha
-from .host import Found, is_cross, looks_like_attention
+from .host import Found, is_cross, looks_like_attention, over_channels
 
 EXPLICIT = (
-    "it computes its attention by itself (explicit softmax, talking heads or a linear form) and calls neither "
+    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
     "F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, load it with "
     "attn_implementation='sdpa', or call F.scaled_dot_product_attention in it"
 )
@@ -26,7 +26,8 @@ def find(model: nn.Module) -> list[Found]:
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
         if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            found.append(Found(Site(name, module, is_cross=is_cross(name, module)), None, EXPLICIT))
+            reason = over_channels(module) or EXPLICIT
+            found.append(Found(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])
     number([f.site for f in found])

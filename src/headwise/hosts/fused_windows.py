@@ -31,7 +31,9 @@ def declared(model: nn.Module, site: Site) -> None:
 def pools(module: nn.Module) -> bool:
     """Tell whether a module declares to pool its queries or keys, as PVT, Twins and Hiera do."""
     ratios = [getattr(module, name, 1) for name in ("sr_ratio", "q_stride", "kv_stride", "reduction_ratio")]
-    return any(_positive(ratio) and ratio not in (1, (1, 1)) for ratio in ratios)
+    reducer = getattr(module, "sr", None)
+    kept = reducer is None or isinstance(reducer, nn.Identity) or not isinstance(reducer, nn.Module)
+    return not kept or any(_positive(ratio) and ratio not in (1, (1, 1)) for ratio in ratios)
 
 
 def _cuts(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..site import Site
 
 KEY = "headwise"
+PLACE = "_headwise"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # Implementations whose masks are those of a plain (B, 1, T, N) matrix.
 PLAIN = ("eager", "sdpa")
@@ -48,19 +49,21 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
 
 def unreachable(module: nn.Module) -> str:
     """Say why a module that asks the interface cannot be routed, or give an empty text."""
-    config = getattr(module, "config", None)
+    adapter = module.__dict__.get(PLACE)
+    config = getattr(module, "config", None) if adapter is None else adapter.config
     if not hasattr(config, "_attn_implementation"):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
             "config before regularize()"
         )
     kind = config._attn_implementation
-    if kind not in (None, *PLAIN):
-        return (
-            f"its attention implementation is {kind!r}, whose masks are not those of a matrix: load the model with "
-            "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')"
-        )
-    return ""
+    if kind is None or kind in PLAIN:
+        return ""
+    why = "which regularize() alone sets" if kind == KEY else "whose masks are not those of a matrix"
+    return (
+        f"its attention implementation is {kind!r}, {why}: load the model with attn_implementation='sdpa', or call "
+        "model.set_attn_implementation('sdpa')"
+    )
 
 
 class Route(str):
@@ -120,7 +123,7 @@ class HuggingFaceAdapter:
         own = copy.copy(self.config)
         own._attn_implementation_internal = Route(self.implementation) if prepares_by_name(type(module)) else KEY
         module.config = own
-        module.__dict__["_headwise"] = self
+        module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
         self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
         if asks_for_own_tokens(fitted):
@@ -135,7 +138,7 @@ class HuggingFaceAdapter:
     def detach(self) -> None:
         """Give the module its shared config back."""
         self.site.module.config = self.config
-        self.site.module.__dict__.pop("_headwise", None)
+        self.site.module.__dict__.pop(PLACE, None)
         for handle in self.handles:
             handle.remove()
         self.fitted, self.cache, self.handles = None, None, []

@@ -21,7 +21,8 @@ class AttentionNormPenalty(Method):
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
     By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
-    1/√(batch·heads), so that it hardly acts, and a batch split in two gives other numbers than the whole.
+    1/√(batch·heads), so that it hardly acts, and a batch split in two forwards gives other numbers than the whole (split over
+    processes it gives the same: squares are summed before the root).
     `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Padded queries and
     keys count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
     """
@@ -51,5 +52,7 @@ class AttentionNormPenalty(Method):
         if self.per_map:
             norm = squares.clamp(min=tiny).sqrt() / size[:, None]
         else:
-            norm = (squares.sum().clamp(min=tiny).sqrt() / (size.sum() * call.heads)).expand(call.batch)
+            strength = call.value(self, "strength")
+            call.penalize_norm(self, strength * strength * squares.sum().clamp(min=tiny), size.sum() * call.heads)
+            return
         call.penalize(self, call.value(self, "strength") * norm, per="sample")

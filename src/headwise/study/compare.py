@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from headwise.study.durable import read_json, write_json
 from headwise.study.environment import describe_environment
-from headwise.study.errors import RunFailed, StudyError, explain
+from headwise.study.errors import StudyError, explain
 from headwise.study.order import Order, is_first_process
 from headwise.study.study import Study
 
@@ -123,7 +123,7 @@ def carry_out(
     for event in comparison.engine.events():
         order = known[event["run"]]
         if event["event"] == "failed":
-            raise RunFailed(_describe_failure(order, event))
+            raise StudyError(_describe_failure(order, event))
         comparison.listener.hear(order, event)
         if event["event"] == "done":
             results[order.identity] = event["result"]

@@ -10,10 +10,6 @@ class StudyError(Exception):
     """Report what stopped a study and what to do about it; the command line prints it without a traceback."""
 
 
-class RunFailed(StudyError):
-    """Report that the code of a task or a method raised inside a run."""
-
-
 def explain(error: OSError, folder: Path) -> StudyError:
     """Turn a refusal of the file system into a message with a remedy."""
     where = error.filename or folder

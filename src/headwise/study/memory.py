@@ -6,13 +6,13 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-# the second step: the first also creates the optimizer's state
-MEASURED_STEP = 2
+# the first step also creates the optimizer's state
+FIRST_MEASURED = 2
 
 
 def measure_step(training, step: int):
-    """Measure the peak of tensor memory above the level before this step, once a process; changes no number."""
-    if step != MEASURED_STEP or training.peak_memory is not None:
+    """Measure the peak of tensor memory above the level before this step, once a run; changes no number."""
+    if step < FIRST_MEASURED or training.peak_memory is not None:
         return nullcontext()
     return _on_cuda(training) if training.accelerator.device.type == "cuda" else _on_cpu(training)
 

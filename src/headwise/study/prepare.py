@@ -12,6 +12,9 @@ from headwise.study.order import Order, is_first_process
 from headwise.study.task import Task
 from headwise.study.train import Examples, Training
 
+# the stream of a watched run
+HEALTH = "health.jsonl"
+
 
 def prepare(order: Order, task: Task, train: Examples) -> Training:
     """Build the model, fit the methods onto it and hand both to Accelerate; equal initial weights within a seed."""
@@ -49,7 +52,8 @@ def _regularize(order, model, task, train, device):
 
 
 def _watch(order, model, task, examples):
+    """Read every head about fifty times in a run; alerts stand in the stream, and the report shows them."""
     from headwise import JsonLines, watch
 
     steps = task.epochs * math.ceil(examples / task.batch_size)
-    return watch(model, every=max(1, steps // 50), log=[JsonLines(order.folder / "health.jsonl")])
+    return watch(model, every=max(1, steps // 50), log=[JsonLines(order.folder / HEALTH)], on_alert=None)

@@ -18,12 +18,12 @@ from headwise.study.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from headwise.study.durable import append_line, restore_lines, write_json
+from headwise.study.durable import append_line, read_lines, restore_lines, write_json
 from headwise.study.errors import StudyError
 from headwise.study.examples import test_examples, to_device, training_examples
 from headwise.study.order import Order, is_first_process
 from headwise.study.outcome import describe_epoch, describe_result
-from headwise.study.prepare import prepare
+from headwise.study.prepare import HEALTH, prepare
 from headwise.study.task import Task
 from headwise.study.train import Examples, Training, train_epoch
 
@@ -104,6 +104,11 @@ def _resume(order: Order, training: Training, note: Callable[[str], None]) -> li
             training.regularized.load_state(checkpoint.state["draws"])
     if is_first_process():
         restore_lines(order.folder / "metrics.jsonl", history)
+    if training.watch is not None:
+        training.watch.step_to(training.step)
+        # a reading of step n was taken before the update n + 1
+        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < training.step]
+        restore_lines(order.folder / HEALTH, kept)
     return history
 
 

@@ -63,7 +63,7 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     done = 0
     for done, batch in enumerate(batches, 1):
         own = batch[rank::world] if world > 1 else batch
-        with measure_step(training, done):
+        with measure_step(training, training.step + done):
             loss, metric = _step(training, inputs[own], targets[own], augment, len(own) * world / len(batch))
         losses[0, done - 1], losses[1, done - 1] = loss, metric
         if (now := time.perf_counter()) - training.told > 0.5:

@@ -15,7 +15,7 @@ class EffectiveRank(WeightStatistic):
 
     name = "effective_rank"
     unit = "dimensions"
-    worse = "smaller"
+    worse = "low"
 
     def of(self, product: Product) -> Tensor:
         total = product.spectrum.sum(-1, keepdim=True)

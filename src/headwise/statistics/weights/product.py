@@ -64,7 +64,7 @@ class Product:
     def spectrum(self) -> Tensor:
         """Give the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
         shared = self.shared_root.repeat_interleave(self.heads // self.groups, 0)
-        return torch.linalg.svdvals(self.own_root @ shared.mT)
+        return _singular_values(self.own_root @ shared.mT)
 
     @cached_property
     def group_spectrum(self) -> Tensor:
@@ -72,7 +72,7 @@ class Product:
         if self.heads == self.groups:
             return self.spectrum
         joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
-        return torch.linalg.svdvals(joined @ self.shared_root.mT)
+        return _singular_values(joined @ self.shared_root.mT)
 
     @cached_property
     def own_gram(self) -> Tensor:
@@ -83,3 +83,10 @@ class Product:
     def shared_gram(self) -> Tensor:
         """Give B B^T, (G, d, d)."""
         return self.shared @ self.shared.mT
+
+
+def _singular_values(matrices: Tensor) -> Tensor:
+    """Give singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads it."""
+    finite = matrices.isfinite().all(-1).all(-1)
+    values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))
+    return torch.where(finite[:, None], values, torch.nan)

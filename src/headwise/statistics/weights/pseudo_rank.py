@@ -1,5 +1,6 @@
 """The pseudo-rank of a head's product."""
 
+import torch
 from torch import Tensor
 
 from .product import Product
@@ -16,7 +17,7 @@ class PseudoRank(WeightStatistic):
 
     name = "pseudo_rank"
     unit = "share of the head size"
-    worse = "smaller"
+    worse = "low"
 
     def __init__(self, of_model: bool = False) -> None:
         self.of_model = of_model
@@ -26,4 +27,5 @@ class PseudoRank(WeightStatistic):
         # Rounding of the running sum must not turn an exact 95 % into one more.
         short = reached < MASS * reached[:, -1:] * (1 - 1e-9)
         count = (short.sum(-1) + 1) * (reached[:, -1] > 0)
-        return count.to(product.spectrum.dtype) / (product.width if self.of_model else product.size)
+        share = count.to(product.spectrum.dtype) / (product.width if self.of_model else product.size)
+        return torch.where(reached[:, -1].isnan(), torch.nan, share)

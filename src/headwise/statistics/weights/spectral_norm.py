@@ -11,7 +11,7 @@ class SpectralNorm(WeightStatistic):
 
     name = "spectral_norm"
     unit = "weight²"
-    worse = "larger"
+    worse = "high"
 
     def of(self, product: Product) -> Tensor:
         return product.spectrum[:, 0]

@@ -14,7 +14,7 @@ class StableRank(WeightStatistic):
 
     name = "stable_rank"
     unit = "dimensions"
-    worse = "smaller"
+    worse = "low"
 
     def of(self, product: Product) -> Tensor:
         largest = product.spectrum[:, :1]

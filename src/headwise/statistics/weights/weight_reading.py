@@ -47,7 +47,7 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
         for kind, (own, shared) in {"qk": ("q", "k"), "vo": ("o", "v")}.items():
             try:
                 blocks = found.need(own + shared, "it")
-                products[kind] = _product(site, kind, *(block.by_head(dtype) for block in blocks))
+                products[kind] = _product(site, kind, *(block.by_head(dtype).detach() for block in blocks))
             except ProjectionError as error:
                 missing[kind] = str(error)
     return WeightReading(products, missing, tuple(_notes(site, found)))

@@ -22,7 +22,7 @@ class WeightStatistic(ABC):
     unit: ClassVar[str]
     # "head", or "group" where the figure belongs to the heads that share keys and values together.
     per: ClassVar[str] = "head"
-    # Whether a larger, a smaller or no value is the worrying one.
+    # Whether a "high" or a "low" value is the worrying one, or neither.
     worse: ClassVar[str | None] = None
 
     def applies(self, product: Product) -> str | None:

@@ -1,0 +1,133 @@
+"""What watching costs: a full reading, readings every 50 steps and an idle watch, each against the same training step.
+
+    make bench-watch
+    make bench-watch ARGS="--rounds 9 --threads 2"
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from timing import interleave, machine, ratio
+from torch import Tensor, nn
+
+import headwise
+from headwise.statistics import STATISTICS
+from headwise.study.models import VisionTransformer
+
+EVERY = 50
+# A full reading over a step; readings every 50 steps over the same steps; hook time of all sites over a step.
+BARS = (1.0, 0.02, 0.005)
+
+
+def vit() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Give the blog's vision transformer on CIFAR-10's shapes, batch 256."""
+    images, labels = torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,))
+    model = VisionTransformer(image_size=32, channels=3, patch=4, classes=10)
+    return model, lambda m: nn.functional.cross_entropy(m(images), labels)
+
+
+def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Give a model of the size of GPT-2 small, batch 2, 512 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ids = torch.randint(0, 50257, (2, 512))
+    model = GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa"))
+    return model, lambda m: m(input_ids=ids, labels=ids).loss
+
+
+def stepper(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], watch=None) -> Callable[[], None]:
+    """Give one training step as a function."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if watch is not None:
+            watch.step()
+
+    return run
+
+
+def cost(name: str, make, rounds: int) -> bool:
+    """Print the cost of a reading of one model and tell whether it stays below the bars."""
+    model, loss_of = make()
+    other, _ = make()
+    other.load_state_dict(model.state_dict())
+    watch = headwise.watch(other, every=1, on_alert=None)
+    plain, read = stepper(model.train(), loss_of), stepper(other.train(), loss_of, watch)
+    times = interleave({"plain": plain, "read": read}, rounds, warmup=1)
+    step = statistics.median(times["plain"])
+    extra = ratio(times, "read", "plain") - 1
+    sites = len({record["site"] for record in watch.records()})
+    watch.remove()
+    hooks = idle_time(model, sites) / step
+    print(f"\n### {name}: {sites} sites, a step takes {step:.2f} s\n\n| what | over a step | bar |\n|---|---|---|")
+    print(f"| full reading ({len(watch.names)} statistics) | {extra:.2f} | {BARS[0]} |")
+    print(f"| every = {EVERY}, overall | {extra / EVERY:.2%} | {BARS[1]:.0%} |")
+    print(f"| idle: hook time x sites | {hooks:.3%} | {BARS[2]:.1%} |")
+    for rows in (64, 256):
+        print(f"| reading of {rows} sampled queries | {sampled(make, rows, rounds):.2f} | |", flush=True)
+    return extra <= BARS[0] and extra / EVERY <= BARS[1] and hooks <= BARS[2]
+
+
+def sampled(make, rows: int, rounds: int) -> float:
+    """Measure a reading of sampled queries."""
+    model, loss_of = make()
+    other, _ = make()
+    watch = headwise.watch(other, every=1, on_alert=None, rows=rows)
+    runs = {"plain": stepper(model.train(), loss_of), "read": stepper(other.train(), loss_of, watch)}
+    times = interleave(runs, max(2, rounds // 2), warmup=1)
+    watch.remove()
+    return ratio(times, "read", "plain") - 1
+
+
+def idle_time(model: nn.Module, sites: int, calls: int = 300) -> float:
+    """Measure the seconds that idle hooks add to a step: one attention layer on one token, with and without a watch."""
+    watch = headwise.watch(model, every=10**9, on_alert=None)
+    site = next(s for s in headwise.sites(model))
+    watch.remove()
+    x = torch.randn(1, 1, getattr(site, "hidden", None) or next(site.module.parameters()).shape[-1])
+    if site.host == "transformers":
+        x = torch.randn(1, 1, model.config.hidden_size)
+
+    def many() -> float:
+        start = time.perf_counter()
+        with torch.no_grad():
+            for _ in range(calls):
+                site.module(x)
+        return (time.perf_counter() - start) / calls
+
+    without, within = [], []
+    for _ in range(7):
+        without.append(many())
+        watch = headwise.watch(model, every=10**9, on_alert=None, statistics=["max_logit"])
+        watch.step_to(1)
+        within.append(many())
+        watch.remove()
+    return max(0.0, statistics.median(within) - statistics.median(without)) * sites
+
+
+def main() -> None:
+    """Measure both models and print a line that says whether all bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=("vit", "gpt2"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(machine(options.threads), f"\n{len(STATISTICS)} statistics of activations")
+    models = {"vit": ("the blog's ViT, batch 256", vit), "gpt2": ("GPT-2-small-sized, batch 2, T=512", gpt2)}
+    held = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
+    print("\nall bars hold" if all(held) else "\na bar is broken")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Generation with growing, static and sliding caches gives what whole forwards give, with methods acting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headwise
+from headwise import AttnScale, NeuTRENO, RelaxedAttention, ValueResidual
+from headwise.regularize import regularize
+from tiny_models import FAMILIES, Family
+
+GENERATES = [f for f in FAMILIES.values() if f.kind in ("decoder", "encoder-decoder")]
+LOADED = [(family, kind) for family in GENERATES for kind in family.implementations]
+each_loaded = pytest.mark.parametrize(("family", "implementation"), LOADED, ids=[f"{f.name}-{kind}" for f, kind in LOADED])
+NEW = 7
+
+
+def generate(model: nn.Module, family: Family, **settings) -> tuple[Tensor, Tensor]:
+    """Give the ids and the logits of greedy generation on a left padded batch."""
+    batch = {name: x for name, x in family.batch("left").items() if not name.startswith("decoder")}
+    # Padding and end are never chosen, so that all rows go on.
+    chosen = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    out = model.generate(**batch, **chosen, **settings)
+    return out.sequences, torch.stack(out.logits)
+
+
+def assert_same(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(got[0], wanted[0])
+    assert (got[1] - wanted[1]).abs().max() <= 2e-5
+
+
+@each_loaded
+def test_neutral_methods_generate_as_the_plain_model(family: Family, implementation: str) -> None:
+    model = family.build(implementation)
+    plain = generate(model, family)
+    regularize(model, RelaxedAttention(gamma=0.0, matched_inference=True), NeuTRENO(strength=0.0), AttnScale())
+    assert_same(generate(model, family), plain)
+
+
+@each_loaded
+def test_a_growing_cache_gives_what_whole_forwards_give(family: Family, implementation: str) -> None:
+    model = family.build(implementation)
+    plain = generate(model, family)
+    regularize(model, NeuTRENO(strength=0.6), RelaxedAttention(gamma=0.4, matched_inference=True))
+    cached = generate(model, family)
+    assert (cached[1][0] - plain[1][0]).abs().max() > 1e-2
+    assert_same(cached, generate(model, family, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "T5"])
+@pytest.mark.parametrize("method", [NeuTRENO(strength=0.6), RelaxedAttention(gamma=0.4, matched_inference=True)], ids=lambda m: type(m).__name__)
+def test_a_static_cache_gives_what_a_growing_one_gives(name: str, method: headwise.Method) -> None:
+    family = FAMILIES[name]
+    model = family.build()
+    regularize(model, method)
+    assert_same(generate(model, family, cache_implementation="static"), generate(model, family))
+
+
+def test_a_mix_of_values_generates_with_a_cache() -> None:
+    family = FAMILIES["Llama"]
+    model = family.build()
+    regularize(model, ValueResidual(mix=0.5))
+    assert_same(generate(model, family), generate(model, family, use_cache=False))
+
+
+def test_beams_keep_their_own_carried_values() -> None:
+    family = FAMILIES["BART"]
+    model = family.build()
+    regularize(model, NeuTRENO(strength=0.6))
+    assert torch.equal(generate(model, family, num_beams=3)[0], generate(model, family, num_beams=3, use_cache=False)[0])
+
+
+def test_carried_values_refuse_keys_that_are_not_the_layers_own_tokens() -> None:
+    from transformers import SegformerConfig, SegformerModel
+
+    sizes = {"hidden_sizes": [16, 32], "num_encoder_blocks": 2, "depths": [2, 2], "num_attention_heads": [2, 4]}
+    more = {"sr_ratios": [2, 1], "strides": [2, 2], "patch_sizes": [3, 3], "mlp_ratios": [2, 2], "decoder_hidden_size": 16}
+    config = SegformerConfig(**sizes, **more)
+    config._attn_implementation = "sdpa"
+    model = SegformerModel(config).eval()
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    regularize(model, RelaxedAttention(gamma=0.5, matched_inference=True)).remove()
+    regularize(model, NeuTRENO(strength=0.6))
+    with pytest.raises(RuntimeError, match=r"attends from 64 tokens to 16 keys that are not these tokens.*where="):
+        model(pixel_values=pixels)

@@ -1,0 +1,109 @@
+"""What a user sees while a study goes on."""
+
+import io
+
+import pytest
+from small_studies import orders, tiny_study
+
+from headwise.study import progress as showing
+from headwise.study.progress import Bars, PlainLines, clock, describe_end, title
+
+EVENT = {
+    "event": "progress",
+    "epoch": 2,
+    "epochs": 9,
+    "done": 0.3,
+    "loss": 1.25,
+    "metric": 0.5,
+    "name": "accuracy",
+    "left": 75.0,
+}
+RESULT = {
+    "status": "finished",
+    "metrics": {"test_loss": 0.5, "test_accuracy": 0.875, "seconds_per_step": 0.1, "steps": 100},
+    "diverged_at_step": None,
+}
+
+
+def two_orders(tmp_path):
+    return orders(tiny_study(methods=("DropHead(p=0.2)",)), tmp_path)
+
+
+def test_plain_lines_count_runs_and_say_how_each_ended(tmp_path):
+    first, second = two_orders(tmp_path)
+    stream = io.StringIO()
+    with PlainLines(stream) as display:
+        display.plan(3, 1)
+        display.hear(first, EVENT)
+        display.hear(first, {"event": "done", "result": RESULT})
+        display.hear(second, {"event": "note", "text": "a checkpoint is damaged"})
+        display.hear(second, {"event": "done", "result": RESULT | {"status": "diverged", "diverged_at_step": 7}})
+    assert stream.getvalue().splitlines() == [
+        "3 runs, 1 finished already",
+        "[2/3] baseline, seed 0: test accuracy 0.8750, test loss 0.5000, 10 s",
+        "note: a checkpoint is damaged",
+        "[3/3] DropHead(p=0.2), seed 0: diverged at step 7",
+    ]
+
+
+def test_plain_lines_speak_of_a_long_run_now_and_then(tmp_path, monkeypatch):
+    (order, _), stream = two_orders(tmp_path), io.StringIO()
+    display = PlainLines(stream)
+    monkeypatch.setattr(showing, "QUIET", -1.0)
+    display.hear(order, EVENT)
+    assert stream.getvalue() == "baseline, seed 0: epoch 2/9  loss 1.250  accuracy 0.500  1 min 15 s left\n"
+
+
+def test_bars_show_all_runs_and_each_running_run(tmp_path):
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    first, second = two_orders(tmp_path)
+    with Bars(console) as display:
+        display.plan(4, 1)
+        display.hear(first, EVENT)
+        display.hear(second, EVENT | {"epoch": 3})
+        display._live.refresh()
+        display.hear(first, {"event": "done", "result": RESULT})
+        assert [task.description for task in display._each.tasks] == ["DropHead(p=0.2), seed 0"]
+        assert display._all.tasks[0].completed == 2
+        display.say("[red]not markup")
+    shown = console.file.getvalue()
+    assert "1/4" in shown and "epoch 2/9  loss 1.250  accuracy 0.500  1 min 15 s left" in shown
+    assert "epoch 3/9" in shown and "[red]not markup" in shown
+
+
+def test_a_trial_is_named_by_its_learning_rate_and_judged_on_validation(tmp_path):
+    from dataclasses import replace
+
+    (order, _) = two_orders(tmp_path)
+    study = tiny_study()
+    trial = replace(
+        order, configuration=study.configuration("baseline", 1, purpose="trial", settings={"learning_rate": 0.002})
+    )
+    assert title(trial) == "trial of baseline, learning rate 0.002"
+    metrics = {"test_loss": None, "test_accuracy": None, "validation_loss": 1.0, "validation_accuracy": 0.25}
+    result = RESULT | {"metrics": RESULT["metrics"] | metrics}
+    assert describe_end(result).startswith("validation accuracy 0.2500, validation loss 1.0000")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.24, "1.2 s"), (42.4, "42 s"), (75, "1 min 15 s"), (7300, "2 h 01 min")]
+)
+def test_durations_are_written_as_people_read_them(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_the_table_marks_divergence_and_shows_percent(capsys):
+    from headwise.study.table import print_table
+
+    found = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    difference = found | {"p_corrected": 0.0123, "verdict_text": "better"}
+    costs = {"seconds_per_step": 0.002, "peak_memory_bytes": None}
+    method = {"metrics": {"test_accuracy": found}, "costs": costs, "runs": {"diverged": []}, "differences": {}}
+    other = method | {"label": "A(p=1)", "runs": {"diverged": [1, 2]}, "differences": {"test_accuracy": difference}}
+    metric = {"name": "test_accuracy", "label": "test accuracy", "unit": "%"}
+    print_table({"metric": metric, "answer": "A wins.", "methods": [method | {"label": "baseline"}, other]})
+    printed = capsys.readouterr().out
+    assert "A(p=1) (2 diverged)  50.00 [40.00, 60.00]  +50.00 [+40.00, +60.00]  0.012     better" in printed
+    assert "A wins." in printed and "2.00" in printed
