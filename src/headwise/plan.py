@@ -76,8 +76,8 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
         problems.append(_nothing(made, methods))
     for method in methods:
         if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
-            why = {made.reasons[s][1] for s in made.reasons if made.reasons[s][0] == "not applicable"}
-            reason = next((w for w in why if type(method).__name__ in w), "; ".join(sorted(why)))
+            refused = {r for f in reachable if wanted(f.site) for r in [_refusal(method, f.site)] if r is not None}
+            reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
         elif made.chosen and method.carries and not _above_first(made, method):
             why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
