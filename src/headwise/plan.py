@@ -76,7 +76,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
         problems.append(_nothing(made, methods))
     for method in methods:
         if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
-            refused = {r for f in reachable if wanted(f.site) for r in [_refusal(method, f.site)] if r is not None}
+            refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
         elif made.chosen and method.carries and not _above_first(made, method):
