@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .fitted import Fitted
+from .forward import Forward
 from .hosts.fused_rows import run_and_learn
 from .hosts.host import Found
 
@@ -22,8 +23,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.seed, self.step, self.fresh = 0, 0, False
-        self.samples: int | None = None
-        self.running = False
+        self.forward = Forward()
 
     def first_values(self, call: Call) -> None:
         """Nothing is carried while looking."""

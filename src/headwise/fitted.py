@@ -11,6 +11,7 @@ from . import passes
 from .attention import attention
 from .call import Call
 from .draws import mix
+from .forward import Entered
 from .method import Method
 from .site import Site
 
@@ -109,7 +110,7 @@ class Fitted:
         self.seen: dict[str, Any] = {}
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
-        self.last_hidden: Tensor | None = None
+        self.entered = Entered()
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
@@ -121,8 +122,8 @@ class Fitted:
             # Methods are frozen and serve as keys: the copy shares them.
             if name == "methods":
                 twin.methods = list(value)
-            elif name in ("observer", "last_hidden"):
-                setattr(twin, name, None)
+            elif name == "observer":
+                twin.observer = None
             elif name != "number":
                 setattr(twin, name, deepcopy(value, memo))
         twin.armed = False
@@ -163,7 +164,7 @@ class Fitted:
             need_weights: whether the host wants the weights (B, H, T, N) too.
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
-        hidden, self.last_hidden = self.last_hidden, None
+        hidden, self.entered.hidden = self.entered.hidden, None
         if training and torch.is_grad_enabled():
             self.reached = True
             self._owner.fresh = True
@@ -220,7 +221,7 @@ class Fitted:
                     token = x.new_empty(x.shape[0], 1, 1, 1)
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, samples=self.samples)
                 x = method.hidden(x, call)
-        self.last_hidden = x
+        self.entered.hidden = x
         return x
 
     def leave(self, y: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ class Fitted:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""
         if not self.site.windowed:
             return None
-        samples = self._owner.samples
+        samples = self._owner.forward.samples
         if samples is None or batch % samples:
             raise RuntimeError(
                 f"{self.site.name} attends in windows and its call has {batch} rows, which cannot be shared out to the "

@@ -13,6 +13,7 @@ from . import hosts, ledger
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
+from .forward import Forward
 from .hosts.host import Found
 from .method import Method
 from .passes import Pass
@@ -72,15 +73,13 @@ class Regularized:
     def __init__(self, model: nn.Module, made: Plan, seed: int) -> None:
         self.model, self.methods, self.seed = model, made.methods, seed
         self.step = 0
-        self.samples: int | None = None
-        self.running = False
+        self.forward = Forward()
         self.fresh = False
         self.seen_training = False
         self.checked = False
         self.removed = False
         self._found: list[Found] = made.found
         self._reasons = made.reasons
-        self._carried: dict[str, Tensor] = {}
         self._ledger: list[ledger.Entry] = []
         self._overrides: dict[tuple[Method, str], float | Schedule] = {}
         self._hooks: list[Any] = []
@@ -122,24 +121,24 @@ class Regularized:
         self.model.__dict__[HANDLE] = self
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._carried.clear()
+        self.forward.carried.clear()
         if module.training and torch.is_grad_enabled():
             self.seen_training = self.fresh = True
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.samples, self.running = (tensors[0].size(0) if tensors else None), True
+        self.forward.samples, self.forward.running = (tensors[0].size(0) if tensors else None), True
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
         ledger.explain_loading(self, state, prefix, strict, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
-        self._carried.clear()
-        self.running = False
+        self.forward.carried.clear()
+        self.forward.running = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
-        passing: dict[str, Any] = {"_carried": {}, "_ledger": []}
+        passing: dict[str, Any] = {"_ledger": []}
         shared = {"methods": list(self.methods), "_overrides": dict(self._overrides)}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
@@ -158,7 +157,7 @@ class Regularized:
         """Keep the values of a stack's first self attention for the layers above."""
         if call.this.again is True:
             return
-        self._carried[call.site.stack] = call.v
+        self.forward.carried[call.site.stack] = call.v
 
     def first_values(self, call: Call) -> Tensor | None:
         """Give V0 of the call's stack in this forward, or None on the first site itself."""
@@ -167,7 +166,7 @@ class Regularized:
             return None
         if this.again is True and this.region is not None:
             return this.region.carried[stack]
-        values = self._carried.get(stack)
+        values = self.forward.carried.get(stack)
         if values is None:
             raise RuntimeError(
                 f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
@@ -364,7 +363,7 @@ class Regularized:
     def _leave(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._carried.clear()
+        self.forward.carried.clear()
         self._ledger.clear()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True

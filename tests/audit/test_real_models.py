@@ -82,13 +82,13 @@ def test_figures_of_the_encoder_are_those_of_its_products(encoder):
     assert any("have biases" in note for note in found.notes())
 
 
-def test_the_worst_head_of_the_encoder_is_its_pointer_to_the_previous_token(encoder, story):
+def test_the_worst_head_of_the_encoder_is_the_one_without_entropy(encoder, story):
     found = audit(encoder, text=story)
     worst = found.worst()
     assert (worst[0]["site"], worst[0]["head"]) == ("encoder.layer.0.attention.self", 2)
-    assert any("attention entropy" in reason for reason in worst[0]["reasons"])
+    assert any("entropy" in reason for reason in worst[0]["reasons"])
     assert len(worst) == 5
-    assert value(found, "encoder.layer.0.attention.self", "attention_distance", 2) == pytest.approx(1, abs=0.1)
+    assert value(found, "encoder.layer.0.attention.self", "entropy_share", 2) < 0.05
     assert found.data == "story.txt"
 
 
@@ -110,10 +110,21 @@ def test_the_report_and_the_json_are_written(stories, tmp_path):
     assert "W_KᵀW_Q" in page
     assert "headwise audit stories260K" in page
     written = json.loads((tmp_path / "deep" / "report.json").read_text())
-    assert written["records"] == json.loads(json.dumps(found.records))
+    site = "model.layers.1.self_attn"
+    values = [r["value"] for r in found.records if (r["site"], r["statistic"]) == (site, "stable_rank_vo")]
+    assert written["figures"]["stable_rank_vo"]["per"] == "head"
+    assert written["figures"]["stable_rank_vo"]["values"][site] == pytest.approx(values, rel=1e-6)
+    assert written["figures"]["imbalance_vo"]["per"] == "group"
+    assert written["spectra"][f"{site}|2|vo"] == pytest.approx(found.spectra[f"{site}|2|vo"], rel=1e-3)
     assert written["worst"][0]["head"] == found.worst()[0]["head"]
     assert {"torch", "headwise", "transformers"} <= set(written["versions"])
     assert written["hardware"]["cores"] >= 1
+
+
+def test_markdown_is_written_where_the_name_says_so(stories, tmp_path):
+    assert audit(stories).write(tmp_path / "short.md") == (tmp_path / "short.md", tmp_path / "short.json")
+    assert (tmp_path / "short.md").read_text().startswith("# Audit of stories260K")
+    assert audit(stories).write(tmp_path / "named")[0].name == "named.html"
 
 
 def test_the_command_prints_the_worst_heads_and_writes_the_files(stories, tmp_path, capsys, monkeypatch):

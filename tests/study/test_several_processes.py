@@ -10,7 +10,7 @@ ARM = "NeuTRENO(strength=0.5) + AttentionNormPenalty(strength=1.0, per_map=True)
 
 
 def test_two_processes_train_to_the_numbers_of_one(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "-m"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
     command = [*launch, "headwise.cli", "compare", "--task", f"{PLACE}:Still", "--seeds", "1", "--method", ARM]
     command += ["--device", "cpu", "--out", str(tmp_path / "two")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -15,6 +15,8 @@ from .weights import PRODUCTS, Read
 Record = dict[str, Any]
 # The least spread between heads that counts, as a share.
 LEAST = 0.05
+# What one figure, and an alert, can add to a head's score.
+MOST = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,8 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
     """Rank heads by how far their figures lie out on the worrying side, alerts first.
 
     A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its logarithm
-    where it is positive, at least 5 %; beyond 2 of them the excess is added up, and an alert adds 10.
+    where it is positive, at least 5 %; beyond 2 of them the excess is added up, 10
+    at most for each figure, and an alert adds 10.
 
     Returns:
         Dicts of site, depth, head, score and reasons (the figures that weigh most, in words).
@@ -168,11 +171,11 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
         for record, distance in zip(heads, distances, strict=True):
             excess = (distance if direction == "high" else -distance) - 2
             words = f"{in_words(name)} {record['value']:.3g} (median {middle:.3g})"
-            scores.setdefault((record["site"], record["head"]), {})[words] = max(0.0, excess)
+            scores.setdefault((record["site"], record["head"]), {})[words] = min(max(0.0, excess), MOST)
     for alert in alerts:
         if alert["head"] is not None:
             words = alert["sentence"]
-            scores.setdefault((alert["site"], alert["head"]), {})[words] = 10.0
+            scores.setdefault((alert["site"], alert["head"]), {})[words] = MOST
     ranked = sorted(scores.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     return [
         {
@@ -200,9 +203,10 @@ def _distances(values: list[float]) -> tuple[float, list[float]]:
     scaled = [math.log(v) if logarithmic and math.isfinite(v) else v for v in values]
     known = [v for v in scaled if math.isfinite(v)]
     middle = statistics.median(known)
-    spread = 1.4826 * statistics.median(abs(v - middle) for v in known)
+    away = [abs(v - middle) for v in known]
     # Where all heads are alike to a few per cent, what is left between them tells nothing.
-    spread = max(spread, LEAST if logarithmic else LEAST * abs(middle), 1e-12)
+    least = LEAST if logarithmic else LEAST * max(abs(v) for v in known)
+    spread = max(1.4826 * statistics.median(away), 1.2533 * statistics.fmean(away) if not logarithmic else 0.0, least, 1e-12)
     return statistics.median(finite), [(v - middle) / spread if math.isfinite(v) else 0.0 for v in scaled]
 
 

@@ -25,7 +25,7 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
     """
     path = Path(text)
     if path.is_dir():
-        return TransformersFolder(path.resolve())
+        return TransformersFolder(path)
     left, colon, right = str(text).rpartition(":")
     if colon and left.endswith(".py"):
         return factory_model(Path(left), right)

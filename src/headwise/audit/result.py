@@ -55,26 +55,49 @@ class Audit:
         total = len(self.layers)
         return [note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()]
 
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Give the records in short form: per statistic whether it is per "head", "group" or "layer", and per site its values in order."""
+        made: dict[str, dict[str, Any]] = {}
+        for record in self.records:
+            per = "group" if "group" in record else "layer" if record["head"] is None else "head"
+            found = made.setdefault(record["statistic"], {"per": per, "values": {}})
+            found["values"].setdefault(record["site"], []).append(_short(record["value"], 7))
+        return made
+
     def to_json(self) -> str:
-        """Give everything as JSON; a number that is not finite becomes null."""
-        content = {"worst": self.worst(), "notes": self.notes(), **asdict(self)}
-        return json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False)
+        """Give everything as JSON, records in the short form of `figures`; a number that is not finite becomes null."""
+        content = {field: value for field, value in asdict(self).items() if field not in ("records", "spectra")}
+        content |= {"worst": self.worst(), "notes": self.notes(), "figures": self.figures()}
+        content["spectra"] = {place: [_short(x, 4) for x in values] for place, values in self.spectra.items()}
+        rows = [f" {json.dumps(key)}: {json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)}" for key, value in content.items()]
+        return "{\n" + ",\n".join(rows) + "\n}\n"
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the HTML report to `out` and the JSON beside it; give both paths."""
-        from .page import audit_page
-
+        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in .md."""
         page = Path(out)
-        page = page if page.suffix == ".html" else page.with_name(page.name + ".html")
+        page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(audit_page(self), encoding="utf-8")
+        page.write_text(self._report(page.suffix), encoding="utf-8")
         beside = page.with_suffix(".json")
         beside.write_text(self.to_json(), encoding="utf-8")
         return page, beside
 
+    def _report(self, suffix: str) -> str:
+        if suffix == ".md":
+            from .summary import markdown
+
+            return markdown(self)
+        from .page import audit_page
+
+        return audit_page(self)
+
 
 def _few(sites: list[str], most: int = 3) -> str:
     return ", ".join(sites[:most]) + (f" and {len(sites) - most} more" if len(sites) > most else "")
+
+
+def _short(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def _finite(value: Any) -> Any:

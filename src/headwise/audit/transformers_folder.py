@@ -24,14 +24,15 @@ class TransformersFolder:
     kind = "transformers folder"
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, folder.name
+        # A link's own name says more than what it points to.
+        self.folder, self.name = folder, folder.name or folder.resolve().name
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
         self.settings = read_json(folder / "config.json")
         self.config = _config(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
         self.model = _structure(self.config, self.settings)
-        self._renamed = _renamed(self.model, self.files.names)
+        self._renamed, self._converts = _renamed(self.model, self.files.names)
         self._shallow: Shallow | None = None
         self._whole: nn.Module | None = None
 
@@ -45,7 +46,10 @@ class TransformersFolder:
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Read parameters by their names in the model."""
-        if any(name not in self._renamed for name in names):
+        lost = [name for name in names if name not in self._renamed]
+        if lost and not self._converts:
+            raise CheckpointError(f"the checkpoint holds no {lost[0]}: weights and config do not belong together")
+        if lost:
             # transformers makes these from several tensors: its own loader does it, at the memory of the whole model.
             state = self.whole().state_dict()
             return {name: state[name] for name in names}
@@ -53,13 +57,24 @@ class TransformersFolder:
         return {name: read[self._renamed[name]] for name in names}
 
     def whole(self) -> nn.Module:
-        """Load the model with transformers' own loader; safetensors only, no code of the folder."""
+        """Load the model with transformers' own loader; safetensors only, no code of the folder.
+
+        Raises:
+            CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
+        """
         if self._whole is None:
-            with _quiet():
-                self._whole = type(self.model).from_pretrained(
-                    str(self.folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
+            settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+            try:
+                with _quiet():
+                    model, told = type(self.model).from_pretrained(str(self.folder), output_loading_info=True, **settings)
+            except (RuntimeError, OSError, ValueError) as error:
+                raise CheckpointError(f"transformers cannot load {self.folder}: {str(error).splitlines()[0]}") from error
+            if missing := sorted(told["missing_keys"]):
+                raise CheckpointError(
+                    f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config do not belong together"
                 )
-        return self._whole.eval()
+            self._whole = model.eval()
+        return self._whole
 
     def batches(self) -> Batches:
         """Give what turns texts and images into batches for this model."""
@@ -114,15 +129,16 @@ def _quiet() -> Any:
             logging.enable_progress_bar()
 
 
-def _renamed(model: nn.Module, names: list[str]) -> dict[str, str]:
-    """Give, for each parameter that is one tensor of the checkpoint, that tensor's name there."""
+def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool]:
+    """Give, for each parameter that is one tensor of the checkpoint, that tensor's name there; and whether others are converted."""
     wanted = model.state_dict()
-    found = {}
+    found, converts = {}, False
     for name in names:
         target, whole = _rename(model, name, wanted)
+        converts = converts or not whole
         if whole and target in wanted:
             found[target] = name
-    return found
+    return found, converts
 
 
 def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:

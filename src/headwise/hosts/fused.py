@@ -89,30 +89,30 @@ def _give_back_with(adapter: FusedAdapter) -> None:
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
-    """Find the modules whose own forward calls fused attention, and attention-like ones that do not."""
-    names = {name: module for name, module in model.named_modules() if not _left(module, taken)}
-    calling = {n: m for n, m in names.items() if calls(m, NAME, depth=2 if looks_like_attention(m) else 1)}
-    attention = {m for m in calling.values() if looks_like_attention(m)}
+    """Find the modules whose own code calls fused attention, in their forward or in what it calls by name."""
     found: dict[nn.Module, Found] = {}
-    for name, module in calling.items():
-        # Of nested ones the innermost attention layer is the site.
-        if any(inner in attention for inner in module.modules() if inner is not module):
-            continue
-        name, module = _owner(name, module, names)
-        found.setdefault(module, _found(model, name, module))
+    names = {name: module for name, module in model.named_modules() if module not in taken}
+    calling = [n for n, m in names.items() if not _container(m) and calls(m, NAME, depth=2 if looks_like_attention(m) else 1)]
+    for name in calling:
+        layer = _owner(name, names, calling)
+        found.setdefault(names[layer], _found(model, layer, names[layer]))
     return list(found.values())
 
 
-def _left(module: nn.Module, taken: set[nn.Module]) -> bool:
-    return module in taken or isinstance(module, nn.MultiheadAttention | nn.ModuleList | nn.Sequential)
+def _container(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention | nn.ModuleList | nn.ModuleDict | nn.Sequential)
 
 
-def _owner(name: str, module: nn.Module, names: dict[str, nn.Module]) -> tuple[str, nn.Module]:
-    """Give the attention layer around a module that calls the function but holds no weights: that is the site."""
-    parent = name.rpartition(".")[0]
-    if next(module.parameters(), None) is None and name and parent in names and looks_like_attention(names[parent]):
-        return parent, names[parent]
-    return name, module
+def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
+    """Give the name of the layer around a module that calls the function but holds no weights: that is the site."""
+    layer = name
+    while layer and next(names[layer].parameters(), None) is None:
+        layer = layer.rpartition(".")[0]
+        while layer and _container(names[layer]):
+            layer = layer.rpartition(".")[0]
+    inside = [n for n in calling if n != layer and (not layer or n.startswith(f"{layer}."))]
+    # Around several of them it is no attention layer: each stays a site of its own.
+    return layer if layer in names and inside in ([], [name]) else name
 
 
 def _found(model: nn.Module, name: str, module: nn.Module) -> Found:

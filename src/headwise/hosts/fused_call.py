@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import passes
 from .fused_limits import samples_of
-from .fused_shape import Shape, broadcast
+from .fused_shape import Shape, broadcast, with_causality
 
 if TYPE_CHECKING:
     from .fused import FusedAdapter
@@ -99,10 +99,12 @@ def _adapter() -> FusedAdapter | None:
 def _runs(module: nn.Module) -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+        # By name: Dynamo runs its own version of the code.
+        code = frame.f_code
+        if code.co_name == _CALL.co_name and code.co_filename == _CALL.co_filename and frame.f_locals.get("self") is module:
             return True
         # In what Dynamo resumes after a graph break, the frames above are not told.
-        if frame.f_code.co_name.startswith(_RESUMED):
+        if code.co_name.startswith(_RESUMED):
             return True
         frame = frame.f_back
     return False
@@ -136,14 +138,13 @@ def routed(
     plain = standing.plain
     assert plain is not None
     adapter = _adapter()
-    # With a mask and causality at once torch raises; that error is the host's to make.
-    if adapter is None or (is_causal and attn_mask is not None):
+    if adapter is None:
         return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     fitted = adapter.fitted
     assert fitted is not None
     training = fitted.site.module.training
     if adapter.record is not None:
-        entered = fitted.last_hidden
+        entered = fitted.entered.hidden
         adapter.record.append((query, key, value, 0 if entered is None else entered.shape[0]))
     shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
@@ -154,13 +155,17 @@ def routed(
         out = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return shape.to4(out), None
 
+    mask = shape.mask4(attn_mask)
+    if mask is not None and is_causal:
+        # Some of torch's kernels take both, others raise: one mask serves all.
+        mask, is_causal = with_causality(mask, q.shape[2], k.shape[2]), False
     out, _ = fitted.attention(
         q,
         k,
         v,
         original,
         training=training,
-        mask=shape.mask4(attn_mask),
+        mask=mask,
         causal=is_causal,
         scale=scale,
         dropout=dropout_p,

@@ -104,11 +104,17 @@ def broadcast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Give a mask that also hides from each query the keys after it."""
+    order = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+    return mask & order if mask.dtype == torch.bool else mask.masked_fill(~order, float("-inf"))
+
+
 def batch(fitted: Fitted) -> int | None:
     """Give the number of samples the whole model was called with, or None where that is not known."""
-    owner = fitted.owner
-    known = torch.compiler.is_compiling() or owner.running or passes.in_backward()
-    return owner.samples if known else None
+    forward = fitted.owner.forward
+    known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
+    return forward.samples if known else None
 
 
 def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import re
@@ -73,17 +74,33 @@ def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
 
 
 def _called(function: Any, cls: type) -> list[Any]:
-    used, space = names_used(function), getattr(function, "__globals__", {})
-    modules = [space[n] for n in used if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
-    found = []
-    for name in sorted(used):
-        inner = inspect.getattr_static(cls, name, None)
-        inner = inner.__func__ if isinstance(inner, staticmethod | classmethod) else inner
-        places = [inner, space.get(name), *(vars(module).get(name) for module in modules)]
-        inner = next((p for p in places if inspect.isfunction(p)), None)
-        if inner is not None and not (inner.__module__ or "").startswith("torch."):
-            found.append(inner)
-    return found
+    """Give the functions that a function's code names: globals, functions of modules, methods of its own class."""
+    space = getattr(function, "__globals__", {})
+    names, attributes = _globals_and_attributes(function)
+    modules = [space[n] for n in names if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
+    found = [space.get(name) for name in sorted(names)]
+    for name in sorted(attributes):
+        # Without super() the first definition is the one that runs.
+        methods = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+        found += methods if "super" in names else methods[:1]
+        found += [vars(module).get(name) for module in modules]
+    plain = (f.__func__ if isinstance(f, staticmethod | classmethod) else f for f in found)
+    return [f for f in plain if inspect.isfunction(f) and not (f.__module__ or "").startswith("torch.")]
+
+
+def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
+    names: set[str] = set()
+    attributes: set[str] = set()
+    queue = [function.__code__]
+    while queue:
+        code = queue.pop()
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+                attributes.add(step.argval)
+        queue.extend(c for c in code.co_consts if inspect.iscode(c))
+    return names, attributes
 
 
 def calls(module: nn.Module, target: str, depth: int = 3) -> bool:

@@ -24,6 +24,8 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     q, k, into = _leaves(module)
     site.heads = first_number(module, *HEADS) or first_number(config, *HEADS, "decoder_attention_heads", "encoder_attention_heads")
     site.head_dim = first_number(module, "qk_head_dim", *HEAD_DIM)
+    if site.heads is None and q is not None and site.head_dim is not None:
+        site.heads = q.rows // site.head_dim
     if site.head_dim is None and q is not None and site.heads is not None:
         site.head_dim = q.rows // site.heads
     site.hidden = into.columns if into is not None else first_number(config, "hidden_size", "d_model", "dim", "n_embd")

@@ -1,0 +1,152 @@
+"""The main job's speed: the loop's overhead, images per second, start-up, two jobs against one.
+
+    make bench-study
+    make bench-study ARGS="--only overhead --rounds 7"
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from timing import interleave, machine, ratio
+
+from headwise.studies.blog_cifar10 import STUDY
+from headwise.study.train import Training, train_epoch
+
+STEPS, BATCH = 4, 256
+
+
+def _data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (STEPS * BATCH, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return images, torch.randint(0, 10, (STEPS * BATCH,), generator=generator)
+
+
+def overhead(rounds: int) -> None:
+    """Print the time of an epoch through the study's loop over that of a bare loop on the same tensors (bar 1.05)."""
+    task, data = STUDY.task, _data()
+    torch.manual_seed(0)
+    model = task.model()
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    made = accelerator.prepare(model, optimizer)
+    training = Training(task, *made, accelerator, 0)
+    plain = task.model()
+    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+
+    def bare() -> None:
+        images, labels = data
+        for index in torch.randperm(len(images)).split(BATCH):
+            output = plain(task.batch(images[index], None))
+            loss = F.cross_entropy(output, labels[index])
+            plain_optimizer.zero_grad()
+            loss.backward()
+            plain_optimizer.step()
+
+    runs = {"bare": bare, "study": lambda: train_epoch(training, data, 0, lambda *_: None), "bare again": bare}
+    times = interleave(runs, rounds, warmup=1)
+    print(f"loop overhead, epoch of the blog's ViT, study / bare: {ratio(times, 'study', 'bare'):.3f} (bar 1.05; bare against itself {ratio(times, 'bare again', 'bare'):.3f})")
+
+
+def images_per_second(rounds: int) -> None:
+    """Print images per second through the study's loop and through timm's ViT of that size with torch's DataLoader."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    with contextlib.suppress(ImportError):
+        import torchvision_stub  # noqa: F401
+    from timm.models.vision_transformer import VisionTransformer
+
+    task, (images, labels) = STUDY.task, _data()
+    accelerator = Accelerator(cpu=True)
+    model = task.model()
+    training = Training(task, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3)), accelerator, 0)
+    # timm's head size is its width over its heads: 5 heads of 64 need a width of 320, so its nearest is 4 heads of 32.
+    other = VisionTransformer(img_size=32, patch_size=4, embed_dim=128, depth=6, num_heads=4, mlp_ratio=1.0, num_classes=10)
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
+
+    def timm_epoch() -> None:
+        for batch, target in loader:
+            loss = F.cross_entropy(other(task.batch(batch, None)), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def loading() -> None:
+        for batch, _ in loader:
+            task.batch(batch, None)
+
+    runs = {"study": lambda: train_epoch(training, (images, labels), 0, lambda *_: None), "timm": timm_epoch, "loading": loading}
+    times = interleave(runs, rounds, warmup=1)
+    for name in ("study", "timm"):
+        print(f"{name}: {STEPS * BATCH / statistics.median(times[name]):.0f} images/s")
+    print(f"of timm's epoch, torch's DataLoader alone takes {ratio(times, 'loading', 'timm'):.1%}")
+
+
+def start_up(rounds: int) -> None:
+    """Print the time of `headwise --help` (bar 0.5 s), of importing torch, and of a run of one epoch from a cold start."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def median(*command: str) -> float:
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, capture_output=True, env=environment)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    print(f"headwise --help: {median('-m', 'headwise', '--help'):.2f} s (bar 0.5; import torch alone {median('-c', 'import torch'):.2f} s)")
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        command = [sys.executable, "-u", "-m", "headwise", "compare", "digits", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        # The first epoch is 8 steps; its line is on disk right after them, so this bounds the first step from above.
+        while process.poll() is None and not any(p.stat().st_size for p in Path(folder).glob("runs/*/metrics.jsonl")):
+            time.sleep(0.02)
+        print(f"first epoch (8 steps) of the default study on disk after {time.perf_counter() - start:.1f} s (bar for the first step 6 s)")
+        process.kill()
+        process.wait()
+
+
+def jobs() -> None:
+    """Print how much faster two jobs are than one on the same runs (bar 1.6)."""
+    times = {}
+    for count in (1, 2, 1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            methods = [x for m in ("DropColumn(p=0.2)", "DropHead(p=0.2)", "NeuTRENO(strength=0.6)") for x in ("--method", m)]
+            command = ["-m", "headwise", "compare", "digits", "--seeds", "2", "--jobs", str(count), "--out", folder]
+            subprocess.run([sys.executable, *command, *methods], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            times.setdefault(count, []).append(time.perf_counter() - start)
+    print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")
+
+
+def main() -> None:
+    """Run the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs()}
+    parser.add_argument("--only", choices=list(parts))
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(machine(2))
+    for name, run in parts.items():
+        if options.only in (None, name):
+            run(options.rounds)
+
+
+if __name__ == "__main__":
+    main()

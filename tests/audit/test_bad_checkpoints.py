@@ -1,0 +1,165 @@
+"""Checkpoints that are corrupt, truncated, pickled or unknown give a clear error, and their code never runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from headwise.audit import CheckpointError, audit
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small good folder to spoil."""
+    config = tf.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=40, bos_token_id=1, eos_token_id=2
+    )
+    torch.manual_seed(0)
+    tf.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def refused(checkpoint, match, **options):
+    with pytest.raises(CheckpointError, match=match):
+        audit(checkpoint, **options)
+
+
+def test_a_truncated_file_is_named_with_its_size(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:2000])
+    refused(folder, r"model\.safetensors is no whole safetensors file .*2,000 bytes.*Download it again")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 400, b"<html>404</html>"])
+def test_a_file_of_another_kind_is_refused(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+    refused(folder, "is no whole safetensors file")
+
+
+def test_flipped_header_bytes_are_refused(folder):
+    path = folder / "model.safetensors"
+    spoiled = bytearray(path.read_bytes())
+    spoiled[8:40] = bytes(32)
+    path.write_bytes(bytes(spoiled))
+    refused(folder, "is no whole safetensors file")
+
+
+class Trap:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickled_weights_are_refused_unread_with_the_remedy(folder, tmp_path, name):
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+    refused(folder, rf"holds its weights as {re.escape(name)}\. Unpickling can run code.*weights_only=True")
+    refused(str(folder / name), "is pickled. Unpickling can run code")
+    refused(f"vit_tiny_patch16_224:{folder / name}", "is pickled. Unpickling can run code")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_of_a_checkpoint_is_never_run(folder, tmp_path):
+    (folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    change(folder, model_type="own", auto_map={"AutoConfig": "modeling_own.C", "AutoModel": "modeling_own.M"})
+    refused(folder, "the model type 'own' .* lives in code of the checkpoint, which headwise never runs")
+    assert not (tmp_path / "ran").exists()
+    # A known type with its own code beside it is read as the known one.
+    change(folder, model_type="llama", auto_map={"AutoConfig": "modeling_own.C", "AutoModel": "modeling_own.M"})
+    assert audit(folder).records
+    assert not (tmp_path / "ran").exists()
+
+
+def test_unknown_types_and_configs_are_refused(folder):
+    change(folder, model_type="gpt99")
+    refused(folder, r"transformers .* knows no model type 'gpt99'")
+    (folder / "config.json").write_text('{"hidden_size": 4}')
+    refused(folder, "names no model_type")
+    (folder / "config.json").write_text('{"hidden_size": ')
+    refused(folder, r"config\.json is no JSON .*truncated or corrupt")
+    (folder / "config.json").write_text("[1]")
+    refused(folder, "holds list, not an object")
+    (folder / "config.json").unlink()
+    refused(folder, "holds no config.json")
+
+
+def test_quantized_weights_are_refused(folder):
+    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    refused(folder, r"is quantized \(gptq\).*Audit the model it was made from")
+
+
+def test_a_config_that_does_not_belong_is_named_by_its_first_weight(folder):
+    change(folder, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
+    refused(folder, r"q_proj\.weight has the shape \(16, 16\) in the checkpoint and \(32, 16\) by its config")
+
+
+def test_a_missing_weight_is_named(folder):
+    state = load_file(folder / "model.safetensors")
+    del state["model.layers.1.self_attn.k_proj.weight"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, r"model\.layers\.1\.self_attn\.k_proj\.weight")
+
+
+def test_a_missing_shard_is_named(folder):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(state, folder / "model-00001-of-00002.safetensors")
+    shards = dict.fromkeys(state, "model-00001-of-00002.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**shards, "lm_head.weight": "model-00002-of-00002.safetensors"}}))
+    refused(folder, "names the shard 'model-00002-of-00002.safetensors', which is not in")
+    index.write_text(json.dumps({"weight_map": {**shards, "lm_head.weight": "../../outside.safetensors"}}))
+    refused(folder, "names the shard '../../outside.safetensors'")
+    index.write_text("{}")
+    refused(folder, "has no weight_map")
+
+
+def test_adapters_and_empty_folders_say_what_they_are(folder):
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    refused(folder, "holds an adapter, not a model: merge it")
+    for path in folder.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    refused(folder, "holds no model.safetensors and no model.safetensors.index.json; it holds config.json")
+
+
+def test_what_is_no_checkpoint_at_all_gets_the_list_of_forms(folder, tmp_path):
+    refused("nowhere", "there is no checkpoint 'nowhere': give a transformers folder, TIMM_NAME:FILE.safetensors, or")
+    refused(folder / "model.safetensors", "alone does not tell which model it is")
+    refused("vit_tiny_patch16_2244:weights.safetensors", "has no model 'vit_tiny_patch16_2244'. Did you mean 'vit_tiny_patch16_224'")
+    refused("vit_tiny_patch16_224:missing.safetensors", "there is no file missing.safetensors")
+    refused(f"{tmp_path / 'none.py'}:build", "there is no file .*none.py")
+
+
+def test_data_a_model_does_not_take_is_refused(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    refused(folder, "has no tokenizer that transformers can load", text=text)
+    refused(folder, "this model takes no images", images=tmp_path)
+    refused(folder, "there is no text file", text=tmp_path / "none.txt")
+
+
+def test_a_model_without_attention_is_refused(tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("import torch\ndef build():\n    return torch.nn.Linear(2, 2)\ndef wrong():\n    return 3\n")
+    with pytest.raises(ValueError, match=r"plain\.py:build: Linear has no attention layer that headwise can see"):
+        audit(f"{file}:build")
+    refused(f"{file}:wrong", r"plain\.py:wrong gave int, not a torch module")
+    refused(f"{file}:biuld", r"has no function 'biuld'\. Did you mean 'build'")

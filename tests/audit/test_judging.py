@@ -1,0 +1,113 @@
+"""Alerts on weights are raised where their limits say, and the worst heads come first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from headwise.audit import WeightThresholds, audit
+from headwise.audit.judging import worst_heads
+from headwise.audit.summary import markdown
+
+HEADS, SIZE = 4, 8
+WIDTH = HEADS * SIZE
+
+
+@pytest.fixture
+def checked(tmp_path, monkeypatch):
+    """Audit an encoder of four layers after a change of its attention weights."""
+
+    def check(change, **limits):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+        model = nn.TransformerEncoder(layer, 4)
+        for part in model.layers:
+            nn.init.normal_(part.self_attn.in_proj_weight, std=0.2)
+            nn.init.normal_(part.self_attn.out_proj.weight, std=0.2)
+        with torch.no_grad():
+            change(model.layers[2].self_attn)
+        import sys
+        import types
+
+        (tmp_path / "built.py").write_text("from handed_over import model\ndef build():\n    return model\n")
+        monkeypatch.setitem(sys.modules, "handed_over", types.SimpleNamespace(model=model))
+        return audit(f"{tmp_path / 'built.py'}:build", thresholds=WeightThresholds(**limits))
+
+    return check
+
+
+def head(index):
+    return slice(index * SIZE, (index + 1) * SIZE)
+
+
+def grow(attention):
+    attention.in_proj_weight[head(1)] *= 40
+
+
+def silence(attention):
+    attention.out_proj.weight[:, head(3)] *= 1e-4
+
+
+def flatten(attention):
+    rows = attention.in_proj_weight[head(0)]
+    attention.in_proj_weight[head(0)] = torch.outer(torch.ones(SIZE), rows[0])
+
+
+def decay(attention):
+    rows = torch.zeros(SIZE, WIDTH)
+    rows[0, 0], rows[1, 1] = 1.0, 0.2
+    attention.in_proj_weight[head(2)] = rows
+    attention.in_proj_weight[WIDTH:][head(2)] = rows
+
+
+CASES = [
+    (grow, "logit_growth", 1, r"can make large logits: the spectral norm of W_KᵀW_Q is .* times the model's median"),
+    (silence, "dead_head", 3, "writes next to nothing: the norm of W_OW_V is"),
+    (flatten, "rank_collapse", 0, "is nearly of rank one: its stable rank is 1.000, below 1.2"),
+    (decay, "low_rank_by_decay", 2, "weight decay has made W_KᵀW_Q of layers.2.self_attn head 2 low-rank"),
+]
+
+
+@pytest.mark.parametrize(("change", "alert", "index", "sentence"), CASES, ids=[case[1] for case in CASES])
+def test_an_ill_head_raises_its_alert_and_is_the_worst(checked, change, alert, index, sentence):
+    import re
+
+    found = checked(change)
+    hits = [a for a in found.alerts if a["alert"] == alert]
+    assert [(a["site"], a["head"]) for a in hits] == [("layers.2.self_attn", index)]
+    assert re.search(sentence, hits[0]["sentence"])
+    assert hits[0]["remedy"]
+    assert hits[0]["source"]
+    assert (found.worst()[0]["site"], found.worst()[0]["head"]) == ("layers.2.self_attn", index)
+
+
+def test_a_healthy_model_raises_none(checked):
+    assert checked(lambda attention: None).alerts == []
+
+
+def test_limits_can_be_moved_and_switched_off(checked):
+    assert not [a for a in checked(grow, growth=None).alerts if a["alert"] == "logit_growth"]
+    assert len([a for a in checked(lambda a: None, growth=0.5).alerts if a["alert"] == "logit_growth"]) == 16
+
+
+def test_heads_that_are_all_alike_are_not_ranked_by_noise():
+    records = [
+        {"site": "a", "depth": 0, "head": h, "statistic": "spectral_norm_qk", "value": 1 + 1e-4 * h * h} for h in range(12)
+    ]
+    assert all(head["score"] == 0 and head["reasons"] == [] for head in worst_heads(records, []))
+
+
+def test_a_figure_that_is_zero_on_most_heads_does_not_drown_the_others():
+    shares = [0.0] * 20 + [0.02, 0.7]
+    records = [{"site": "a", "depth": 0, "head": h, "statistic": "peaked_rows", "value": v} for h, v in enumerate(shares)]
+    scores = {head["head"]: head["score"] for head in worst_heads(records, [], 22)}
+    assert scores[20] == 0
+    assert 1 < scores[21] <= 10
+
+
+def test_the_markdown_lists_worst_heads_alerts_and_how_it_was_made(checked):
+    text = markdown(checked(silence))
+    assert text.index("## Worst heads") < text.index("## Alerts") < text.index("## Statistics")
+    assert "- **dead_head**: layers.2.self_attn head 3 writes next to nothing" in text
+    assert "torch " in text
