@@ -18,19 +18,34 @@ WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 45_000_000
 # Patterns of attribute names, tried in order, and what a number under such a name becomes.
 RULES: list[tuple[str, int]] = [
     (r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|num_key_value_groups)", 2),
-    (r"(.*_)?(num_attention_heads|num_heads|n_head|n_heads|attention_heads|num_head|nhead|encoder_attention_heads)", HEADS),
-    (r"(.*_)?(num_hidden_layers|num_layers|n_layer|n_layers|depth|layers|num_blocks|num_.*_layers|max_window_layers)", LAYERS),
+    (
+        r"(.*_)?(num_attention_heads|num_heads|n_head|n_heads|attention_heads|num_head|nhead|encoder_attention_heads)",
+        HEADS,
+    ),
+    (
+        r"(.*_)?(num_hidden_layers|num_layers|n_layer|n_layers|depth|layers|num_blocks|num_.*_layers|max_window_layers)",
+        LAYERS,
+    ),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size|mlp_dim|feedforward_dim|dim_feedforward)", 48),
     (r"(d_kv|head_dim|attention_head_dim|v_head_dim|qk_nope_head_dim|qk_rope_head_dim|.*_head_dim|dim_head)", 8),
     (r"(q_lora_rank|kv_lora_rank|o_lora_rank)", 16),
-    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|d_embed|embedding_size|emb_dim|width|embedding_dim|input_dim)", WIDTH),
-    (r"(.*_)?(projection_dim|projection_size|output_dim|out_hidden_size|decoder_hidden_size|encoder_hidden_dim)", WIDTH),
+    (
+        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|d_embed|embedding_size|emb_dim|width|embedding_dim|input_dim)",
+        WIDTH,
+    ),
+    (
+        r"(.*_)?(projection_dim|projection_size|output_dim|out_hidden_size|decoder_hidden_size|encoder_hidden_dim)",
+        WIDTH,
+    ),
     (r"(.*_)?(num_experts|num_local_experts|n_routed_experts|moe_num_experts)", 4),
     (r"(.*_)?(num_experts_per_tok|topk_group|n_group|moe_topk|moe_k|num_selected_experts|top_k_experts)", 1),
     (r"(image_size|img_size|pretrain_image_size|input_resolution)", PIXELS),
-    (r"patch_size", 8),
+    (r"patch_size", 4),
     (r"rotary_dim", 4),
-    (r"(.*_)?(max_position_embeddings|n_positions|max_sequence_length|max_source_positions|max_target_positions|seq_length|block_size)", 64),
+    (
+        r"(.*_)?(max_position_embeddings|n_positions|max_sequence_length|max_source_positions|max_target_positions|seq_length|block_size)",
+        64,
+    ),
     (r"num_mel_bins", 16),
     (r"window_size", 2),
     (r"(sliding_window|attention_window|local_attention|attention_chunk_size)", 4),
@@ -163,15 +178,16 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
         ValueError: with the first error, where none of those tried fits.
     """
     names = set(inspect.signature(model.forward).parameters)
-    last: Exception | None = None
+    first: Exception | None = None
     for batch in _candidates(model, names):
         try:
             with torch.no_grad():
                 model(**batch)
             return batch
         except Exception as error:
-            last = error
-    raise ValueError(f"no input fits: {_line(last)}")
+            # The first shape of each input is the likeliest: its error says most.
+            first = first or error
+    raise ValueError(f"no input fits: {_line(first)}")
 
 
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
@@ -183,16 +199,22 @@ def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]
     parts: dict[str, list[Tensor]] = {
         "input_ids": [words],
         "decoder_input_ids": [words[:, :7]],
-        "pixel_values": [torch.randn(BATCH, channels, n, n, generator=g) for n in (size, 64, 128)] + [torch.randn(BATCH, 4, channels, size, size, generator=g)],
+        "pixel_values": [torch.randn(BATCH, channels, n, n, generator=g) for n in (size, 64, 128)]
+        + [torch.randn(BATCH, 4, channels, size, size, generator=g)],
         "pixel_values_videos": [torch.randn(BATCH, 4, channels, size, size, generator=g)],
-        "input_values": [torch.randn(BATCH, 4000, generator=g), torch.randn(BATCH, 1, 4000, generator=g), torch.randn(BATCH, 64, mel, generator=g)],
+        "input_values": [
+            torch.randn(BATCH, 4000, generator=g),
+            torch.randn(BATCH, 1, 4000, generator=g),
+            torch.randn(BATCH, 64, mel, generator=g),
+        ],
         "input_features": [torch.randn(BATCH, n, m, generator=g) for n, m in ((mel, 128), (64, mel), (mel, 3000))],
-        "past_values": [torch.randn(BATCH, n, generator=g) for n in (32, 64, 512)] + [torch.randn(BATCH, 32, 1, generator=g)],
+        "past_values": [torch.randn(BATCH, n, generator=g) for n in (32, 64, 512)]
+        + [torch.randn(BATCH, 32, 1, generator=g)],
         "inputs_embeds": [torch.randn(BATCH, TOKENS, WIDTH, generator=g)],
         "bbox": [torch.randint(0, 20, (BATCH, TOKENS, 4), generator=g)],
     }
     present = [n for n in parts if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
-    chosen = [c for r in (3, 2, 1) for c in itertools.combinations(present, r)]
+    chosen = [c for r in (1, 2, 3) for c in itertools.combinations(present, r)]
     for names_ in chosen:
         for tensors in itertools.product(*(parts[n] for n in names_)):
             yield dict(zip(names_, tensors, strict=True))

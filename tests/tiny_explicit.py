@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from tiny_models import PICTURE, SIZES, TEXT, VOCABULARY
+from torch import nn
 
 
 def plain_model(model: str, **settings: Any) -> Callable[[], nn.Module]:
     """Give a maker of a model of this class, loaded as eager, with its own random weights."""
+
     def make() -> nn.Module:
         import transformers
 

@@ -258,15 +258,3 @@ _FAMILIES = [
 ]  # fmt: skip
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
-
-
-def calls_of(family: Family, method: Any) -> list[Any]:
-    """Give the first call of each layer in one training forward with the method fitted."""
-    from headwise.regularize import regularize
-
-    handle = regularize(family.build().train(), method)
-    seen: dict[str, Any] = {}
-    for f in handle.fitted:
-        f.armed, f.observer = True, lambda call, out: seen.setdefault(call.site.name, call)
-    handle.model(**family.batch())
-    return list(seen.values())

@@ -164,7 +164,7 @@ class Fitted:
             need_weights: whether the host wants the weights (B, H, T, N) too.
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
-        hidden, self.entered.hidden = self.entered.hidden, None
+        hidden = self.entered.take()
         if training and torch.is_grad_enabled():
             self.reached = True
             self._owner.fresh = True
@@ -221,7 +221,7 @@ class Fitted:
                     token = x.new_empty(x.shape[0], 1, 1, 1)
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, samples=self.samples)
                 x = method.hidden(x, call)
-        self.entered.hidden = x
+        self.entered.put(x)
         return x
 
     def leave(self, y: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class Fitted:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""
         if not self.site.windowed:
             return None
-        samples = self._owner.forward.samples
+        samples = self._owner.forward.now().samples
         if samples is None or batch % samples:
             raise RuntimeError(
                 f"{self.site.name} attends in windows and its call has {batch} rows, which cannot be shared out to the "

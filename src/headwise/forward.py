@@ -1,36 +1,88 @@
-"""Forward: what belongs to one forward pass. Threads that share a model have one each."""
+"""Forward: what belongs to one forward pass, apart for each thread that runs the model.
+
+Code that is compiled cannot keep it apart: what it writes to a thread's own storage is lost at the end of its graph. It
+uses plain attributes, which code in eager mode keeps up to date too.
+"""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
-class Forward(threading.local):
-    """What belongs to one forward of the whole model.
+@dataclass
+class Running:
+    """One forward of the whole model.
 
     Attributes:
         samples: the batch size of the model's first tensor, or None where it takes none.
         running: whether the model's own forward runs now, and not a part of it alone.
         carried: by stack, the values of its first self attention.
+        compiled: whether compiled code began it.
     """
 
+    samples: int | None = None
+    running: bool = False
+    carried: dict[str, Tensor] = field(default_factory=dict)
+    compiled: bool = False
+
+
+class Forward:
+    """Gives the forward of the whole model that runs now in this thread."""
+
     def __init__(self) -> None:
-        self.samples: int | None = None
-        self.running = False
-        self.carried: dict[str, Tensor] = {}
+        self.latest = Running()
+        self.mine = threading.local()
+
+    def begin(self, samples: int | None) -> None:
+        """Begin a forward on a batch of so many samples."""
+        if torch.compiler.is_compiling():
+            latest = self.latest
+            latest.samples, latest.running, latest.compiled = samples, True, True
+            latest.carried.clear()
+        else:
+            self.latest = self.mine.now = Running(samples, True)
+
+    def end(self) -> None:
+        """End the forward; the batch size stays known for what backward runs again."""
+        now = self.now()
+        now.running = False
+        now.carried.clear()
+
+    def now(self) -> Running:
+        """Give the forward that runs, or the last one."""
+        if torch.compiler.is_compiling() or self.latest.compiled:
+            return self.latest
+        return getattr(self.mine, "now", self.latest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         return Forward()
 
 
-class Entered(threading.local):
-    """What entered one site, until its attention is called: (B, T, C) or None."""
+class Entered:
+    """Keeps what entered one site until its attention is called."""
 
     def __init__(self) -> None:
-        self.hidden: Tensor | None = None
+        self.latest: Tensor | None = None
+        self.mine = threading.local()
+
+    def put(self, x: Tensor) -> None:
+        """Keep x (B, T, C)."""
+        self.latest = x
+        if not torch.compiler.is_compiling():
+            self.mine.x = x
+
+    def take(self) -> Tensor | None:
+        """Give what was kept, once."""
+        x, self.latest = self.latest, None
+        if not torch.compiler.is_compiling():
+            mine, self.mine.x = getattr(self.mine, "x", None), None
+            return x if mine is None else mine
+        return x
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entered:
         return Entered()

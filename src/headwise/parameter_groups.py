@@ -9,7 +9,7 @@ from torch import nn
 from . import hosts
 from .hosts.host import looks_like_attention
 from .plan import handle
-from .projections import ProjectionError, projections
+from .projections import ProjectionError
 from .projections.leaves import leaves
 from .site import Site
 

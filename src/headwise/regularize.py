@@ -121,19 +121,17 @@ class Regularized:
         self.model.__dict__[HANDLE] = self
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.forward.carried.clear()
         if module.training and torch.is_grad_enabled():
             self.seen_training = self.fresh = True
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.forward.samples, self.forward.running = (tensors[0].size(0) if tensors else None), True
+        self.forward.begin(tensors[0].size(0) if tensors else None)
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
         ledger.explain_loading(self, state, prefix, strict, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
-        self.forward.carried.clear()
-        self.forward.running = False
+        self.forward.end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
@@ -157,7 +155,7 @@ class Regularized:
         """Keep the values of a stack's first self attention for the layers above."""
         if call.this.again is True:
             return
-        self.forward.carried[call.site.stack] = call.v
+        self.forward.now().carried[call.site.stack] = call.v
 
     def first_values(self, call: Call) -> Tensor | None:
         """Give V0 of the call's stack in this forward, or None on the first site itself."""
@@ -166,7 +164,7 @@ class Regularized:
             return None
         if this.again is True and this.region is not None:
             return this.region.carried[stack]
-        values = self.forward.carried.get(stack)
+        values = self.forward.now().carried.get(stack)
         if values is None:
             raise RuntimeError(
                 f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
@@ -363,7 +361,7 @@ class Regularized:
     def _leave(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self.forward.carried.clear()
+        self.forward.end()
         self._ledger.clear()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True

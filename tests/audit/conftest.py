@@ -56,7 +56,7 @@ def story(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "story.txt"
     path.write_text(
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big "
-        "red ball. She wanted to play with it, but it was too high. Her mom said, \"Yes, we can get the ball.\" They were very "
+        'red ball. She wanted to play with it, but it was too high. Her mom said, "Yes, we can get the ball." They were very '
         "happy and played all day.\n" * 3,
         encoding="utf-8",
     )

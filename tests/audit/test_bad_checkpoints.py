@@ -18,7 +18,13 @@ from headwise.audit import CheckpointError, audit
 def folder(tmp_path):
     """A small good folder to spoil."""
     config = tf.LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=40, bos_token_id=1, eos_token_id=2
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=40,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     torch.manual_seed(0)
     tf.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
@@ -143,7 +149,10 @@ def test_adapters_and_empty_folders_say_what_they_are(folder):
 def test_what_is_no_checkpoint_at_all_gets_the_list_of_forms(folder, tmp_path):
     refused("nowhere", "there is no checkpoint 'nowhere': give a transformers folder, TIMM_NAME:FILE.safetensors, or")
     refused(folder / "model.safetensors", "alone does not tell which model it is")
-    refused("vit_tiny_patch16_2244:weights.safetensors", "has no model 'vit_tiny_patch16_2244'. Did you mean 'vit_tiny_patch16_224'")
+    refused(
+        "vit_tiny_patch16_2244:weights.safetensors",
+        "has no model 'vit_tiny_patch16_2244'. Did you mean 'vit_tiny_patch16_224'",
+    )
     refused("vit_tiny_patch16_224:missing.safetensors", "there is no file missing.safetensors")
     refused(f"{tmp_path / 'none.py'}:build", "there is no file .*none.py")
 

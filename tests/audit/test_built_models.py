@@ -26,7 +26,9 @@ def test_a_timm_name_with_a_file_is_read(weights):
     assert (found.kind, found.model) == ("timm model", "VisionTransformer")
     weight = model.blocks[5].attn.qkv.weight.detach()
     q, k = weight[64:128], weight[192 + 64 : 192 + 128]
-    record = next(r for r in found.records if (r["site"], r["head"], r["statistic"]) == ("blocks.5.attn", 1, "spectral_norm_qk"))
+    record = next(
+        r for r in found.records if (r["site"], r["head"], r["statistic"]) == ("blocks.5.attn", 1, "spectral_norm_qk")
+    )
     assert record["value"] == pytest.approx(torch.linalg.matrix_norm(k.T @ q, 2).item(), rel=1e-4)
     assert found.layers[0]["layout"] == "stacked (3, H, d) as q, k, v"
 
@@ -42,7 +44,10 @@ def test_images_are_read_by_a_timm_model(weights, tmp_path):
 
 def test_weights_of_another_model_are_refused(weights):
     path, _ = weights
-    with pytest.raises(CheckpointError, match=r"does not fit vit_small_patch16_224: cls_token is \(1, 1, 192\) in the file and \(1, 1, 384\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit vit_small_patch16_224: cls_token is \(1, 1, 192\) in the file and \(1, 1, 384\)",
+    ):
         audit(f"vit_small_patch16_224:{path}")
 
 

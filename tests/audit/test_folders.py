@@ -17,12 +17,16 @@ from headwise.statistics.weights import read_weights, weight_reading
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {
-    "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=99, bos_token_id=1, eos_token_id=2)),
+    "gpt2": lambda: tf.GPT2LMHeadModel(
+        tf.GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=99, bos_token_id=1, eos_token_id=2)
+    ),
     "neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**BASE, bos_token_id=1, eos_token_id=2)),
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**BASE, **IDS, num_key_value_heads=2)),
     "modernbert": lambda: tf.ModernBertModel(tf.ModernBertConfig(**BASE, **IDS, cls_token_id=1, sep_token_id=2)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**BASE, num_key_value_heads=2, head_dim=8)),
-    "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=99)),
+    "t5": lambda: tf.T5ForConditionalGeneration(
+        tf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=99)
+    ),
     "vit": lambda: tf.ViTModel(tf.ViTConfig(**{**BASE, "num_hidden_layers": 2}, image_size=16, patch_size=8)),
 }
 

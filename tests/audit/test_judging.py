@@ -93,14 +93,17 @@ def test_limits_can_be_moved_and_switched_off(checked):
 
 def test_heads_that_are_all_alike_are_not_ranked_by_noise():
     records = [
-        {"site": "a", "depth": 0, "head": h, "statistic": "spectral_norm_qk", "value": 1 + 1e-4 * h * h} for h in range(12)
+        {"site": "a", "depth": 0, "head": h, "statistic": "spectral_norm_qk", "value": 1 + 1e-4 * h * h}
+        for h in range(12)
     ]
     assert all(head["score"] == 0 and head["reasons"] == [] for head in worst_heads(records, []))
 
 
 def test_a_figure_that_is_zero_on_most_heads_does_not_drown_the_others():
     shares = [0.0] * 20 + [0.02, 0.7]
-    records = [{"site": "a", "depth": 0, "head": h, "statistic": "peaked_rows", "value": v} for h, v in enumerate(shares)]
+    records = [
+        {"site": "a", "depth": 0, "head": h, "statistic": "peaked_rows", "value": v} for h, v in enumerate(shares)
+    ]
     scores = {head["head"]: head["score"] for head in worst_heads(records, [], 22)}
     assert scores[20] == 0
     assert 1 < scores[21] <= 10

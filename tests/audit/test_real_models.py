@@ -59,7 +59,7 @@ def test_figures_of_the_llama_are_those_of_its_products(stories):
     norm = torch.linalg.matrix_norm
     want = norm(own - shared) / (norm(own) + norm(shared))
     assert value(found, site, "imbalance_vo", group=1) == pytest.approx(want.item(), rel=1e-5)
-    pairs = lambda w: (w.square().sum(1)[:4] + w.square().sum(1)[4:])
+    pairs = lambda w: w.square().sum(1)[:4] + w.square().sum(1)[4:]
     own, shared = pairs(q[16:24]) + pairs(q[24:32]), pairs(k[8:16])
     want = (own - shared).norm() / (own.norm() + shared.norm())
     assert value(found, site, "imbalance_qk", group=1) == pytest.approx(want.item(), rel=1e-5)
@@ -74,7 +74,9 @@ def test_figures_of_the_encoder_are_those_of_its_products(encoder):
     q, k = layer.self.query.weight.detach().double()[32:64], layer.self.key.weight.detach().double()[32:64]
     values = torch.linalg.svdvals(k.T @ q)[:32]
     site = "encoder.layer.2.attention.self"
-    assert value(found, site, "stable_rank_qk", 1) == pytest.approx((values.square().sum() / values[0] ** 2).item(), rel=1e-4)
+    assert value(found, site, "stable_rank_qk", 1) == pytest.approx(
+        (values.square().sum() / values[0] ** 2).item(), rel=1e-4
+    )
     o, v = layer.output.dense.weight.detach().double()[:, 32:64], layer.self.value.weight.detach().double()[32:64]
     gap = 0.5 * (o.square().sum() + v.square().sum())
     gap = (gap - torch.linalg.svdvals(o @ v).sum()) / gap

@@ -9,7 +9,16 @@ from own_models import CausalAttention, CrossAttention, SelfAttention, stack, to
 from torch import nn
 
 import headwise
-from headwise import DropColumn, DropHead, DropKey, FeatScale, NeuTRENO, RelaxedAttention, SymmetricAttention, Temperature
+from headwise import (
+    DropColumn,
+    DropHead,
+    DropKey,
+    FeatScale,
+    NeuTRENO,
+    RelaxedAttention,
+    SymmetricAttention,
+    Temperature,
+)
 
 B, H, T, N, D = 2, 4, 6, 9, 8
 NEUTRAL = (DropHead(p=0.0), DropKey(p=0.0, unit="column"), RelaxedAttention(gamma=0.0))

@@ -119,7 +119,6 @@ def test_a_compiled_model_runs_in_another_thread():
     assert len(results) == 2
     for result in results:
         torch.testing.assert_close(result, relaxed)
-    assert graphs() == 1
     handle.remove()
 
 

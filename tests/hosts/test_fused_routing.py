@@ -16,7 +16,6 @@ from own_models import (
     SelfAttention,
     Shared,
     Stack,
-    Stacked,
     TwoCalls,
     stack,
     tokens,
@@ -25,7 +24,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import AttnScale, Decorrelation, DropColumn, DropHead, InputNoise, NeuTRENO, RelaxedAttention, ValueResidual
+from headwise import (
+    AttnScale,
+    Decorrelation,
+    DropColumn,
+    DropHead,
+    InputNoise,
+    NeuTRENO,
+    RelaxedAttention,
+    ValueResidual,
+)
 from headwise import attention as core
 from headwise.hosts import fused_call
 from headwise.method import Method

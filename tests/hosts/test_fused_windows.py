@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from own_models import HeadsInTheBatch, InGroups, SelfAttention, SequenceFirst, Stack, GroupsOfTheirOwn, stack, tokens
+from own_models import GroupsOfTheirOwn, HeadsInTheBatch, InGroups, SelfAttention, SequenceFirst, Stack, stack, tokens
 from tiny_timm import EXPLICIT, PARTLY, WHOLE, images, made
 
 import headwise

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import FAMILIES, Family
 from torch import Tensor, nn
 
 import headwise
 from headwise import AttnScale, NeuTRENO, RelaxedAttention, ValueResidual
 from headwise.regularize import regularize
-from tiny_models import FAMILIES, Family
 
 GENERATES = [f for f in FAMILIES.values() if f.kind in ("decoder", "encoder-decoder")]
 LOADED = [(family, kind) for family in GENERATES for kind in family.implementations]
-each_loaded = pytest.mark.parametrize(("family", "implementation"), LOADED, ids=[f"{f.name}-{kind}" for f, kind in LOADED])
+each_loaded = pytest.mark.parametrize(
+    ("family", "implementation"), LOADED, ids=[f"{f.name}-{kind}" for f, kind in LOADED]
+)
 NEW = 7
 
 
@@ -21,7 +23,13 @@ def generate(model: nn.Module, family: Family, **settings) -> tuple[Tensor, Tens
     """Give the ids and the logits of greedy generation on a left padded batch."""
     batch = {name: x for name, x in family.batch("left").items() if not name.startswith("decoder")}
     # Padding and end are never chosen, so that all rows go on.
-    chosen = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    chosen = {
+        "max_new_tokens": NEW,
+        "min_new_tokens": NEW,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
     out = model.generate(**batch, **chosen, **settings)
     return out.sequences, torch.stack(out.logits)
 
@@ -50,7 +58,11 @@ def test_a_growing_cache_gives_what_whole_forwards_give(family: Family, implemen
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "T5"])
-@pytest.mark.parametrize("method", [NeuTRENO(strength=0.6), RelaxedAttention(gamma=0.4, matched_inference=True)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [NeuTRENO(strength=0.6), RelaxedAttention(gamma=0.4, matched_inference=True)],
+    ids=lambda m: type(m).__name__,
+)
 def test_a_static_cache_gives_what_a_growing_one_gives(name: str, method: headwise.Method) -> None:
     family = FAMILIES[name]
     model = family.build()
@@ -69,14 +81,22 @@ def test_beams_keep_their_own_carried_values() -> None:
     family = FAMILIES["BART"]
     model = family.build()
     regularize(model, NeuTRENO(strength=0.6))
-    assert torch.equal(generate(model, family, num_beams=3)[0], generate(model, family, num_beams=3, use_cache=False)[0])
+    assert torch.equal(
+        generate(model, family, num_beams=3)[0], generate(model, family, num_beams=3, use_cache=False)[0]
+    )
 
 
 def test_carried_values_refuse_keys_that_are_not_the_layers_own_tokens() -> None:
     from transformers import SegformerConfig, SegformerModel
 
     sizes = {"hidden_sizes": [16, 32], "num_encoder_blocks": 2, "depths": [2, 2], "num_attention_heads": [2, 4]}
-    more = {"sr_ratios": [2, 1], "strides": [2, 2], "patch_sizes": [3, 3], "mlp_ratios": [2, 2], "decoder_hidden_size": 16}
+    more = {
+        "sr_ratios": [2, 1],
+        "strides": [2, 2],
+        "patch_sizes": [3, 3],
+        "mlp_ratios": [2, 2],
+        "decoder_hidden_size": 16,
+    }
     config = SegformerConfig(**sizes, **more)
     config._attn_implementation = "sdpa"
     model = SegformerModel(config).eval()

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import FAMILIES, Family
 from torch import Tensor, nn
 
 import headwise
 from headwise import AttnScale, DropColumn, DropHead, EntropyPenalty, NeuTRENO, RelaxedAttention
 from headwise.regularize import regularize
-from tiny_models import FAMILIES, Family
 
 CHECKPOINTED = [FAMILIES[name] for name in ("Llama", "GptOss", "BERT", "ViT", "Swin", "T5", "BART", "Whisper")]
 
 
 def methods(family: Family) -> list[headwise.Method]:
-    some = [DropColumn(p=0.3), RelaxedAttention(gamma=0.2, fuzziness=0.1), EntropyPenalty(strength=0.5), DropHead(p=0.3)]
+    some = [
+        DropColumn(p=0.3),
+        RelaxedAttention(gamma=0.2, fuzziness=0.1),
+        EntropyPenalty(strength=0.5),
+        DropHead(p=0.3),
+    ]
     return some if family.windowed else [*some, NeuTRENO(strength=0.6)]
 
 
@@ -60,7 +65,9 @@ def test_reentrant_checkpointing_is_refused_by_name() -> None:
     enable(model, {"use_reentrant": True})
     regularize(model, DropHead(p=0.3))
     loss = family.logits(model, family.batch()).square().mean()
-    with pytest.raises(RuntimeError, match=r"layers\.2\.self_attn was run again.*reentrant.*DropHead\(p=0.3\).*use_reentrant=False"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.2\.self_attn was run again.*reentrant.*DropHead\(p=0.3\).*use_reentrant=False"
+    ):
         loss.backward()
 
 
@@ -111,5 +118,3 @@ def test_learned_parameters_are_saved_and_trained_with_the_model() -> None:
     optimizer.step()
     handle.after_step()
     assert all(model.get_parameter(name).abs().max() > 0 for name in learned)
-
-

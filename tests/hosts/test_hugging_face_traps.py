@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+from hugging_face_calls import calls_of
+from tiny_models import FAMILIES
 from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, RelaxedAttention
+from headwise.hosts.hugging_face_call import routed
 from headwise.regularize import regularize
-from tiny_models import FAMILIES, calls_of
 
 LLAMA = FAMILIES["Llama"]
 BOTH = pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -28,7 +30,9 @@ def logits(model: nn.Module, batch: dict[str, Tensor], **more) -> Tensor:
 def test_an_unknown_keyword_raises_by_name(implementation: str) -> None:
     model = LLAMA.build(implementation)
     handle = regularize(model, DropColumn())
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn passes the keyword.*relative_bias.*will not drop silently"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn passes the keyword.*relative_bias.*will not drop silently"
+    ):
         model(**LLAMA.batch(), relative_bias=torch.zeros(1))
     handle.remove()
     model(**LLAMA.batch(), relative_bias=torch.zeros(1))
@@ -39,7 +43,12 @@ def test_bookkeeping_keywords_pass() -> None:
     batch = LLAMA.batch()
     plain = logits(model, batch)
     regularize(model, DropColumn(p=0.0))
-    kept = {"num_items_in_batch": torch.tensor(30), "output_router_logits": True, "seq_idx": torch.zeros(3, 10), "max_length_q": 10}
+    kept = {
+        "num_items_in_batch": torch.tensor(30),
+        "output_router_logits": True,
+        "seq_idx": torch.zeros(3, 10),
+        "max_length_q": 10,
+    }
     assert torch.allclose(logits(model, batch, **kept), plain, atol=1e-5)
 
 
@@ -63,7 +72,9 @@ def test_an_eager_function_that_does_more_than_its_keywords_tell_is_refused(monk
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", sharper)
     model = LLAMA.build("eager").train()
     regularize(model, DropColumn(p=0.1))
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn \(LlamaAttention\) has an eager attention of its own that does more"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn \(LlamaAttention\) has an eager attention of its own that does more"
+    ):
         model(**LLAMA.batch())
 
 
@@ -117,16 +128,18 @@ def test_loading_a_plain_checkpoint_into_a_regularized_model_explains() -> None:
 def test_kernels_without_a_mask_matrix_are_refused(kind: str) -> None:
     model = LLAMA.build()
     model.config._attn_implementation_internal = kind
-    with pytest.raises(ValueError, match=rf"layers\.0\.self_attn.*attention implementation is '{kind}'.*attn_implementation='sdpa'"):
+    with pytest.raises(
+        ValueError, match=rf"layers\.0\.self_attn.*attention implementation is '{kind}'.*attn_implementation='sdpa'"
+    ):
         regularize(model, DropColumn())
     model.config._attn_implementation_internal = "sdpa"
     regularize(model, DropColumn())
     model.config._attn_implementation_internal = kind
-    with pytest.raises(RuntimeError, match=rf"now asks for the attention implementation '{kind}'.*set_attn_implementation\('sdpa'\)"):
-        from headwise.hosts.hugging_face_call import masking
-
-        q = torch.zeros(1, 4, 2, 8)
-        masking(model.model.layers[0].self_attn.__dict__["_headwise"], q, q, None, None, None)
+    layer, q = model.model.layers[0].self_attn, torch.zeros(1, 4, 2, 8)
+    with pytest.raises(
+        RuntimeError, match=rf"now asks for the attention implementation '{kind}'.*set_attn_implementation\('sdpa'\)"
+    ):
+        routed(layer, q, q, q, None)
 
 
 def test_the_implementation_may_change_later() -> None:
@@ -135,7 +148,9 @@ def test_the_implementation_may_change_later() -> None:
     handle = regularize(model, RelaxedAttention(gamma=0.5))
     before = logits(model, batch)
     model.set_attn_implementation("eager")
-    assert torch.allclose(logits(model, batch)[batch["attention_mask"].bool()], before[batch["attention_mask"].bool()], atol=1e-5)
+    assert torch.allclose(
+        logits(model, batch)[batch["attention_mask"].bool()], before[batch["attention_mask"].bool()], atol=1e-5
+    )
     handle.remove()
     assert model.model.layers[0].self_attn.config._attn_implementation == "eager"
 
@@ -144,9 +159,13 @@ def test_the_key_alone_explains_itself() -> None:
     model = LLAMA.build()
     regularize(model, DropColumn()).remove()
     model.set_attn_implementation("headwise")
-    with pytest.raises(RuntimeError, match=r"LlamaAttention asks for.*'headwise' but no method is fitted.*headwise\.regularize"):
+    with pytest.raises(
+        RuntimeError, match=r"LlamaAttention asks for.*'headwise' but no method is fitted.*headwise\.regularize"
+    ):
         model(**LLAMA.batch())
-    with pytest.raises(ValueError, match=r"is 'headwise', which regularize\(\) alone sets.*set_attn_implementation\('sdpa'\)"):
+    with pytest.raises(
+        ValueError, match=r"is 'headwise', which regularize\(\) alone sets.*set_attn_implementation\('sdpa'\)"
+    ):
         regularize(model, DropColumn())
 
 
@@ -160,7 +179,9 @@ def test_a_mask_made_under_the_key_is_the_same_as_the_hosts() -> None:
     own = model.model.layers[0].self_attn.config
     assert own._attn_implementation == "headwise"
     masks = [
-        create_causal_mask(config=c, inputs_embeds=embedded, attention_mask=batch["attention_mask"], past_key_values=None)
+        create_causal_mask(
+            config=c, inputs_embeds=embedded, attention_mask=batch["attention_mask"], past_key_values=None
+        )
         for c in (own, model.config)
     ]
     assert masks[0].dtype == torch.bool and not masks[0].all()
@@ -173,7 +194,9 @@ def test_a_mask_that_is_no_matrix_raises() -> None:
     layer = model.model.layers[0].self_attn
     x = torch.randn(3, 10, 32)
     positions = model.model.rotary_emb(x, torch.arange(10)[None])
-    with pytest.raises(RuntimeError, match=r"passes a mask that is torch.int64 of shape \(3, 10\); understood is bool or float"):
+    with pytest.raises(
+        RuntimeError, match=r"passes a mask that is torch.int64 of shape \(3, 10\); understood is bool or float"
+    ):
         layer(x, positions, torch.ones(3, 10, dtype=torch.long))
 
 

@@ -11,8 +11,7 @@ import torch
 from tiny_timm import EXPLICIT, PARTLY, WHOLE, images, made, run
 
 import headwise
-from headwise import DropColumn, DropHead, NeuTRENO
-from headwise import hosts
+from headwise import DropColumn, DropHead, NeuTRENO, hosts
 
 
 def reach(model):

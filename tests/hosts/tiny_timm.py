@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 import torchvision_stub  # noqa: F401  (before timm)
+from torch import Tensor, nn
 
 Make = Callable[..., nn.Module]
 FLAT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}

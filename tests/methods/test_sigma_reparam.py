@@ -142,7 +142,7 @@ def test_multihead_attention_is_reparametrized_by_blocks(options):
 
 def test_a_second_parametrization_is_refused():
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match="Linear.weight is parametrized already by _SpectralNorm"):
+    with pytest.raises(ValueError, match=r"Linear\.weight is parametrized already by _SpectralNorm"):
         reparametrize(linear, "weight", nn.Identity())
 
 

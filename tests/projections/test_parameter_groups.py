@@ -122,7 +122,9 @@ class Stack(nn.Module):
 
 
 def test_what_cannot_be_told_asks_for_an_example_and_takes_it():
-    with pytest.raises(ValueError, match=r"cannot tell attention's weights from others: block could not be run.*pass example="):
+    with pytest.raises(
+        ValueError, match=r"cannot tell attention's weights from others: block could not be run.*pass example="
+    ):
         grouped(Stack())
     assert grouped(Stack(), example=torch.randn(2, 3, 8))["attention"] == {"block.qkv.weight", "block.out.weight"}
 

@@ -18,7 +18,9 @@ F64 = torch.float64
 
 def product(heads: int = 4, groups: int = 4, size: int = 6, width: int = 20, seed: int = 0, **options) -> Product:
     g = torch.Generator().manual_seed(seed)
-    draw = lambda n: torch.randn(n, size, width, generator=g, dtype=F64) * torch.logspace(0, -2, size, dtype=F64)[:, None]
+    draw = lambda n: (
+        torch.randn(n, size, width, generator=g, dtype=F64) * torch.logspace(0, -2, size, dtype=F64)[:, None]
+    )
     return Product("qk", draw(heads), draw(groups), **options)
 
 
@@ -53,7 +55,9 @@ def test_balance_and_gap_are_those_of_groups(groups):
         heads = range(g * each, (g + 1) * each)
         own = sum(p.own[h] @ p.own[h].T for h in heads)
         shared = p.shared[g] @ p.shared[g].T
-        share = torch.linalg.matrix_norm(own - shared) / (torch.linalg.matrix_norm(own) + torch.linalg.matrix_norm(shared))
+        share = torch.linalg.matrix_norm(own - shared) / (
+            torch.linalg.matrix_norm(own) + torch.linalg.matrix_norm(shared)
+        )
         torch.testing.assert_close(WEIGHT_STATISTICS["imbalance"]().of(p)[g], share)
         joined = torch.cat([p.own[h].T @ p.shared[g] for h in heads])
         half = 0.5 * (own.trace() + shared.trace())

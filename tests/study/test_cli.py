@@ -173,3 +173,37 @@ def test_watching_changes_no_number_and_its_stream_is_repaired_on_resume(tmp_pat
         return [record for record in map(json.loads, lines) if "alert" not in record]
 
     assert health("resumed") == health("watched")
+
+
+def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_path, monkeypatch):
+    import types
+
+    import headwise.study.command as command
+    from headwise.study.errors import StudyError
+
+    asked = {}
+
+    def run(out, *, seeds, jobs, device, progress):
+        progress("half way")
+        asked.update(seeds=seeds, jobs=jobs, device=device)
+        return {
+            "kind": "findings",
+            "name": "x",
+            "title": "X",
+            "question": "?",
+            "paragraphs": ["It is so."],
+            "tables": [],
+            "charts": [],
+        }
+
+    monkeypatch.setattr(command, "load_study", lambda name: types.SimpleNamespace(TITLE="X", run=run))
+    request = command.Request(study="x", seeds=3, jobs=1, device="cpu", out=tmp_path, command="headwise compare x")
+    command.run_findings(request)
+    assert asked == {"seeds": 3, "jobs": 1, "device": "cpu"}
+    found = json.loads((tmp_path / "findings.json").read_text())
+    assert (
+        found["paragraphs"] == ["It is so."] and found["command"] == "headwise compare x" and found["versions"]["torch"]
+    )
+    assert "It is so." in (tmp_path / "report.html").read_text()
+    with pytest.raises(StudyError, match=r"for which --method, --epochs has no meaning\. It takes --seeds, --jobs"):
+        command.run_findings(command.Request(study="x", methods=("A()",), changes={"epochs": 3}, out=tmp_path))

@@ -77,14 +77,20 @@ def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
     assert kills == 20
 
 
-def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
-    study = tiny_study(methods=(ARM,), epochs=4)
-    order, other = orders(study, tmp_path / "a")[1], orders(study, tmp_path / "b")[1]
-    stopped_after(order, 2, monkeypatch)
+def trained_epochs(monkeypatch):
+    """Give the list that fills with the epochs that are really trained."""
     import headwise.study.run as run
 
     trained, train = [], run.train_epoch
     monkeypatch.setattr(run, "train_epoch", lambda *a: trained.append(a[2]) or train(*a))
+    return trained
+
+
+def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
+    study = tiny_study(methods=(ARM,), epochs=4)
+    order, other = orders(study, tmp_path / "a")[1], orders(study, tmp_path / "b")[1]
+    stopped_after(order, 2, monkeypatch)
+    trained = trained_epochs(monkeypatch)
     execute(order, lambda event: None)
     assert trained == [3, 4]
     execute(other, lambda event: None)
@@ -100,8 +106,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, monkeypat
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes({"cut": content[: len(content) // 2], "changed": bytes(content), "empty": b""}[damage])
-    notes = []
+    notes, trained = [], trained_epochs(monkeypatch)
     execute(order, lambda event: notes.append(event.get("text", "")))
+    assert trained == [3, 4]
     assert any(f"{CURRENT} is damaged" in note and "checkpoint before it" in note for note in notes)
     execute(whole, lambda event: None)
     assert numbers(order.folder) == numbers(whole.folder)

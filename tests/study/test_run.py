@@ -178,6 +178,19 @@ def test_a_trial_holds_out_training_examples_and_never_sees_the_test_split():
     assert training_examples(study.task, study.configuration("baseline", 0))[1] is None
 
 
+def test_each_seed_draws_its_own_training_examples_the_same_for_all_methods():
+    from headwise.study.examples import training_examples
+
+    study = tiny_study(train_size=6, methods=("DropHead(p=0.2)",))
+
+    def drawn(arm, seed):
+        return training_examples(study.task, study.configuration(arm, seed))[0][0]
+
+    assert len(drawn("baseline", 0)) == 6
+    assert torch.equal(drawn("baseline", 0), drawn("DropHead(p=0.2)", 0))
+    assert not torch.equal(drawn("baseline", 0), drawn("baseline", 1))
+
+
 def test_a_train_size_that_is_too_large_is_refused_with_both_numbers(tmp_path):
     with pytest.raises(StudyError, match="train_size 99 is more than the 36 training examples of Tiny"):
         carry(tiny_study(train_size=99), tmp_path)

@@ -73,12 +73,12 @@ def test_watching_a_regularized_model_changes_no_bit_either(text):
     for watched in (False, True):
         model = fresh(HOSTS["own"])
         handle = headwise.regularize(
-            model, *headwise.parse(text), where=["blocks.0.attn", "blocks.1.attn"], example=VECTORS
+            model, *headwise.parse(text), where=["blocks.0.attn"], example=VECTORS
         )
         watch = headwise.watch(model, every=2, on_alert=None) if watched else None
         losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
     assert losses[0] == losses[1]
-    assert {r["site"] for r in watch.records()} == {"blocks.0.attn", "blocks.1.attn", "blocks.2.attn"}
+    assert {r["site"] for r in watch.records()} == {f"blocks.{i}.attn" for i in range(len(model.blocks))}
     watch.remove()
     assert not handle.removed
     assert handle.fitted[0].observer is None
@@ -166,7 +166,7 @@ def test_a_layer_that_checkpointing_runs_again_is_counted_once(reentrant):
     recorder.take = counting
     x = VECTORS.clone().requires_grad_()
     assert train(model, lambda m, _: m(x), steps=2, watch=watch) == losses
-    assert len(calls) == 2 * 2 * 3, "the recompute did not pass the site: this test tests nothing"
+    assert len(calls) == 2 * 2 * len(model.blocks), "the recompute did not pass the site: this test tests nothing"
     assert_same_figures(watch.records(), whole.records())
 
 
@@ -259,7 +259,8 @@ def test_sampled_queries_give_intervals_around_the_whole_mean():
     entropies = [r for r in found[20] if r["statistic"] == "attention_entropy"]
     assert all(r["sampled"] and r["low"] < r["value"] < r["high"] for r in entropies)
     inside = [r["low"] <= whole[r["site"], r["head"], 0, "attention_entropy"] <= r["high"] for r in entropies]
-    assert sum(inside) >= 9
+    assert len(inside) >= 8
+    assert sum(inside) >= 0.75 * len(inside)
     maxima = [r for r in found[20] if r["statistic"] == "max_logit"]
     assert all(r["sampled"] and "low" not in r for r in maxima)
     assert all(r["value"] <= whole[r["site"], r["head"], 0, "max_logit"] for r in maxima)

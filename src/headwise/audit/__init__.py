@@ -6,6 +6,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..study.environment import commit, hardware, versions
 from .errors import CheckpointError
@@ -47,7 +48,8 @@ def audit(
     start = time.perf_counter()
     opened = open_checkpoint(checkpoint)
     read = read_checkpoint(opened, progress)
-    records, alerts, reasons = list(read.records), weight_alerts(read, thresholds or WeightThresholds()), {}
+    records, alerts = list(read.records), weight_alerts(read, thresholds or WeightThresholds())
+    reasons: dict[str, dict[str, str]] = {}
     if text is not None or images is not None:
         from .activations import read_activations
 
@@ -64,18 +66,20 @@ def audit(
         data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,
         reasons=reasons,
         command=command,
-        versions={**versions(), **_readers()},
-        commit=commit(),
-        hardware=hardware(),
-        seconds=round(time.perf_counter() - start, 3),
+        **_made(start),
     )
     if out is not None:
         result.write(out)
     return result
 
 
+def _made(start: float) -> dict[str, Any]:
+    found = {"versions": {**versions(), **_readers()}, "commit": commit(), "hardware": hardware()}
+    return {**found, "seconds": round(time.perf_counter() - start, 3)}
+
+
 def _readers() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name in ("transformers", "safetensors", "timm"):
         try:
             found[name] = importlib.metadata.version(name)

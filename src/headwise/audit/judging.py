@@ -206,7 +206,9 @@ def _distances(values: list[float]) -> tuple[float, list[float]]:
     away = [abs(v - middle) for v in known]
     # Where all heads are alike to a few per cent, what is left between them tells nothing.
     least = LEAST if logarithmic else LEAST * max(abs(v) for v in known)
-    spread = max(1.4826 * statistics.median(away), 1.2533 * statistics.fmean(away) if not logarithmic else 0.0, least, 1e-12)
+    spread = max(
+        1.4826 * statistics.median(away), 1.2533 * statistics.fmean(away) if not logarithmic else 0.0, least, 1e-12
+    )
     return statistics.median(finite), [(v - middle) / spread if math.isfinite(v) else 0.0 for v in scaled]
 
 

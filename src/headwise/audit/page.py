@@ -57,7 +57,12 @@ def _worst(audit: Audit) -> Any:
 def _alerts(audit: Audit) -> Any:
     if not audit.alerts:
         return prose(["No figure is beyond its limit."])
-    columns = [Column("where"), Column("alert"), Column("what it says and what to do", wide=True), Column("value", number=True)]
+    columns = [
+        Column("where"),
+        Column("alert"),
+        Column("what it says and what to do", wide=True),
+        Column("value", number=True),
+    ]
     rows = [
         [
             place(a),

@@ -69,7 +69,10 @@ class Audit:
         content = {field: value for field, value in asdict(self).items() if field not in ("records", "spectra")}
         content |= {"worst": self.worst(), "notes": self.notes(), "figures": self.figures()}
         content["spectra"] = {place: [_short(x, 4) for x in values] for place, values in self.spectra.items()}
-        rows = [f" {json.dumps(key)}: {json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)}" for key, value in content.items()]
+        rows = [
+            f" {json.dumps(key)}: {json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)}"
+            for key, value in content.items()
+        ]
         return "{\n" + ",\n".join(rows) + "\n}\n"
 
     def write(self, out: str | Path) -> tuple[Path, Path]:

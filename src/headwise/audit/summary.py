@@ -18,7 +18,13 @@ Record = dict[str, Any]
 def title_of(statistic: str) -> str:
     """Give a statistic's name in words, its product and its unit."""
     name, _, kind = statistic.rpartition("_")
-    unit = WEIGHT_STATISTICS[name].unit if kind in PRODUCTS else STATISTICS[statistic].unit if statistic in STATISTICS else ""
+    unit = (
+        WEIGHT_STATISTICS[name].unit
+        if kind in PRODUCTS
+        else STATISTICS[statistic].unit
+        if statistic in STATISTICS
+        else ""
+    )
     return in_words(statistic) + (f" ({unit})" if unit else "")
 
 

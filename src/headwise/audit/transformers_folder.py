@@ -66,9 +66,13 @@ class TransformersFolder:
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
             try:
                 with _quiet():
-                    model, told = type(self.model).from_pretrained(str(self.folder), output_loading_info=True, **settings)
+                    model, told = type(self.model).from_pretrained(
+                        str(self.folder), output_loading_info=True, **settings
+                    )
             except (RuntimeError, OSError, ValueError) as error:
-                raise CheckpointError(f"transformers cannot load {self.folder}: {str(error).splitlines()[0]}") from error
+                raise CheckpointError(
+                    f"transformers cannot load {self.folder}: {str(error).splitlines()[0]}"
+                ) from error
             if missing := sorted(told["missing_keys"]):
                 raise CheckpointError(
                     f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config do not belong together"

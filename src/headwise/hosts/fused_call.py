@@ -24,18 +24,31 @@ _RESUMED = "torch_dynamo_resume_in"
 
 
 class _Open:
-    """A site whose forward runs now: the adapter, the module entered, the checkpointed region around it, and the site outside."""
+    """A site whose forward runs now.
 
-    def __init__(self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None) -> None:
-        self.adapter, self.module, self.region, self.outer = adapter, module, region, outer
+    Attributes:
+        adapter: of the site.
+        module: that was entered.
+        region: the checkpointed region around it.
+        outer: the site around it.
+        thread: that entered it, None for compiled code.
+    """
+
+    def __init__(self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None, thread: int | None) -> None:
+        self.adapter, self.module, self.region, self.outer, self.thread = adapter, module, region, outer, thread
 
 
-class _Current(threading.local):
-    """The innermost site whose forward runs now in this thread."""
+class _Current:
+    """The innermost site whose forward runs now: the last one entered, and by thread.
+
+    What compiled code writes to a thread's own storage is lost at the end of its graph: it uses `top`, which code in eager
+    mode keeps up to date too.
+    """
+
+    top: _Open | None = None
 
     def __init__(self) -> None:
-        # Set for each thread: a compiled graph would guard that it is absent, and never find it so again.
-        self.top: _Open | None = None
+        self.mine = threading.local()
 
 
 current = _Current()
@@ -67,28 +80,39 @@ def step_aside() -> None:
 
 def enter(adapter: FusedAdapter, module: nn.Module) -> None:
     """Say that the calls from now on are this site's."""
-    region = None if torch.compiler.is_compiling() else passes.region()[0]
-    current.top = _Open(adapter, module, region, current.top)
+    if torch.compiler.is_compiling():
+        current.top = _Open(adapter, module, None, current.top, None)
+        return
+    top, mine = current.top, getattr(current.mine, "top", None)
+    outer = top if top is not None and top.thread is None else mine
+    current.top = current.mine.top = _Open(adapter, module, passes.region()[0], outer, threading.get_ident())
 
 
 def leave(adapter: FusedAdapter) -> None:
     """Say that they no longer are; sites inside that an exception left open are closed too."""
-    top = current.top
-    while top is not None and top.adapter is not adapter:
-        top = top.outer
-    if top is not None:
-        current.top = top.outer
+    current.top = _outside(current.top, adapter)
+    if not torch.compiler.is_compiling():
+        current.mine.top = _outside(getattr(current.mine, "top", None), adapter)
+
+
+def _outside(top: _Open | None, adapter: FusedAdapter) -> _Open | None:
+    found = top
+    while found is not None and found.adapter is not adapter:
+        found = found.outer
+    return top if found is None else found.outer
 
 
 def _adapter() -> FusedAdapter | None:
     """Give the adapter of the site whose forward runs now."""
-    top = current.top
     if torch.compiler.is_compiling():
-        return None if top is None else top.adapter
-    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site.
-    while top is not None and not _runs(top.module):
-        top = current.top = top.outer
+        return None if current.top is None else current.top.adapter
+    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site; another thread may have
+    # entered a site since. The thread's own stack tells.
+    top = _running(current.top) or _running(getattr(current.mine, "top", None))
     if top is None:
+        if current.top is not None and current.top.thread in (None, threading.get_ident()):
+            current.top = None
+        current.mine.top = None
         return _recalled() if passes.in_backward() else None
     where, recompute = passes.region()
     if where is not None and recompute is None and where is not top.region:
@@ -96,8 +120,14 @@ def _adapter() -> FusedAdapter | None:
     return top.adapter
 
 
+def _running(top: _Open | None) -> _Open | None:
+    while top is not None and not _runs(top.module):
+        top = top.outer
+    return top
+
+
 def _runs(module: nn.Module) -> bool:
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         # By name: Dynamo runs its own version of the code.
         code = frame.f_code
@@ -144,7 +174,7 @@ def routed(
     assert fitted is not None
     training = fitted.site.module.training
     if adapter.record is not None:
-        entered = fitted.entered.hidden
+        entered = fitted.entered.latest
         adapter.record.append((query, key, value, 0 if entered is None else entered.shape[0]))
     shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))

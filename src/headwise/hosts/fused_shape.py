@@ -112,7 +112,7 @@ def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
 
 def batch(fitted: Fitted) -> int | None:
     """Give the number of samples the whole model was called with, or None where that is not known."""
-    forward = fitted.owner.forward
+    forward = fitted.owner.forward.now()
     known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
     return forward.samples if known else None
 

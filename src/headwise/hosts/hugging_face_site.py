@@ -11,7 +11,17 @@ from ..projections.named import HEAD_DIM, HEADS, KV_HEADS, NAMES
 from ..site import Site
 from .host import first_number, is_cross, names_used
 
-QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "query_norm", "q_ln", "query_layernorm", "qk_norm", "norm_q", "qk_layernorm")
+QK_NORMS = (
+    "q_norm",
+    "k_norm",
+    "q_layernorm",
+    "query_norm",
+    "q_ln",
+    "query_layernorm",
+    "qk_norm",
+    "norm_q",
+    "qk_layernorm",
+)
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
 WINDOWS = ("window_size", "num_windows")
 
@@ -22,7 +32,9 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
     around = ancestors(name, modules)
     q, k, into = _leaves(module)
-    site.heads = first_number(module, *HEADS) or first_number(config, *HEADS, "decoder_attention_heads", "encoder_attention_heads")
+    site.heads = first_number(module, *HEADS) or first_number(
+        config, *HEADS, "decoder_attention_heads", "encoder_attention_heads"
+    )
     site.head_dim = first_number(module, "qk_head_dim", *HEAD_DIM)
     if site.heads is None and q is not None and site.head_dim is not None:
         site.heads = q.rows // site.head_dim
@@ -35,7 +47,7 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     site.qk_norm = any(_acts(getattr(module, n, None)) for n in QK_NORMS)
     site.rope = _rope(module)
     site.causal = False if site.is_cross else _causal(module, around)
-    site.windowed = any(_windows(parent) for parent in (module, *around[:1]))
+    site.windowed = any(_windows(parent) for parent in (module, *around[:2]))
     return site
 
 
@@ -87,7 +99,9 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
         masks = {n for n in names_used(type(parent).forward) if n.startswith("create_") and n.endswith("_mask")}
         if masks:
             # Some hand causality down with each call and declare none, as CLIP's text model does.
-            causal = masks <= CAUSAL_MASKS or (getattr(module, "is_decoder", False) is True and bool(masks & CAUSAL_MASKS))
+            causal = masks <= CAUSAL_MASKS or (
+                getattr(module, "is_decoder", False) is True and bool(masks & CAUSAL_MASKS)
+            )
             return True if causal else declared
         if hasattr(parent, "get_input_embeddings"):
             break

@@ -1,4 +1,4 @@
-"""Largest logits of each head, from the log-sum-exp that the fused kernels give privately."""
+"""Largest logits of each head, from the log-sum-exp that the CPU's fused kernel gives privately."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def _order(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """Give the log-sum-exp of each row, (B, H, T), from the device's private kernel, or None where there is none."""
+    """Give the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
+
+    That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at SHARP.
+    """
     private = torch.ops.aten
     shared = q.dim() == 4 and q.shape[1] == k.shape[1] and q.dtype == k.dtype
     if shared and q.device.type == "cpu" and hasattr(private, "_scaled_dot_product_flash_attention_for_cpu"):
         return private._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, causal, attn_mask=bias, scale=scale)[1]
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    fits = shared and half and bias is None and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    if fits and q.device.type == "cuda" and hasattr(private, "_scaled_dot_product_flash_attention"):
-        return private._scaled_dot_product_flash_attention(q, k, k, 0.0, causal, False, scale=scale)[1]
     return None
 
 

@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     current, coming = folder / CURRENT, folder / (CURRENT + ".new")
     write_bytes(coming, content)
     if current.exists():
-        os.replace(current, folder / PREVIOUS)
+        current.unlink()
     os.replace(coming, current)
 
 

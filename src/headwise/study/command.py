@@ -155,6 +155,7 @@ def run_findings(request: Request) -> None:
     from headwise.study.compare import locked
 
     module, out = load_study(request.study), request.folder
+    _refuse_unused(request)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out), choose_display() as display:
@@ -169,6 +170,22 @@ def run_findings(request: Request) -> None:
     except OSError as error:
         raise explain(error, out) from error
     write_report(out)
+
+
+def _refuse_unused(request: Request) -> None:
+    unused = {
+        "--method": request.methods,
+        "--tune": request.trials,
+        "--engine ray": request.engine == "ray",
+        "--watch": request.watch,
+        **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
+    }
+    given = [name for name, value in unused.items() if value]
+    if given:
+        raise StudyError(
+            f"{request.study} is a study of its own kind, for which {', '.join(given)} has no meaning. "
+            "It takes --seeds, --jobs, --device and --out."
+        )
 
 
 def write_report(folder: Path) -> None:

@@ -79,20 +79,17 @@ class Places:
         first = next(self.handle.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def layout(self, names: list[str]) -> dict[int, dict[str, tuple[int, ...]]]:
-        """Give the shape of every figure that may be read, from heads alone: the same on all ranks."""
-        heads = {
-            (f.site.stack, f.site.is_cross, f.site.depth): f.seen.get("heads", f.site.heads or 0) for f in self.fitted
-        }
+    def layout(self, names: list[str], seen: dict[int, int]) -> dict[int, dict[str, tuple[int, ...]]]:
+        """Give the shape of every figure that may be read, from heads alone: the same on all ranks.
+
+        Args:
+            seen: the heads that calls showed, by the site's index; else what the module declares counts.
+        """
+        places = {(f.site.stack, f.site.is_cross, f.site.depth): f.site for f in self.fitted}
+        heads = {place: seen.get(site.index, site.heads or 0) for place, site in places.items()}
         return {
-            f.site.index: {
-                name: STATISTICS[name]().shape(
-                    heads[f.site.stack, f.site.is_cross, f.site.depth],
-                    heads.get((f.site.stack, f.site.is_cross, f.site.depth - 1), 0),
-                )
-                for name in names
-            }
-            for f in self.fitted
+            site.index: {name: STATISTICS[name]().shape(heads[s, c, d], heads.get((s, c, d - 1), 0)) for name in names}
+            for (s, c, d), site in places.items()
         }
 
     def leave(self) -> None:

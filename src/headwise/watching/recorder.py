@@ -23,6 +23,7 @@ class Recorder:
         self.step = 0
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.of_weights: dict[int, dict[str, Tensor]] = {}
+        self.heads: dict[int, int] = {}
         self.reasons: dict[int, dict[str, str]] = {}
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
         self._real: dict[str, Tensor | None] = {}
@@ -41,6 +42,7 @@ class Recorder:
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
             found = read(reading, self.names, self.rows, before, draw)
             self._take_weights(site)
+        self.heads[site.index] = call.heads
         known = self.tallies.setdefault(site.index, {})
         for name, tally in found.items():
             known[name] = known[name].add(tally) if name in known else tally

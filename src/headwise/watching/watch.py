@@ -118,7 +118,7 @@ class Watch:
 
     def _take(self) -> list[Record]:
         recorder, sites = self._recorder, self._sites.fitted
-        tallies = joined(recorder.tallies, self._sites.layout(recorder.names), self._sites.device)
+        tallies = joined(recorder.tallies, self._sites.layout(recorder.names, recorder.heads), self._sites.device)
         self._tell_missed(set(tallies))
         figures = []
         for fitted in sites:
@@ -127,7 +127,7 @@ class Watch:
                 if figure is not None:
                     figures.append(figure)
             for name, values in recorder.of_weights.get(fitted.site.index, {}).items():
-                figures.append(Figures.of_weights(fitted.site, self.steps, name, values, fitted.seen["heads"]))
+                figures.append(Figures.of_weights(fitted.site, self.steps, name, values, recorder.heads[fitted.site.index]))
         recorder.clear()
         self._figures += figures
         records = [record for figure in figures for record in figure.records()]
