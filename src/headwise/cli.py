@@ -1,9 +1,10 @@
-"""The command line: `headwise compare | report | audit | methods`. Light to import; work is imported by the command that does it."""
+"""The command line: `headwise compare | report | audit | methods`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -120,10 +121,8 @@ def main() -> None:
 
 def _is_for_users(error: Exception) -> bool:
     """Tell a message of ours from a failure: ours are raised by headwise itself, with a text that says what to do."""
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    ours = trace.tb_frame.f_globals.get("__name__", "").startswith("headwise.")
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    ours = frame.f_globals.get("__name__", "").startswith("headwise.")
     return type(error).__name__ == "StudyError" or (ours and isinstance(error, (ValueError, ImportError, OSError)))
 
 

@@ -77,6 +77,8 @@ class Method:
                 raise TypeError(f"{type(self).__name__}.{field.name} must be a whole number, got {value!r}")
             if value is not None and value != value:
                 raise ValueError(f"{type(self).__name__}.{field.name} must be a number, got nan")
+            if value is not None and abs(value) == float("inf") and (self.neutral or {}).get(field.name) != value:
+                raise ValueError(f"{type(self).__name__}.{field.name} must be finite, got {value}")
         elif isinstance(default, str) and not isinstance(value, str):
             raise TypeError(f"{type(self).__name__}.{field.name} must be a text, got {value!r}")
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from . import hosts
-from .hosts.host import looks_like_attention
+from .hosts.host import LIKE
 from .plan import handle
 from .projections import ProjectionError
 from .projections.leaves import leaves
@@ -88,7 +88,7 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
         return site.projections().parameters()
     except ProjectionError as error:
         # Which head a row belongs to does not matter here: all matrices of a layer named attention are attention's.
-        if looks_like_attention(site.module):
+        if LIKE.search(type(site.module).__name__):
             return [(one.module, "weight") for one in leaves(site.module, site.name)]
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
 

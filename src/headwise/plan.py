@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import hosts
+from . import hosts, passes
 from .examine import examine
 from .hosts.host import Found
 from .method import Method
@@ -100,7 +100,13 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             raise ValueError(f"{method!r} is given twice")
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
+    whole = {f.site.module: f.owner for f in passes.enrolled()}
     for name, module in model.named_modules():
+        if module in whole and whole[module].model not in model.modules():
+            raise ValueError(
+                f"{name or 'this module'} is part of a model that is regularized already with {whole[module]!r}; call remove() on "
+                "its handle first, or choose layers with where= on the whole model"
+            )
         if HANDLE in module.__dict__:
             raise ValueError(
                 f"{name or 'the model'} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on "

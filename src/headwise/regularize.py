@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .hosts.host import Found
 from .method import Method
 from .passes import Pass
 from .plan import HANDLE, Plan, Where, handle, plan
-from .schedule import Schedule
+from .schedule import Schedule, extremes
 from .site import Site
 
 __all__ = ["Regularized", "handle", "regularize"]
@@ -90,27 +91,28 @@ class Regularized:
 
     def _attach(self, made: Plan) -> None:
         adapters = {f.site: f.adapter for f in made.found}
-        done: list[tuple[Any, Fitted]] = []
+        undo: list[Callable[[], None]] = []
         try:
             for site, methods in made.chosen:
                 fitted = Fitted(site, methods, self)
+                self.fitted.append(fitted)
                 fitted.shares_values = site in made.read
                 for method, store in zip(methods, fitted.stores, strict=True):
+                    undo.append(store.clear)
                     if method.overrides("build"):
                         method.build(site, store)
+                    if method.overrides("unbuild"):
+                        undo.append(partial(method.unbuild, site, store))
                 adapter = adapters[site]
                 assert adapter is not None
-                done.append((adapter, fitted))
+                undo.append(adapter.detach)
                 adapter.attach(fitted)
-                self.fitted.append(fitted)
         except BaseException:
-            for adapter, fitted in reversed(done):
+            # A site no longer counts as fitted when its adapter leaves: the last one gives back what all share.
+            for fitted in self.fitted:
                 fitted.alive = False
-                for method, store in zip(fitted.methods, fitted.stores, strict=True):
-                    if method.overrides("unbuild"):
-                        method.unbuild(fitted.site, store)
-                    store.clear()
-                adapter.detach()
+            for step in reversed(undo):
+                step()
             raise
         self._adapters = {fitted.site: adapters[fitted.site] for fitted in self.fitted}
         self._hooks = [
@@ -243,20 +245,25 @@ class Regularized:
 
         Raises:
             ValueError: where the method is not fitted, a field cannot change while training, or a value is out of range.
+            TypeError: where a value is neither a number nor a schedule.
         """
         self._alive()
         hit = [m for m in self.methods if m is method or m == method or type(m) is method]
         if not hit:
             name = method.__name__ if isinstance(method, type) else repr(method)
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, self.methods))}")
+        if not changes:
+            raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
         for known in hit:
             for name, value in changes.items():
                 if name not in known.live:
                     raise ValueError(
                         f"{type(known).__name__}.{name} cannot change while training; what can: {', '.join(known.live) or 'nothing'}"
                     )
-                if isinstance(value, int | float):
-                    known.replace(**{name: value})
+                if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
+                    raise TypeError(f"{type(known).__name__}.{name} must be a number or a schedule, got {value!r}")
+                for number in extremes(value):
+                    known.replace(**{name: number})
         self._overrides.update({(known, name): value for known in hit for name, value in changes.items()})
         self._refresh()
 

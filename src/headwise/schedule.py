@@ -63,3 +63,10 @@ class Ramp:
 
 
 Schedule = VShape | ByDepth | Ramp
+
+
+def extremes(value: float | Schedule) -> tuple[float, ...]:
+    """Give the least and the greatest strength that a number or a schedule comes to."""
+    if isinstance(value, ByDepth):
+        return value.first, value.last
+    return (value.start, value.end) if isinstance(value, VShape | Ramp) else (value,)

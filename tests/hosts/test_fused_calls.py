@@ -75,7 +75,9 @@ def check(inputs, expected, settings, heads=H):
     torch.testing.assert_close(out, wanted)
     leaves = [x for x in (*inputs, *settings.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
     cotangent = draw(*out.shape, seed=9).detach()
-    for got, want in zip(torch.autograd.grad(out, leaves, cotangent), torch.autograd.grad(wanted, leaves, cotangent), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(out, leaves, cotangent), torch.autograd.grad(wanted, leaves, cotangent), strict=True
+    ):
         torch.testing.assert_close(got, want)
     handle.remove()
 
@@ -165,7 +167,9 @@ def test_arguments_by_keyword_and_by_position_are_the_same():
 
     class ByKeyword(Attention):
         def forward(self, q, k, v):
-            return F.scaled_dot_product_attention(value=v, key=k, query=q, attn_mask=None, dropout_p=0.0, is_causal=True, scale=0.3)
+            return F.scaled_dot_product_attention(
+                value=v, key=k, query=q, attn_mask=None, dropout_p=0.0, is_causal=True, scale=0.3
+            )
 
     class ByPosition(Attention):
         def forward(self, q, k, v):
@@ -287,7 +291,9 @@ def test_pooled_keys_are_refused_by_what_needs_the_queries_own_tokens():
     with pytest.raises(ValueError, match="needs queries and keys of the same tokens, and this layer pools one of them"):
         headwise.regularize(model, NeuTRENO(), example=x)
     handle = headwise.regularize(model, NeuTRENO())
-    with pytest.raises(RuntimeError, match=r"layers\.0 attends from 8 queries to 4 keys, and NeuTRENO|layers\.1 attends from 8"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0 attends from 8 queries to 4 keys, and NeuTRENO|layers\.1 attends from 8"
+    ):
         model(x)
     handle.remove()
     handle = headwise.regularize(model, DropHead(p=0.5), RelaxedAttention(gamma=0.5))

@@ -31,11 +31,14 @@ def graphs():
 
 ACTING = "DropHead(p=0.2) + RelaxedAttention(gamma=0.1)"
 CASES = {
-    "own": (lambda: stack(SelfAttention), tokens, "DropHead(p=0.2) + DropKey(unit='column') + NeuTRENO() + Decorrelation(strength=1.0)"),
+    "own": (
+        lambda: stack(SelfAttention),
+        tokens,
+        "DropHead(p=0.2) + DropKey(unit='column') + NeuTRENO() + Decorrelation(strength=1.0)",
+    ),
     "nanoGPT": (lambda: stack(CausalAttention), tokens, ACTING + " + DropColumn(p=0.2)"),
     "windows": (lambda: stack(GroupsOfTheirOwn), tokens, ACTING + " + InputNoise(scale=0.1, unit='std')"),
     "ViT": (lambda: made(WHOLE["ViT"]), images, ACTING + " + NeuTRENO()"),
-    "BEiT": (lambda: made(WHOLE["BEiT"]), images, ACTING),
     "MaxViT": (lambda: made(WHOLE["MaxViT"]), images, "DropHead(p=0.2)"),
 }
 

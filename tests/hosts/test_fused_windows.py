@@ -114,7 +114,9 @@ def test_windows_give_the_same_as_whole_samples_would(order):
 def test_unknown_windows_raise_by_name_rather_than_draw_per_window():
     model = stack(InGroups)
     handle = headwise.regularize(model, DropHead(p=0.5))
-    with pytest.raises(RuntimeError, match=r"layers\.0 is called with 12 rows for 3 samples, while DropHead\(p=0\.5\) acts per sample"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0 is called with 12 rows for 3 samples, while DropHead\(p=0\.5\) acts per sample"
+    ):
         model(tokens(length=16))
     with pytest.raises(RuntimeError, match=r"pass example=batch \(with two or more different samples\)"):
         model(tokens(length=16))
@@ -146,7 +148,9 @@ def test_methods_that_need_whole_samples_refuse_windows_of_ones_own(method, kind
     else:
         # It learns parameters, whose shapes an example of one row a sample may show.
         handle = headwise.regularize(model, method, example=tokens(length=4))
-    with pytest.raises(RuntimeError, match=r"layers\.\d is called with 12 rows for 3 samples, as layers that attend in windows are"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.\d is called with 12 rows for 3 samples, as layers that attend in windows are"
+    ):
         model(x)
     handle.remove()
 
@@ -176,7 +180,9 @@ def test_heads_that_cannot_be_told_from_windows_raise_by_name():
     # Contiguous copies hide how the projection laid its heads.
     split = model.layers[0].split
     model.layers[0].split = lambda x: tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in split(x))
-    with pytest.raises(RuntimeError, match=r"layers\.0 calls attention with q of shape \(3, 4, 4, 4, 4\), and which dimension"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0 calls attention with q of shape \(3, 4, 4, 4, 4\), and which dimension"
+    ):
         model(tokens(length=16))
     del model.layers[0].split
     handle.remove()
@@ -186,7 +192,9 @@ def test_heads_folded_into_the_batch_are_unfolded_once_an_example_showed_them():
     model, x = stack(HeadsInTheBatch), tokens()
     plain = model(x)
     handle = headwise.regularize(model, DropHead(p=0.5))
-    with pytest.raises(RuntimeError, match=r"has 4 heads and calls attention with q of shape \(12, 8, 4\) for 3 samples"):
+    with pytest.raises(
+        RuntimeError, match=r"has 4 heads and calls attention with q of shape \(12, 8, 4\) for 3 samples"
+    ):
         model(x)
     handle.remove()
     handle = headwise.regularize(model, RowsSeen(), DropHead(p=0.0), example=x)

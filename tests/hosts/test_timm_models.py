@@ -11,7 +11,12 @@ import headwise
 from headwise import AttnScale, DropColumn, DropHead, DropKey, InputNoise, NeuTRENO, RelaxedAttention
 from headwise import attention as core
 
-NEUTRAL = (DropHead(p=0.0), DropKey(p=0.0, unit="column"), RelaxedAttention(gamma=0.0), InputNoise(scale=0.0, unit="std"))
+NEUTRAL = (
+    DropHead(p=0.0),
+    DropKey(p=0.0, unit="column"),
+    RelaxedAttention(gamma=0.0),
+    InputNoise(scale=0.0, unit="std"),
+)
 OUTSIDE = (DropHead(p=0.0), InputNoise(scale=0.0, unit="std"))
 BOTH = [(name, {}) for name in WHOLE] + [(name, {"attn_drop_rate": 0.1}) for name in DROPPING]
 # Calls with windows in a dimension of their own are made with four dimensions, for which torch may pick another kernel.
@@ -141,7 +146,11 @@ def test_a_relative_position_bias_learns_through_every_method():
 def test_naflexvit_takes_padded_patches():
     model = made(WHOLE["NaFlexViT"])
     patches = torch.randn(2, 16, 192, generator=torch.Generator().manual_seed(0))
-    coordinates = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), dim=-1).view(1, 16, 2).repeat(2, 1, 1)
+    coordinates = (
+        torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), dim=-1)
+        .view(1, 16, 2)
+        .repeat(2, 1, 1)
+    )
     valid = torch.arange(16) < torch.tensor([[16], [9]])
     batch = {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}
     plain = run(model, batch, training=True)

@@ -55,7 +55,9 @@ def test_asking_for_an_unreachable_layer_by_name_is_an_error(name):
 def test_an_explicit_softmax_is_refused_by_name_with_reason_and_remedy(name):
     model = made(EXPLICIT[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=f"none of the attention layers of {type(model).__name__} can be reached") as caught:
+    with pytest.raises(
+        ValueError, match=f"none of the attention layers of {type(model).__name__} can be reached"
+    ) as caught:
         headwise.regularize(model, DropHead(p=0.2))
     text = str(caught.value)
     for found in hosts.find(model):
@@ -97,9 +99,18 @@ def test_no_layer_of_a_reached_model_is_left_out(name):
 @pytest.mark.parametrize("name", ["Hiera", "Twins", "PVTv2", "MaxViT", "CaiT", "XCiT"])
 def test_carrying_values_is_refused_where_token_order_or_count_differ(name):
     model = made(WHOLE[name] if name in WHOLE else PARTLY[name][0])
-    with pytest.raises(ValueError, match="no attention layer is left for NeuTRENO|applies to no layer above it") as caught:
+    with pytest.raises(
+        ValueError, match=r"no attention layer is left for NeuTRENO|applies to no layer above it"
+    ) as caught:
         headwise.regularize(model, NeuTRENO())
-    why = {"Hiera": "windows", "Twins": "windows", "MaxViT": "windows", "PVTv2": "pools", "CaiT": "cross", "XCiT": "cross"}
+    why = {
+        "Hiera": "windows",
+        "Twins": "windows",
+        "MaxViT": "windows",
+        "PVTv2": "pools",
+        "CaiT": "cross",
+        "XCiT": "cross",
+    }
     assert why[name] in str(caught.value)
 
 

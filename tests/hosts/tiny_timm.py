@@ -36,7 +36,9 @@ def _maxvit(attn_drop_rate: float = 0.0) -> nn.Module:
     from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 
     attention = MaxxVitTransformerCfg(dim_head=4, window_size=(4, 4), attn_drop=attn_drop_rate, rel_pos_type="bias")
-    config = MaxxVitCfg(embed_dim=(8, 16), depths=(1, 1), block_type=("M", "M"), stem_width=8, transformer_cfg=attention)
+    config = MaxxVitCfg(
+        embed_dim=(8, 16), depths=(1, 1), block_type=("M", "M"), stem_width=8, transformer_cfg=attention
+    )
     return MaxxVit(config, img_size=32, num_classes=3)
 
 
@@ -55,7 +57,15 @@ WHOLE: dict[str, Make] = {
     "SigLIP": _named("vit_base_patch16_siglip_224", **FLAT),
     "NaFlexViT": _named("naflexvit_base_patch16_gap", **FLAT),
     "Hiera": _named("hiera_tiny_224", img_size=(32, 32), embed_dim=8, num_heads=2, stages=(1, 1, 1, 1)),
-    "Twins": _class("twins.Twins", img_size=32, patch_size=2, embed_dims=WIDTHS, num_heads=HEADS, depths=(2, 2, 1, 1), wss=(4, 4, 4, 4)),
+    "Twins": _class(
+        "twins.Twins",
+        img_size=32,
+        patch_size=2,
+        embed_dims=WIDTHS,
+        num_heads=HEADS,
+        depths=(2, 2, 1, 1),
+        wss=(4, 4, 4, 4),
+    ),
     "PVTv2": _class("pvt_v2.PyramidVisionTransformerV2", embed_dims=WIDTHS, num_heads=HEADS, depths=(1, 1, 1, 1)),
     "MaxViT": _maxvit,
 }
@@ -78,14 +88,34 @@ PARTLY: dict[str, tuple[Make, str]] = {
 }  # fmt: skip
 # None of these is reached: explicit softmax.
 EXPLICIT: dict[str, Make] = {
-    "Swin": _class("swin_transformer.SwinTransformer", img_size=32, patch_size=2, window_size=4, embed_dim=8, depths=(2,), num_heads=(2,)),
-    "SwinV2": _class("swin_transformer_v2.SwinTransformerV2", img_size=32, patch_size=2, window_size=4, embed_dim=8, depths=(2,), num_heads=(2,)),
+    "Swin": _class(
+        "swin_transformer.SwinTransformer",
+        img_size=32,
+        patch_size=2,
+        window_size=4,
+        embed_dim=8,
+        depths=(2,),
+        num_heads=(2,),
+    ),
+    "SwinV2": _class(
+        "swin_transformer_v2.SwinTransformerV2",
+        img_size=32,
+        patch_size=2,
+        window_size=4,
+        embed_dim=8,
+        depths=(2,),
+        num_heads=(2,),
+    ),
     "MViTv2": _mvit,
     "LeViT": _class("levit.Levit", img_size=32, embed_dim=(16, 16), key_dim=8, depth=(1, 1), num_heads=(2, 2)),
     "TNT": _class("tnt.TNT", img_size=32, embed_dim=16, inner_dim=8, depth=1, num_heads_inner=2, num_heads_outer=2),
     "ConViT": _named("convit_tiny", **FLAT),
-    "Visformer": _class("visformer.Visformer", img_size=32, init_channels=8, embed_dim=32, depth=(1, 1, 1), num_heads=2),
-    "GCViT": _class("gcvit.GlobalContextVit", img_size=32, window_size=(4, 4), embed_dim=8, depths=(1, 1), num_heads=(2, 2)),
+    "Visformer": _class(
+        "visformer.Visformer", img_size=32, init_channels=8, embed_dim=32, depth=(1, 1, 1), num_heads=2
+    ),
+    "GCViT": _class(
+        "gcvit.GlobalContextVit", img_size=32, window_size=(4, 4), embed_dim=8, depths=(1, 1), num_heads=(2, 2)
+    ),
 }
 
 

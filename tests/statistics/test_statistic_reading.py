@@ -2,7 +2,9 @@ import math
 import weakref
 
 import pytest
+import statistic_definitions
 import torch
+import torch.nn.functional as F
 from statistic_calls import reading
 from statistic_definitions import Whole
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -66,6 +68,31 @@ def test_the_entropy_of_a_collapsed_head_is_right_where_the_naive_difference_los
     lse = logits.float().logsumexp(-1).bfloat16()
     naive = (lse - (logits.softmax(-1) * logits).sum(-1)).float().mean((0, 2))
     assert (naive - exact).abs().max() > 0.05
+
+
+def test_entropy_is_right_where_single_precision_cannot_tell_the_logits_apart():
+    draw = torch.Generator().manual_seed(4)
+    q, k = torch.randn(2, 2, 20, 16, generator=draw) * 40, torch.randn(2, 2, 20, 16, generator=draw) * 0.001
+    k += q.mean((0, 2), keepdim=True) + 60
+    q += 3000
+    here = Reading(q, k, torch.randn(2, 2, 20, 16, generator=draw), scale=0.25)
+    assert Whole(here).logits.max() > 300_000
+    single = Whole(Reading(q, k, here.v, scale=0.25))
+    rough = torch.softmax((q @ k.mT * 0.25), -1)
+    exact = single.mean(single.entropy)
+    assert ((-torch.special.xlogy(rough, rough)).sum(-1).mean((0, 2)) - exact).abs().max() > 1e-3
+    torch.testing.assert_close(values(read(here))["attention_entropy"].double(), exact, rtol=1e-4, atol=1e-6)
+
+
+def test_the_functional_keeps_its_digits_where_tokens_look_at_themselves_and_values_are_large():
+    draw = torch.Generator().manual_seed(4)
+    q = F.normalize(torch.randn(2, 3, 20, 16, generator=draw), dim=-1) * 12
+    v = torch.randn(2, 3, 20, 16, generator=draw) * 100 + 1e4
+    here = Reading(q, q, v)
+    whole = Whole(here)
+    exact = statistic_definitions.nonlocal_functional(whole, None)
+    assert exact < 1e-4 * v.var(2).sum(-1).mean()
+    torch.testing.assert_close(values(read(here))["nonlocal_functional"].double(), exact, rtol=1e-4, atol=1e-6)
 
 
 def test_a_reading_keeps_no_gradients():

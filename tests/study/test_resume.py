@@ -132,8 +132,24 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
             with pytest.raises(OSError, match="broken"):
                 save_checkpoint(tmp_path, second)
         assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
-    save_checkpoint(tmp_path, second)
+    moved, replace = [0], os.replace
+
+    def stop_before_the_last(*arguments):
+        moved[0] += 1
+        if moved[0] == 3:
+            raise OSError(errno.EIO, "broken")
+        replace(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop_before_the_last)
+        with pytest.raises(OSError, match="broken"):
+            save_checkpoint(tmp_path, second)
+    # complete, though not yet in its place: it takes it now
+    assert not (tmp_path / CURRENT).exists()
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 2}
+    assert (tmp_path / CURRENT).exists()
+    save_checkpoint(tmp_path, first)
+    assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
 
 
 def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):

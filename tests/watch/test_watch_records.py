@@ -219,6 +219,17 @@ def test_alerts_warn_raise_or_call_as_asked():
     assert seen == watch.alerts()
 
 
+def test_a_training_that_diverged_is_told_of_and_goes_on(tmp_path):
+    model, watch = watched(statistics=None, log=[JsonLines(tmp_path / "a.jsonl"), TensorBoard(tmp_path / "b")])
+    read(model, watch)
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.fill_(torch.nan)
+    read(model, watch)
+    assert {a["alert"] for a in watch.alerts()} >= {"logit_growth", "entropy_collapse"}
+    assert watch.reasons()["blocks.0.attn"]["spectral_norm_qk"] == "the weights are not finite"
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["value"] is None
+
+
 def test_every_remedy_names_methods_that_exist():
     import re
 

@@ -51,8 +51,8 @@ def read_activations(
     weights = Weights(list(STATISTICS))
     recorder = Recorder(list(STATISTICS), None, weights)
     try:
+        weights.look(model, [fitted.site for fitted in handle.fitted])
         for fitted in handle.fitted:
-            weights.look(fitted.site)
             fitted.observer, fitted.armed = _Looking(recorder), True
         for batch in batches:
             _run(model, batch)

@@ -155,7 +155,9 @@ def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, b
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:
         return _with_prefix(model, name, wanted), True
-    kept = model.__dict__.setdefault("_headwise_renaming", get_model_conversion_mapping(model))
+    if "_headwise_renaming" not in model.__dict__:
+        model.__dict__["_headwise_renaming"] = get_model_conversion_mapping(model)
+    kept = model.__dict__["_headwise_renaming"]
     renamings = [rule for rule in kept if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in kept if isinstance(rule, WeightConverter)]
     target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor
 from .. import hosts
 from ..projections import ProjectionError
 from ..site import Site
-from ..statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
+from ..statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from ..statistics.weights.product import Product
 from .checkpoint import Checkpoint, weights_in_place
 
 Record = dict[str, Any]
+# Widths up to which one thread is faster.
+SMALL = 2048
 PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 
@@ -75,10 +78,23 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site) -> None:
             read.not_finite += list(dict.fromkeys(broken))
             layer["reasons"] = {"all": f"{broken[0]} holds NaN or infinity"}
             return
-        for name, values in read_weights(reading).items():
-            read.records += _records(site, name, values, found.heads)
-        for kind, product in reading.products.items():
-            _keep_spectra(read, site, kind, product)
+        with threads_for(reading):
+            for name, values in read_weights(reading).items():
+                read.records += _records(site, name, values, found.heads)
+            for kind, product in reading.products.items():
+                _keep_spectra(read, site, kind, product)
+
+
+@contextmanager
+def threads_for(reading: WeightReading) -> Iterator[None]:
+    """Use one thread where matrices are small: there several spend their time waiting for each other."""
+    known = torch.get_num_threads()
+    try:
+        if all(product.width <= SMALL for product in reading.products.values()):
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(known)
 
 
 def _records(site: Site, name: str, values: Tensor, heads: int) -> list[Record]:

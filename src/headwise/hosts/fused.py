@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ..site import Site
 from . import fused_call
+from .code import calls, passes_true, uses
 from .fused_limits import Limits
 from .fused_windows import declared
-from .host import Found, Hooks, attends_across, calls, first_number, looks_like_attention, over_channels, passes_true, uses
+from .host import Found, Hooks, attends_across, first_number, looks_like_attention, over_channels
 
 if TYPE_CHECKING:
     from ..fitted import Fitted
@@ -92,7 +93,9 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
     """Find the modules whose own code calls fused attention, in their forward or in what it calls by name."""
     found: dict[nn.Module, Found] = {}
     names = {name: module for name, module in model.named_modules() if module not in taken}
-    calling = [n for n, m in names.items() if not _container(m) and calls(m, NAME, depth=2 if looks_like_attention(m) else 1)]
+    calling = [
+        n for n, m in names.items() if not _container(m) and calls(m, NAME, depth=2 if looks_like_attention(m) else 1)
+    ]
     for name in calling:
         layer = _owner(name, names, calling)
         found.setdefault(names[layer], _found(model, layer, names[layer]))
@@ -122,7 +125,10 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
     site.kv_heads = first_number(module, "num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads") or site.heads
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in ("q_norm", "k_norm", "norm_q", "norm_k", "qk_norm"))
     site.rope = uses(module, "rot|rope") and any(_has_rope(m) for m in model.modules())
-    if passes_true(module, "is_causal") or True in (getattr(module, "is_causal", None), getattr(module, "causal", None)):
+    if passes_true(module, "is_causal") or True in (
+        getattr(module, "is_causal", None),
+        getattr(module, "causal", None),
+    ):
         site.causal = True
     declared(model, site)
     reason = over_channels(module) or (OFF if getattr(module, "fused_attn", True) is False else "")
@@ -134,6 +140,10 @@ def _is_norm(module: Any) -> bool:
 
 
 def _has_rope(module: nn.Module) -> bool:
-    return any("rope" in name or "rotary" in name for name, child in module.__dict__.items() if child is not None) or any(
-        "rope" in name or "rotary" in name for name, child in (*module._modules.items(), *module._buffers.items()) if child is not None
+    return any(
+        "rope" in name or "rotary" in name for name, child in module.__dict__.items() if child is not None
+    ) or any(
+        "rope" in name or "rotary" in name
+        for name, child in (*module._modules.items(), *module._buffers.items())
+        if child is not None
     )

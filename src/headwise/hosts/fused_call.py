@@ -34,7 +34,9 @@ class _Open:
         thread: that entered it, None for compiled code.
     """
 
-    def __init__(self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None, thread: int | None) -> None:
+    def __init__(
+        self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
+    ) -> None:
         self.adapter, self.module, self.region, self.outer, self.thread = adapter, module, region, outer, thread
 
 
@@ -75,6 +77,7 @@ def step_aside() -> None:
     """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
     left = any(f.site.host == "fused" for f in passes.enrolled())
     if not left and F.scaled_dot_product_attention is routed:
+        assert standing.plain is not None
         F.scaled_dot_product_attention, standing.plain = standing.plain, None
 
 
@@ -131,7 +134,11 @@ def _runs(module: nn.Module) -> bool:
     while frame is not None:
         # By name: Dynamo runs its own version of the code.
         code = frame.f_code
-        if code.co_name == _CALL.co_name and code.co_filename == _CALL.co_filename and frame.f_locals.get("self") is module:
+        if (
+            code.co_name == _CALL.co_name
+            and code.co_filename == _CALL.co_filename
+            and frame.f_locals.get("self") is module
+        ):
             return True
         # In what Dynamo resumes after a graph break, the frames above are not told.
         if code.co_name.startswith(_RESUMED):

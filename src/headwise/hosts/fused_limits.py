@@ -36,7 +36,9 @@ class Limits:
         # A cache in evaluation: fewer queries than keys, and the new tokens are the last.
         cached = not training and q.shape[2] < k.shape[2]
         if self.pooled is not None and q.shape[2] != k.shape[2] and not cached:
-            raise RuntimeError(f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {_OUT}")
+            raise RuntimeError(
+                f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {_OUT}"
+            )
 
 
 _OUT = "leave this site out with where="
@@ -74,8 +76,10 @@ def samples_of(fitted: Fitted, limits: Limits, shape: Shape, rows: int) -> int |
     if samples == rows or (samples is None and not site.windowed):
         return None
     if limits.windows is not None and not site.windowed and samples is not None and rows % samples == 0:
-        raise RuntimeError(f"{site.name} is called with {rows} rows for {samples} samples, as layers that attend in windows are, "
-                           f"and there {limits.windows}; {_OUT}")
+        raise RuntimeError(
+            f"{site.name} is called with {rows} rows for {samples} samples, as layers that attend in windows are, "
+            f"and there {limits.windows}; {_OUT}"
+        )
     if limits.per_sample is None:
         return None
     if samples is None or rows % samples or (seen is None and order not in (SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED)):
@@ -90,5 +94,9 @@ def _unknown(fitted: Fitted, limits: Limits, rows: int, samples: int | None, ord
             f"{start}, which are windows, and the batch of the whole model is not known here, while {limits.per_sample} acts per "
             "sample; call the whole model on tensors, not a part of it, or leave this site out with where="
         )
-    why = "which rows belong to which sample could not be seen on the example" if order == UNCLEAR else "which rows belong to which sample is not known"
+    why = (
+        "which rows belong to which sample could not be seen on the example"
+        if order == UNCLEAR
+        else "which rows belong to which sample is not known"
+    )
     return f"{start} for {samples} samples, while {limits.per_sample} acts per sample: {why}; {EXAMPLE}"

@@ -8,11 +8,13 @@ from typing import Any
 from torch import nn
 
 from ..site import Site
+from .code import uses
 from .fused_shape import SAMPLE_MAJOR
-from .host import uses
 
 # Attention inside of windows that the module itself, or the block around it, cuts.
-CLASSES = re.compile(r"window|partition|locallygrouped|maskunit|localattention|neighborhood|blockattention", re.IGNORECASE)
+CLASSES = re.compile(
+    r"window|partition|locallygrouped|maskunit|localattention|neighborhood|blockattention", re.IGNORECASE
+)
 CUTS = r"window_partition|grid_partition|window_unpartition|window_reverse|blockify"
 SIZES = ("window_size", "partition_size", "win_size", "ws", "window")
 

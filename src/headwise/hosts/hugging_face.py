@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .host import Found, Hooks, calls
+from .code import calls
+from .host import Found, Hooks
 from .hugging_face_cache import asks_for_own_tokens
 from .hugging_face_call import routed
 from .hugging_face_site import describe

@@ -9,7 +9,8 @@ from torch import nn
 from ..projections.leaves import Leaf, leaves
 from ..projections.named import HEAD_DIM, HEADS, KV_HEADS, NAMES
 from ..site import Site
-from .host import first_number, is_cross, names_used
+from .code import names_used
+from .host import first_number, is_cross
 
 QK_NORMS = (
     "q_norm",

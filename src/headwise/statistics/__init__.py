@@ -69,7 +69,7 @@ def read(
     `rows` samples that many queries of each sequence; `previous` is the reading of the layer before.
     """
     skipped = reasons(reading.facts(previous is not None), names)
-    chosen = [STATISTICS[name]() for name in (names or STATISTICS) if name not in skipped]
+    chosen = [STATISTICS[name]() for name in (STATISTICS if names is None else names) if name not in skipped]
     needs = {figure for statistic in chosen for figure in statistic.needs}
     found = Rows(reading, needs, Queries.of(reading, rows, generator), previous)
     with torch.no_grad(), torch.autocast(reading.q.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""The blog's experiment on CIFAR-10: its ViT, its settings, its seven methods and NeuTRENO, train and test every epoch.
+"""The blog's experiment on CIFAR-10: its ViT and settings, its seven methods and NeuTRENO, every epoch.
 
 The blog trains one seed for 25 epochs on the full training set; `--train-size 5000 --epochs 10` scales it to a small
 machine. The blog does not say how it scales pixels or decays weights: here to [-1, 1], and by AdamW's own 0.01.
@@ -12,8 +12,8 @@ from headwise.study.study import Study
 STUDY = Study(
     name="blog-cifar10",
     title="The blog's regularizers of attention on CIFAR-10",
-    question="Do the blog's findings on CIFAR-10 hold: dropout methods lower the test loss, Decorrelation has the best accuracy, and "
-    "noise, norm and relaxation change nothing?",
+    question="Do the blog's findings on CIFAR-10 hold: dropout methods lower the test loss, "
+    "Decorrelation has the best accuracy, and noise, norm and relaxation change nothing?",
     task=Cifar(
         name="cifar10",
         epochs=25,

@@ -19,6 +19,7 @@ from headwise.study.durable import write_bytes
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
+COMING = "checkpoint.new.safetensors"
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,25 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state)
     content = save(tensors, metadata={"state": state, "crc32": str(_checksum(tensors, state))})
-    current, coming = folder / CURRENT, folder / (CURRENT + ".new")
+    current, coming = folder / CURRENT, folder / COMING
     write_bytes(coming, content)
     if current.exists():
-        current.unlink()
+        os.replace(current, folder / PREVIOUS)
     os.replace(coming, current)
 
 
 def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
     """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged."""
-    for name in (CURRENT + ".new", CURRENT, PREVIOUS):
+    for name in (COMING, CURRENT, PREVIOUS):
         path = folder / name
         if not path.exists():
             continue
         try:
-            return _read(path)
+            found = _read(path)
+            if path.name == COMING:
+                # the process ended just before it took its place
+                os.replace(path, folder / CURRENT)
+            return found
         except (SafetensorError, ValueError, KeyError) as error:
             note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
     return None
@@ -57,7 +62,7 @@ def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | N
 
 def drop_previous(folder: Path) -> None:
     """Remove what a finished run no longer needs; its last checkpoint stays."""
-    for name in (CURRENT + ".new", PREVIOUS):
+    for name in (COMING, PREVIOUS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -80,7 +85,8 @@ def _checksum(tensors: dict[str, Tensor], state: str) -> int:
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split an optimizer's state into tensors by name and plain values by name."""
-    tensors, plain = {}, {}
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
     for index, entries in optimizer.state_dict()["state"].items():
         for name, value in entries.items():
             (tensors if isinstance(value, Tensor) else plain)[f"{index}.{name}"] = value

@@ -128,6 +128,7 @@ def fetch(source: Source, folder: Path, missing: list[str], tell: Callable[[str]
     with tarfile.open(archive) as packed:
         for name in missing:
             member = packed.extractfile(f"{source.folder}/{name}")
+            assert member is not None
             write_bytes(folder / name, member.read())
     archive.unlink()
 

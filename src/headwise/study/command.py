@@ -6,13 +6,17 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.study.durable import read_json, write_json
 from headwise.study.environment import describe_environment, usable_cores
 from headwise.study.errors import StudyError, explain
 from headwise.study.progress import choose_display
 from headwise.study.registry import load_study, study_names
+
+if TYPE_CHECKING:
+    from headwise.study.compare import Engine
+    from headwise.study.study import Study
 
 STOPPED = 130
 
@@ -75,7 +79,7 @@ def check(request: Request) -> None:
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")
 
 
-def start_engine(request: Request):
+def start_engine(request: Request) -> Engine:
     """Start the engine that carries out the runs."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from headwise.study.engines.here import HereEngine
@@ -90,7 +94,7 @@ def start_engine(request: Request):
     return LocalEngine(request.jobs or usable_cores())
 
 
-def run_comparison(request: Request, engine) -> None:
+def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of methods × seeds, then write its report and print its table."""
     from headwise.study.compare import Comparison, compare
 
@@ -113,7 +117,7 @@ def run_comparison(request: Request, engine) -> None:
         write_report(request.folder)
 
 
-def choose_study(request: Request):
+def choose_study(request: Request) -> Study:
     """Build the study that was asked for, with the changes of the command line."""
     from headwise.study.study import Study, canonical_methods
     from headwise.study.task import build_task, load_task

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from headwise.study.configuration import RunConfiguration
 from headwise.study.durable import read_json, write_json
 from headwise.study.environment import describe_environment
 from headwise.study.errors import StudyError, explain
@@ -27,6 +28,8 @@ class Engine(Protocol):
     def submit(self, order: Order) -> None: ...
 
     def events(self) -> Iterator[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
 
 
 class Listener(Protocol):
@@ -53,7 +56,7 @@ class Comparison:
     command: str = "headwise compare"
     environment: dict[str, Any] = field(default_factory=describe_environment)
 
-    def order(self, configuration, part: str = "runs") -> Order:
+    def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
         """Give the order for one run of this study."""
         return Order(
             configuration,
@@ -173,7 +176,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(out: Path):
+def locked(out: Path) -> Iterator[None]:
     """Hold the folder for one process; the system frees the lock when the process ends, however it ends."""
     holder = out / ".lock.json"
     try:

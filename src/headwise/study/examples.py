@@ -37,9 +37,14 @@ def test_examples(task: Task) -> Examples:
     return test
 
 
-def to_device(examples: Examples | None, device: torch.device) -> Examples | None:
+def move(examples: Examples, device: torch.device) -> Examples:
     """Move a split onto the device once, whole."""
-    return None if examples is None else (examples[0].to(device), examples[1].to(device))
+    return examples[0].to(device), examples[1].to(device)
+
+
+def to_device(examples: Examples | None, device: torch.device) -> Examples | None:
+    """Move a split that may be absent."""
+    return None if examples is None else move(examples, device)
 
 
 def _split(task: Task, name: str) -> Examples | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from headwise.study.train import Training
 
 # the first step also creates the optimizer's state
 FIRST_MEASURED = 2
 
 
-def measure_step(training, step: int):
+def measure_step(training: Training, step: int) -> AbstractContextManager[None]:
     """Measure the peak of tensor memory above the level before this step, once a run; changes no number."""
     if step < FIRST_MEASURED or training.peak_memory is not None:
         return nullcontext()
@@ -18,7 +23,7 @@ def measure_step(training, step: int):
 
 
 @contextmanager
-def _on_cuda(training):
+def _on_cuda(training: Training) -> Iterator[None]:
     device = training.accelerator.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -27,7 +32,7 @@ def _on_cuda(training):
 
 
 @contextmanager
-def _on_cpu(training):
+def _on_cpu(training: Training) -> Iterator[None]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         yield
     level = peak = 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.study.configuration import RunConfiguration
 from headwise.study.durable import read_json
 from headwise.study.errors import StudyError
+
+if TYPE_CHECKING:
+    from headwise.study.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Order:
         """Read the result, or None when the run is not finished."""
         return read_json(self.folder / "result.json")
 
-    def task(self):
+    def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""
         from headwise.study.task import build_task, load_task, source_digest
 

@@ -8,13 +8,20 @@ from typing import Any
 
 from headwise.study.environment import device_hardware
 from headwise.study.order import Order
-from headwise.study.train import Epoch, Training, evaluate
+from headwise.study.train import Epoch, Examples, Training, evaluate
 
 
-def describe_epoch(training: Training, epoch: Epoch, number: int, validation, test) -> dict[str, Any]:
+def describe_epoch(
+    training: Training, epoch: Epoch, number: int, validation: Examples | None, test: Examples | None
+) -> dict[str, Any]:
     """Describe one epoch as a line of the metric stream."""
     name = training.task.metric_name
-    line = {"epoch": number, "step": training.step, "train_loss": epoch.loss, f"train_{name}": epoch.metric}
+    line: dict[str, Any] = {
+        "epoch": number,
+        "step": training.step,
+        "train_loss": epoch.loss,
+        f"train_{name}": epoch.metric,
+    }
     for split, examples in (("validation", validation), ("test", test)):
         if split == "test" and examples is None:
             continue
@@ -28,7 +35,8 @@ def describe_result(
     order: Order, training: Training, history: list[dict[str, Any]], diverged: int | None, splits
 ) -> dict:
     """Measure what a finished run is judged on; a model that gives NaN at the end has diverged at its last step."""
-    task, metrics = training.task, {}
+    task = training.task
+    metrics: dict[str, Any] = {}
     for split, examples in splits.items():
         if split in ("validation", "test") and f"{split}_loss" in history[-1]:
             found = history[-1][f"{split}_loss"], history[-1][f"{split}_{task.metric_name}"]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from headwise.study.configuration import BASELINE, derive
 from headwise.study.order import Order, is_first_process
 from headwise.study.task import Task
 from headwise.study.train import Examples, Training
+
+if TYPE_CHECKING:
+    from headwise import Regularized
+    from headwise.watch import Watch
 
 # the stream of a watched run
 HEALTH = "health.jsonl"
@@ -41,7 +47,9 @@ def prepare(order: Order, task: Task, train: Examples) -> Training:
     return training
 
 
-def _regularize(order, model, task, train, device):
+def _regularize(
+    order: Order, model: nn.Module, task: Task, train: Examples, device: torch.device
+) -> Regularized | None:
     if order.configuration.method == BASELINE:
         return None
     from headwise import parse, regularize
@@ -51,7 +59,7 @@ def _regularize(order, model, task, train, device):
     return regularize(model, *parse(order.configuration.method), seed=seed, example=example)
 
 
-def _watch(order, model, task, examples):
+def _watch(order: Order, model: nn.Module, task: Task, examples: int) -> Watch:
     """Read every head about fifty times in a run; alerts stand in the stream, and the report shows them."""
     from headwise import JsonLines, watch
 

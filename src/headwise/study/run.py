@@ -20,7 +20,7 @@ from headwise.study.checkpoint import (
 )
 from headwise.study.durable import append_line, read_lines, restore_lines, write_json
 from headwise.study.errors import StudyError
-from headwise.study.examples import test_examples, to_device, training_examples
+from headwise.study.examples import move, test_examples, to_device, training_examples
 from headwise.study.order import Order, is_first_process
 from headwise.study.outcome import describe_epoch, describe_result
 from headwise.study.prepare import HEALTH, prepare
@@ -69,11 +69,11 @@ def _execute(order: Order, tell: Tell) -> dict[str, Any]:
 
 
 def _train(order: Order, training: Training, examples: tuple[Examples, Examples | None], tell: Tell) -> dict[str, Any]:
-    """Train from the last checkpoint to the end and judge what came out; the test split is asked for as late as may be."""
+    """Train from the last checkpoint to the end and judge what came out; the test split is asked for last."""
     task, device = training.task, training.accelerator.device
-    train, validation = (to_device(split, device) for split in examples)
+    train, validation = move(examples[0], device), to_device(examples[1], device)
     final = order.configuration.purpose == "final"
-    test = to_device(test_examples(task), device) if final and task.test_curve else None
+    test = move(test_examples(task), device) if final and task.test_curve else None
     history = _resume(order, training, lambda text: tell({"event": "note", "text": text}))
     diverged = None
     while len(history) < task.epochs and diverged is None:
@@ -83,7 +83,7 @@ def _train(order: Order, training: Training, examples: tuple[Examples, Examples 
         history.append(describe_epoch(training, epoch, len(history) + 1, validation, test))
         _keep(order, training, history, checkpoint=diverged is None)
     if final and test is None and diverged is None:
-        test = to_device(test_examples(task), device)
+        test = move(test_examples(task), device)
     splits = {"train": train, "validation": validation, "test": test}
     return describe_result(order, training, history, diverged, splits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
@@ -52,8 +52,8 @@ class Study(BaseModel):
         """Give the final runs, seed by seed, so that a stopped study holds whole pairs."""
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
-    def configuration(self, arm: str, seed: int, **changes) -> RunConfiguration:
-        """Give the configuration of one run; `changes` are fields of RunConfiguration or, as `settings`, of the task."""
+    def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
+        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task."""
         settings = self.task.model_dump(mode="json") | changes.pop("settings", {})
         return RunConfiguration(
             study=self.name,
@@ -87,7 +87,7 @@ class Study(BaseModel):
 
 
 def canonical_methods(texts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Parse method texts and write each as its `repr`, the one label it has everywhere; the baseline is always there."""
+    """Parse method texts and write each as its `repr`, its label everywhere; the baseline is always there."""
     arms = [_canonical(text) for text in texts if text.strip() != BASELINE]
     return tuple(dict.fromkeys(arms))
 

@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -129,13 +130,14 @@ def file_digests(task: Task) -> dict[str, str]:
     return digests
 
 
-def _module_of_file(path: Path):
+def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise StudyError(f"--task: there is no file {path}. Give the path of the Python file that defines the task.")
     name = f"headwise_task_{path.stem}_{source_digest(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

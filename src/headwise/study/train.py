@@ -1,4 +1,4 @@
-"""The one training loop: the whole data set in memory, batches by index, nothing between two steps that a bare loop lacks."""
+"""The one training loop: the data set in memory, batches by index, nothing between steps that a bare loop lacks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     )
 
 
-def _step(training: Training, inputs: Tensor, targets: Tensor, augment: torch.Generator, share: float):
+def _step(
+    training: Training, inputs: Tensor, targets: Tensor, augment: torch.Generator, share: float
+) -> tuple[Tensor, Tensor]:
     """Take one optimizer step; `share` weighs unequal parts of a batch over several processes."""
     task, regularized = training.task, training.regularized
     output = training.model(task.batch(inputs, augment))

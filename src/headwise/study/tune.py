@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.study.compare import Comparison, carry_out
 from headwise.study.configuration import BASELINE, RunConfiguration, derive
 from headwise.study.errors import StudyError
 from headwise.study.order import Order
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import BaseStorage
+
+    from headwise import Method
 
 FACTOR = 4.0
 # apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws
@@ -33,7 +39,7 @@ class Choice:
 class Arm:
     """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
 
-    def __init__(self, comparison: Comparison, storage, text: str) -> None:
+    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
         self._methods = _parse(text)
         self._rate = comparison.study.task.learning_rate
@@ -94,7 +100,7 @@ class Arm:
                 ranges[_key(index, method)] = _highest(method)
         return ranges
 
-    def _open(self):
+    def _open(self) -> optuna.Study:
         import optuna
 
         direction = "maximize" if type(self._comparison.study.task).higher_is_better else "minimize"
@@ -145,7 +151,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
     return final, notes
 
 
-def _parse(text: str) -> list:
+def _parse(text: str) -> list[Method]:
     if text == BASELINE:
         return []
     from headwise import parse
@@ -153,14 +159,14 @@ def _parse(text: str) -> list:
     return parse(text)
 
 
-def _strength(method) -> str | None:
+def _strength(method: Method) -> str | None:
     """Name the field that is searched: the method's first, where it is a number other than 0."""
     name = next(iter(method.settings()), None)
     value = getattr(method, name) if name else None
     return name if isinstance(value, float) and value != 0 else None
 
 
-def _highest(method) -> float:
+def _highest(method: Method) -> float:
     name = _strength(method)
     for factor in (FACTOR, 3.0, 2.0, 1.5, 1.25):
         try:
@@ -171,7 +177,7 @@ def _highest(method) -> float:
     return 1.0
 
 
-def _key(index: int, method) -> str:
+def _key(index: int, method: Method) -> str:
     return f"{index} {type(method).__name__}"
 
 

@@ -56,14 +56,15 @@ class Recorder:
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
-        """Give the real queries of a cross attention: those of the self attention that ran before it in its stack."""
+        """Give the real queries; a cross attention has those of the self attention that ran before it in its stack."""
         site = call.site
         if site.is_cross:
             real = self._real.get(site.stack)
             return real if real is not None and real.shape == (call.batch, call.queries) else None
-        if not site.windowed:
-            self._real[site.stack] = real_queries(call)
-        return self._real.get(site.stack)
+        if site.windowed:
+            return None
+        self._real[site.stack] = real_queries(call)
+        return self._real[site.stack]
 
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
         """Give the reading of the layer before in this forward, where its maps can be compared with those of this one."""

@@ -80,9 +80,9 @@ class Watch:
         weights = Weights(names)
         self._recorder = Recorder(names, rows, weights)
         self._names_of_sites = {fitted.site.index: fitted.site.name for fitted in self._sites.fitted}
+        weights.look(self._sites.handle.model, [fitted.site for fitted in self._sites.fitted])
         self._observers = []
         for fitted in self._sites.fitted:
-            weights.look(fitted.site)
             observer = SiteObserver(fitted, self._recorder)
             fitted.observer = observer
             self._observers.append(observer)

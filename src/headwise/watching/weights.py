@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..call import Call
 from ..projections import ProjectionError, Projections
@@ -29,22 +30,28 @@ class Weights:
         self._wanted = bool(self.names) or FLOOR in names
         self._found: dict[Site, Projections | str] = {}
 
-    def look(self, site: Site) -> None:
-        """Find the projections of a site, or keep the reason why they cannot be told."""
+    def look(self, model: nn.Module, sites: list[Site]) -> None:
+        """Find the projections of the sites of a model, or keep the reason why they cannot be told."""
         if not self._wanted:
             return
-        try:
-            self._found[site] = site.projections()
-        except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            self._found[site] = str(error).splitlines()[0]
+        with still(model):
+            for site in sites:
+                try:
+                    self._found[site] = site.projections()
+                except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                    self._found[site] = str(error).splitlines()[0]
 
     def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Give the figures (H,) or (G,) of a site's weights as they are now, and why others are missing."""
         found = self._found.get(site, "its weights were not looked for")
         if isinstance(found, str):
             return {}, dict.fromkeys(self.names, found)
-        with still(found):
+        with still(*(block.module for block in found.blocks)):
             reading = weight_reading(site, found)
+            products = reading.products.values()
+            if not all(bool(part.isfinite().all()) for product in products for part in (product.own, product.shared)):
+                # A decomposition of NaN raises, and a training that diverged is no reason to stop it.
+                return {}, dict.fromkeys(self.names, "the weights are not finite")
             figures, reasons = read_weights(reading), weight_reasons(reading)
         chosen = {name: figures[name] for name in self.names if name in figures}
         return chosen, {name: reasons[name] for name in self.names if name in reasons}
@@ -59,22 +66,22 @@ class Weights:
             return "; ".join(found.missing.values()) or "the query and key weights were not found"
         if q.bias() is not None or k.bias() is not None or k.along:
             return "a bias is added to queries or keys"
-        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(found):
+        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(q.module, k.module):
             return spectral_norms(q.by_head(), k.by_head())
 
 
 @contextmanager
-def still(found: Projections) -> Iterator[None]:
+def still(*modules: nn.Module) -> Iterator[None]:
     """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in training."""
-    chains = [getattr(block.module, "parametrizations", None) for block in found.blocks]
-    modules = [(m, m.training) for chain in chains if isinstance(chain, nn.ModuleDict) for m in chain.modules()]
+    inner = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
+    modes = {part: part.training for owner in inner for part in owner.parametrizations.modules()}
     try:
-        for module, _ in modules:
-            module.training = False
+        for part in modes:
+            part.training = False
         yield
     finally:
-        for module, mode in modules:
-            module.training = mode
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Carry out the runs in this process, one after the other: for `accelerate launch`, where each run spans all processes."""
+"""Runs in this process, one after the other: for `accelerate launch`, where each run spans all processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwise.study.engines.worker import carry_out
+from headwise.study.order import Order
 
 
 class HereEngine:
-    """Carry out orders in this process; every process of a distributed launch does the same orders in the same order."""
+    """Carry out orders in this process; every process of a distributed launch does the same ones in the same order."""
 
     def __init__(self) -> None:
-        self._waiting: deque = deque()
+        self._waiting: deque[Order] = deque()
 
-    def submit(self, order) -> None:
+    def submit(self, order: Order) -> None:
         """Queue one run."""
         self._waiting.append(order)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from headwise.study.engines.worker import serve
 from headwise.study.errors import StudyError
+from headwise.study.order import Order
 
 # a worker that is killed from outside (memory, for example) is replaced this often before the study stops
 REPLACEMENTS = 2
@@ -23,7 +24,7 @@ REPLACEMENTS = 2
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    order: Any | None = None
+    order: Order | None = None
 
 
 class LocalEngine:
@@ -31,11 +32,11 @@ class LocalEngine:
 
     def __init__(self, jobs: int, threads: int = 1) -> None:
         self._threads = threads
-        self._waiting: deque = deque()
+        self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
         self._workers = [self._start(number) for number in range(jobs)]
 
-    def submit(self, order) -> None:
+    def submit(self, order: Order) -> None:
         """Queue one run."""
         self._waiting.append(order)
 
@@ -87,6 +88,7 @@ class LocalEngine:
         try:
             while worker.pipe.poll():
                 event = worker.pipe.recv()
+                assert worker.order is not None
                 event["run"] = worker.order.identity
                 if event["event"] in ("done", "failed"):
                     worker.order = None
@@ -139,7 +141,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 
 @contextmanager
-def _environment(wanted: dict[str, str]):
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

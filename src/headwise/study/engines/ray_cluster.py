@@ -13,12 +13,13 @@ from headwise.study.durable import read_lines
 from headwise.study.engines.local import REPLACEMENTS, worker_environment
 from headwise.study.engines.worker import carry_out
 from headwise.study.errors import StudyError
+from headwise.study.order import Order
 
 # seconds between two looks at the metric streams of the running runs
 GLANCE = 1.0
 
 
-def carry_out_remotely(order, folder: str) -> list[dict[str, Any]]:
+def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
     """Carry out one order on a node of the cluster: its notes, then its last event."""
     if not order.folder.parent.parent.is_dir():
         reason = f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes share"
@@ -42,10 +43,10 @@ class RayEngine:
             raise StudyError("--engine ray needs Ray, which is not installed: pip install 'headwise[ray]'.") from error
         self._ray = ray
         self._connect(address)
-        self._running: dict[Any, Any] = {}
+        self._running: dict[Any, Order] = {}
         self._seen: dict[str, int] = {}
 
-    def submit(self, order) -> None:
+    def submit(self, order: Order) -> None:
         """Send one run to the cluster: as many cores as threads, and a GPU where the study uses one."""
         gpus = 1 if order.device.startswith("cuda") else 0
         threads = order.configuration.threads
@@ -83,14 +84,14 @@ class RayEngine:
             # no cluster runs: Ray makes one of this machine
             self._ray.init(include_dashboard=False, log_to_driver=False)
 
-    def _collect(self, reference) -> list[dict[str, Any]]:
+    def _collect(self, reference: Any) -> list[dict[str, Any]]:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             reason = f"Ray gave the run up after {REPLACEMENTS} retries: {type(error).__name__}: {error}"
             return [{"event": "failed", "reason": reason, "trace": ""}]
 
-    def _glance(self, order) -> Iterator[dict[str, Any]]:
+    def _glance(self, order: Order) -> Iterator[dict[str, Any]]:
         lines = read_lines(order.folder / "metrics.jsonl")
         if len(lines) == self._seen.get(order.identity, 0):
             return

@@ -7,9 +7,13 @@ import os
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.study.order import Order
 
 
 def serve(pipe: Connection) -> None:
@@ -28,7 +32,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(carry_out(dataclasses.replace(order, device=device), pipe.send))
 
 
-def carry_out(order, tell) -> dict[str, Any]:
+def carry_out(order: Order, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Carry out one order and give its last event: done with the result, or failed with the reason."""
     from headwise.study.errors import StudyError, explain
     from headwise.study.run import execute
@@ -45,5 +49,7 @@ def carry_out(order, tell) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    wait([parent_process().sentinel])
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
     os._exit(1)

@@ -1,0 +1,115 @@
+"""Code: what a module's forward names, read without running it."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+TRIPLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "values"})
+
+
+def names_used(function: Any) -> set[str]:
+    """Give the global and attribute names a function's code uses, inner functions included."""
+    return _words(function, "co_names")
+
+
+def _words(function: Any, kind: str) -> set[str]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    words: set[str] = set()
+    queue = [code] if code is not None else []
+    while queue:
+        current = queue.pop()
+        words.update(getattr(current, kind))
+        queue.extend(c for c in current.co_consts if inspect.iscode(c))
+    return words
+
+
+def forward_of(layer: nn.Module | type) -> Any:
+    """Give the function that a module's or its class's forward is; the module's own where one was set on it."""
+    return getattr(layer.forward, "__func__", layer.forward)  # type: ignore[union-attr]
+
+
+def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
+    """Give a forward's function and what it calls by name, a few levels deep: own methods, functions of its modules."""
+    queue, seen = [(function, depth)], set()
+    while queue:
+        current, left = queue.pop(0)
+        current = inspect.unwrap(current)
+        if current in seen or not hasattr(current, "__code__"):
+            continue
+        seen.add(current)
+        yield current
+        if left:
+            queue += [(inner, left - 1) for inner in _called(current, cls)]
+
+
+def _called(function: Any, cls: type) -> list[Any]:
+    """Give the functions that a function's code names: globals, functions of modules, methods of its own class."""
+    space = getattr(function, "__globals__", {})
+    names, attributes = _globals_and_attributes(function)
+    modules = [space[n] for n in names if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
+    found = [space.get(name) for name in sorted(names)]
+    for name in sorted(attributes):
+        # Without super() the first definition is the one that runs.
+        methods = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+        found += methods if "super" in names else methods[:1]
+        found += [vars(module).get(name) for module in modules]
+    plain = (f.__func__ if isinstance(f, staticmethod | classmethod) else f for f in found)
+    return [f for f in plain if inspect.isfunction(f) and not (f.__module__ or "").startswith("torch.")]
+
+
+def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
+    names: set[str] = set()
+    attributes: set[str] = set()
+    queue = [function.__code__]
+    while queue:
+        code = queue.pop()
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+                attributes.add(step.argval)
+        queue.extend(c for c in code.co_consts if inspect.iscode(c))
+    return names, attributes
+
+
+def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
+    """Tell whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few levels deep."""
+    return target in _names(forward_of(layer), layer if isinstance(layer, type) else type(layer), depth)
+
+
+def uses(module: nn.Module, pattern: str, depth: int = 1) -> bool:
+    """Tell whether a module's forward uses a name that contains `pattern`."""
+    return any(re.search(pattern, name) for name in _names(forward_of(module), type(module), depth))
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
+    return frozenset().union(*(names_used(inner) for inner in reached(function, cls, depth)))
+
+
+def speaks_of_attention(module: nn.Module) -> bool:
+    """Tell whether a module's forward has local names q, k and v, or their like, in itself or in its own methods."""
+    return not type(module).__module__.startswith("torch.") and _speaks(forward_of(module), type(module))
+
+
+@functools.lru_cache(maxsize=1024)
+def _speaks(function: Any, cls: Any) -> bool:
+    words = set().union(*(_words(inner, "co_varnames") for inner in reached(function, cls, 1)))
+    return any(triple <= words for triple in TRIPLES)
+
+
+def passes_true(module: nn.Module, keyword: str) -> bool:
+    """Tell whether a module's forward passes `keyword=True` to something, where its source can be read."""
+    try:
+        return bool(
+            re.search(rf"\b{keyword}\s*=\s*True\b(?!\s*if)", inspect.getsource(forward_of(module)).partition(":")[2])
+        )
+    except (OSError, TypeError):
+        return False
