@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from headwise import Site, audit
-from headwise.audit.weights import threads_for
+from headwise.audit.weights import threads, threads_for
 from headwise.statistics.weights import read_weights, weight_reading
 
 LAYERS, HEADS, WIDTH = 12, 12, 768
@@ -51,7 +51,7 @@ def statistics_of(sites: list[Site]) -> list[dict[str, torch.Tensor]]:
     found = []
     for site in sites:
         reading = weight_reading(site)
-        with threads_for(reading):
+        with threads(threads_for(reading, torch.get_num_threads())):
             found.append(read_weights(reading))
     return found
 
@@ -73,7 +73,7 @@ def factor_spectra(sites: list[Site]) -> list[torch.Tensor]:
     found = []
     for site in sites:
         reading = weight_reading(site)
-        with threads_for(reading):
+        with threads(threads_for(reading, torch.get_num_threads())):
             found += [product.spectrum for product in reading.products.values()]
     return found
 

@@ -32,7 +32,7 @@ from headwise.regularize import regularize
 OUT = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 NEUTRAL = RelaxedAttention(gamma=0.0, matched_inference=True)
 STRONG = RelaxedAttention(gamma=0.9, matched_inference=True)
-SECONDS = 60
+SECONDS = 40
 
 
 @dataclass
@@ -88,7 +88,7 @@ def sweep(model_type: str) -> Row:
     except ValueError as error:
         row.note = f"not tried: {error}"
     except RuntimeError as error:
-        row.note = f"refused in the call: {error}".split(";")[0]
+        row.note = f"raised in the call: {error}".split(";")[0]
     return row
 
 

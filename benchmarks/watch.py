@@ -1,7 +1,7 @@
 """What watching costs: a full reading, readings every 50 steps and an idle watch, each against the same training step.
 
-    make bench-watch
-    make bench-watch ARGS="--rounds 9 --threads 2"
+make bench-watch
+make bench-watch ARGS="--rounds 9 --threads 2"
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Fitted:
         self.seen: dict[str, Any] = {}
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
-        self.entered = Entered()
+        self.entered, self.called = Entered(), Entered()
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
@@ -169,6 +169,8 @@ class Fitted:
             self.reached = True
             self._owner.fresh = True
         self._check(q, k, hidden)
+        if self.needs("branch"):
+            self.called.put((q.shape[2], k.shape[2], settings.get("mask"), bool(settings.get("causal"))))
         if settings.get("causal") and self.site.causal is None:
             self._learn_causal()
         active = [m for m in self.active(training) if touches_call(m)]
@@ -230,11 +232,22 @@ class Fitted:
         call: Call | None = None
         for method in self.active(training):
             if method.overrides("branch"):
-                if call is None:
-                    token = y.new_empty(y.shape[0], 1, 1, 1)
-                    call = Call(self, token, token, token, scale=1.0, training=training, samples=self.samples)
+                call = self._as_called(y, training) if call is None else call
                 y = method.branch(y, call)
         return y
+
+    def _as_called(self, y: Tensor, training: bool) -> Call:
+        """Give a call of one head with the mask of the attention call whose result y (B, T, C) is."""
+        queries, keys, mask, causal = self.called.take() or (y.shape[1], y.shape[1], None, False)
+        if self.site.pooled or queries > keys:
+            # The keys are other tokens than those that leave.
+            keys, mask, causal = queries, None, False
+        if mask is not None and mask.dim() == 4:
+            mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
+        q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
+        return Call(
+            self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples
+        )
 
     def samples_in(self, batch: int) -> int | None:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""

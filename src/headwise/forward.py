@@ -64,19 +64,19 @@ class Forward:
 
 
 class Entered:
-    """Keeps what entered one site until its attention is called."""
+    """Keeps one thing of a site's forward until a later stage of the same forward takes it."""
 
     def __init__(self) -> None:
-        self.latest: Tensor | None = None
+        self.latest: Any = None
         self.mine = threading.local()
 
-    def put(self, x: Tensor) -> None:
-        """Keep x (B, T, C)."""
+    def put(self, x: Any) -> None:
+        """Keep x."""
         self.latest = x
         if not torch.compiler.is_compiling():
             self.mine.x = x
 
-    def take(self) -> Tensor | None:
+    def take(self) -> Any:
         """Give what was kept, once."""
         x, self.latest = self.latest, None
         if not torch.compiler.is_compiling():

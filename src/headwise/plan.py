@@ -100,7 +100,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             raise ValueError(f"{method!r} is given twice")
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
-    whole = {f.site.module: f.owner for f in passes.enrolled()}
+    # A copy that failed half-way leaves sites without a module until it is collected.
+    whole = {vars(f.site).get("module"): f.owner for f in passes.enrolled()}
     for name, module in model.named_modules():
         if module in whole and whole[module].model not in model.modules():
             raise ValueError(

@@ -113,10 +113,15 @@ def test_one_layer_at_a_time_is_in_memory(tmp_path):
     assert all(p.device.type == "meta" for p in opened.model.parameters())
 
 
-def test_opening_touches_no_random_state(tmp_path):
+def test_an_audit_leaves_random_state_and_threads_as_they_were(tmp_path):
     saved("gpt2", tmp_path)
-    state = torch.get_rng_state()
-    audit(tmp_path)
+    state, known = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        audit(tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(known)
     assert torch.equal(torch.get_rng_state(), state)
 
 

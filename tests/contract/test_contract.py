@@ -78,7 +78,7 @@ def test_a_strong_setting_visibly_acts(name, host):
     loss = handle.loss()
     acted = (out - plain[True]).abs().max() > 1e-4
     if cls.penalizes:
-        (grad,) = torch.autograd.grad(loss, [next(p for n, p in model.named_parameters() if "q" in n and p.dim() == 2)], allow_unused=False)
+        (grad,) = torch.autograd.grad(loss, [next(p for n, p in model.named_parameters() if ("q" in n or "in_proj" in n) and p.dim() == 2)], allow_unused=False)
         acted = acted or (abs(float(loss.detach())) > 1e-6 and grad.abs().max() > 0)
     if cls.overrides("after_step") and not acted:
         before = {k: p.detach().clone() for k, p in model.named_parameters()}

@@ -15,6 +15,7 @@ from own_models import (
     stack,
     tokens,
 )
+from torch import nn
 
 import headwise
 from headwise import (
@@ -139,3 +140,41 @@ def test_a_forward_set_on_the_module_itself_is_found():
     assert not torch.allclose(model(x), plain)
     handle.remove()
     assert torch.equal(model(x), plain)
+
+
+class OnMaps(nn.Module):
+    """Attends over the pixels of a map, channels first with convolutions or last with linear layers."""
+
+    def __init__(self, channels_first):
+        super().__init__()
+        self.num_heads, self.channels_first = 4, channels_first
+        make = (lambda a, b: nn.Conv2d(a, b, 1)) if channels_first else nn.Linear
+        self.qkv, self.proj = make(16, 48), make(16, 16)
+
+    def forward(self, x):
+        qkv = self.qkv(x).flatten(2).mT if self.channels_first else self.qkv(x).flatten(1, 2)
+        q, k, v = qkv.unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        o = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.proj(o.mT.unflatten(2, x.shape[2:]) if self.channels_first else o.unflatten(1, x.shape[1:3]))
+
+
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_stages_before_and_after_a_layer_see_the_tokens_of_a_map(channels_first):
+    layer = OnMaps(channels_first)
+    x = torch.randn(2, 16, 3, 5) if channels_first else torch.randn(2, 3, 5, 16)
+    axes, place = ((2, 3), (-1, 1, 1)) if channels_first else ((1, 2), (-1,))
+    plain = layer(x)
+    handle = headwise.regularize(layer, headwise.FeatScale(), example=x)
+    gains = {key.rpartition(".")[2]: p for key, p in layer.named_parameters() if ".headwise." in f".{key}"}
+    for gain in gains.values():
+        nn.init.normal_(gain)
+    mean = plain.mean(axes, keepdim=True)
+    wanted = plain + gains["mean_gain"].view(place) * mean + gains["rest_gain"].view(place) * (plain - mean)
+    torch.testing.assert_close(layer(x), wanted)
+    handle.remove()
+    handle = headwise.regularize(layer, headwise.GatedOutput(), InputNoise(scale=0.0, unit="std"), example=x)
+    for key, p in layer.named_parameters():
+        if key.endswith("GatedOutput.bias"):
+            nn.init.constant_(p, 100.0)
+    torch.testing.assert_close(layer(x), plain)
+    handle.remove()

@@ -147,6 +147,15 @@ def test_a_model_thrown_away_without_remove_gives_the_function_back():
     assert F.scaled_dot_product_attention is core.fused
 
 
+def test_a_call_that_was_on_its_way_when_the_function_was_given_back_is_made():
+    plain = alone()
+    handle = headwise.regularize(stack(), *STRONG)
+    routed = F.scaled_dot_product_attention
+    handle.remove()
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(7)).unbind(0)
+    assert torch.equal(routed(q, k, v), plain)
+
+
 def test_somebody_elses_wrapper_is_called_and_left_in_place(monkeypatch):
     calls = []
 

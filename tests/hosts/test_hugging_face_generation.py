@@ -19,9 +19,9 @@ each_loaded = pytest.mark.parametrize(
 NEW = 7
 
 
-def generate(model: nn.Module, family: Family, **settings) -> tuple[Tensor, Tensor]:
-    """Give the ids and the logits of greedy generation on a left padded batch."""
-    batch = {name: x for name, x in family.batch("left").items() if not name.startswith("decoder")}
+def generate(model: nn.Module, family: Family, padding: str = "left", **settings) -> tuple[Tensor, Tensor]:
+    """Give the ids and the logits of greedy generation."""
+    batch = {name: x for name, x in family.batch(padding).items() if not name.startswith("decoder")}
     # Padding and end are never chosen, so that all rows go on.
     chosen = {
         "max_new_tokens": NEW,
@@ -67,7 +67,23 @@ def test_a_static_cache_gives_what_a_growing_one_gives(name: str, method: headwi
     family = FAMILIES[name]
     model = family.build()
     regularize(model, method)
-    assert_same(generate(model, family, cache_implementation="static"), generate(model, family))
+    for padding in ("none", "left"):
+        static = generate(model, family, padding, cache_implementation="static")
+        assert_same(static, generate(model, family, padding))
+
+
+def test_a_static_sliding_cache_may_be_filled_in_pieces() -> None:
+    from transformers import StaticCache
+
+    family = FAMILIES["Mistral"]
+    model = family.build()
+    regularize(model, NeuTRENO(strength=0.6))
+    ids = family.batch()["input_ids"]
+    whole = model(input_ids=ids).logits
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    # Three tokens, three that go beyond the window of four, and one by one.
+    pieces = [model(input_ids=part, past_key_values=cache).logits for part in ids.split([3, 3, 1, 1, 1, 1], dim=1)]
+    assert (torch.cat(pieces, dim=1) - whole).abs().max() <= 2e-5
 
 
 def test_a_mix_of_values_generates_with_a_cache() -> None:

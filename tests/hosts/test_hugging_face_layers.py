@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise import RelaxedAttention
+from headwise.hosts.host import is_cross
 from headwise.hosts.hugging_face import eager_function
 from headwise.hosts.hugging_face_call import routed
+from headwise.hosts.hugging_face_site import describe
 from headwise.regularize import regularize
 
 
@@ -33,6 +35,13 @@ def test_learned_queries_may_come_once_for_the_batch() -> None:
     k, v = torch.randn(2, 3, 4, 6, 8, generator=torch.Generator().manual_seed(0))
     q = torch.randn(1, 4, 2, 8)
     assert torch.equal(routed(layer, q, k, v, None)[0], routed(layer, q.expand(3, -1, -1, -1), k, v, None)[0])
+
+
+def test_keys_may_come_in_fewer_heads_than_values() -> None:
+    layer = routed_layer("BERT", "sdpa")
+    q, k, v = torch.randn(3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    whole = k[:, :2].repeat_interleave(2, dim=1)
+    assert torch.equal(routed(layer, q, k[:, :2], v, None)[0], routed(layer, q, whole, v, None)[0])
 
 
 def test_each_class_falls_back_to_its_own_eager_function() -> None:
@@ -72,3 +81,21 @@ def test_a_layer_that_prepares_its_mask_by_the_implementation_prepares_the_hosts
     assert torch.equal(copy.deepcopy(model)(x), model(x))
     handle.remove()
     assert torch.equal(model(x), plain)
+
+
+def test_grouped_heads_are_read_off_the_keys_matrix() -> None:
+    layer = ChoosingAttention(FAMILIES["Llama"].make(0.0)[1])
+    layer.k_proj = nn.Linear(32, 16)
+    assert (
+        describe(
+            "layers.0.attn", layer, {"layers.0.attn": layer, "layers.0": layer, "layers": layer, "": layer}
+        ).kv_heads
+        == 2
+    )
+
+
+def test_cross_attention_is_told_by_the_module_around_it_in_its_layer() -> None:
+    layer = nn.Linear(1, 1)
+    assert is_cross("encoder.layer.0.crossattention.attention", layer)
+    assert is_cross("model.decoder.layers.3.encoder_attn", layer)
+    assert not is_cross("cross_encoder.layer.0.attention.self", layer)

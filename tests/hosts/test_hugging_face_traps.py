@@ -211,3 +211,6 @@ def test_attentions_are_given_where_they_are_asked_for(implementation: str) -> N
     for ours, theirs in zip(given, plain, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert model(**batch).get("attentions") is None
+    if implementation == "eager":
+        model.config.output_attentions = True
+        assert len(model(**batch).attentions) == 3

@@ -163,3 +163,45 @@ def test_naflexvit_takes_padded_patches():
     torch.testing.assert_close(run(model, batch, training=True)[1], relaxed[1])
     assert not torch.allclose(relaxed, plain)
     handle.remove()
+
+
+@pytest.mark.parametrize("name", ["ViT", "BEiT", "Hiera", "MaxViT"])
+def test_timms_own_gradient_checkpointing_gives_the_same_gradients_and_one_penalty(name):
+    results = []
+    for checkpoints in (False, True):
+        model = made(WHOLE[name])
+        model.set_grad_checkpointing(checkpoints)
+        handle = headwise.regularize(
+            model, *headwise.parse("DropHead(p=0.3) + DropKey(p=0.3) + Decorrelation(strength=1.0)")
+        )
+        loss = run(model, images(), training=True).square().sum() + handle.loss()
+        loss.backward()
+        results.append((loss, [p.grad for p in model.parameters() if p.grad is not None]))
+        handle.remove()
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_features_and_head_called_apart_train_as_the_whole_does():
+    results = []
+    for apart in (False, True):
+        model, x = made(WHOLE["ViT"]).train(), images()
+        handle = headwise.regularize(model, DropHead(p=0.3), NeuTRENO())
+        out = model.forward_head(model.forward_features(x)) if apart else model(x)
+        out.sum().backward()
+        handle.loss()
+        handle.after_step()
+        results.append(out)
+        handle.remove()
+    assert torch.equal(*results)
+
+
+def test_autocast_trains_a_windowed_model():
+    model = made(WHOLE["Twins"])
+    handle = headwise.regularize(
+        model, *headwise.parse("DropHead(p=0.3) + RelaxedAttention(gamma=0.3) + EntropyPenalty(strength=0.1)")
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = run(model, images(), training=True).float().square().mean() + handle.loss()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    handle.remove()

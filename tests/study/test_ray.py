@@ -30,3 +30,16 @@ def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
     assert (
         "elsewhere is not there on this node. Ray needs --out on a file system that all nodes share" in event["reason"]
     )
+
+
+def test_an_address_where_no_cluster_answers_is_refused_at_once(monkeypatch):
+    import socket
+
+    from headwise.study.engines.ray_cluster import RayEngine
+    from headwise.study.errors import StudyError
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(StudyError, match=f"--ray-address {address}: no Ray cluster answers there .*ray start --head"):
+        RayEngine(address)

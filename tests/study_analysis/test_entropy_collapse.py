@@ -12,10 +12,9 @@ import headwise.report
 from headwise.studies import entropy_collapse as study
 
 
-def test_the_divergence_is_the_first_step_above_one_point_two_times_the_running_minimum(monkeypatch):
-    monkeypatch.setattr(study, "SMOOTHING", 0.0)
-    assert study.divergence([3.0, 2.0, 2.4, 2.3, 1.0, 1.19, 1.21, 5.0]) == 6
-    assert study.divergence([3.0, 2.0, 1.0, 1.1, 1.2]) is None
+def test_the_divergence_is_the_first_step_above_one_point_two_times_the_running_minimum():
+    assert study.divergence([3.0, 2.0, 2.4, 2.3, 1.0, 1.19, 1.21, 5.0], weight=0.0) == 6
+    assert study.divergence([3.0, 2.0, 1.0, 1.1, 1.2], weight=0.0) is None
     assert study.divergence([1.0, 1.0, math.nan]) == 2
 
 
@@ -51,6 +50,10 @@ def test_the_lead_is_the_time_from_the_first_entropy_alert_to_the_divergence():
     early, late, silent = (study.judge(course(steps, losses)) for steps in ([30, 40], [60], []))
     assert (early["diverged"], early["alert"], early["lead"]) == (54, 30, 24)
     assert late["lead"] == -6
+    # With a weight of 0.8 the smoothed loss 2 - 0.8^n passes 1.2 at n = 2, of the rise at step 50.
+    assert (early["quick_lead"], late["quick_lead"], silent["quick_lead"]) == (21, -9, None)
+    assert early["rise_at_alert"] == 1.0
+    assert late["rise_at_alert"] == pytest.approx(2 - 0.95**11)
     assert (silent["diverged"], silent["alert"], silent["lead"]) == (54, None, None)
     assert early["others"] == {"logit_growth": 10}
     assert early["entropy"] == {0: 0.4, 5: 0.2}
@@ -69,7 +72,9 @@ def test_all_arms_of_a_seed_start_from_the_same_weights_and_batches():
     assert torch.equal(labels, same)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert torch.equal(one(images[:4]), other(images[:4]))
-    assert not torch.equal(study.build(4)[2], labels)
+    another, _, others = study.build(4)
+    assert not torch.equal(others, labels)
+    assert not torch.equal(another.head.weight, one.head.weight)
 
 
 def test_what_is_read_is_what_the_alerts_judge():
@@ -143,4 +148,6 @@ def test_a_divergence_that_the_alert_announced_is_told_in_the_answer():
     assert "diverged in 2 of 2 seeds" in answer
     assert "before the loss showed it in 1: -6 to 24 steps (median 9) before it" in answer
     assert "with QKNorm() 0 of 1 runs diverged and 0 raised an alert of any kind" in answer
+    assert "at the alert it stood at 1.00 to 1.43 × its running minimum" in rule
+    assert "before the divergence in 1 of 2 seeds, -9 to 21 steps (median 6) before it" in rule
     assert "Logit growth was told of 44 steps before the divergence, in 2 of 2 seeds." in rule

@@ -72,9 +72,7 @@ def test_watching_a_regularized_model_changes_no_bit_either(text):
     losses = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        handle = headwise.regularize(
-            model, *headwise.parse(text), where=["blocks.0.attn"], example=VECTORS
-        )
+        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn"], example=VECTORS)
         watch = headwise.watch(model, every=2, on_alert=None) if watched else None
         losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
     assert losses[0] == losses[1]
@@ -112,7 +110,9 @@ def graphs_and_losses(host, fit):
     model = fresh(host)
     fitted = fit(model)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    losses = train(model, lambda m, _: host.run(compiled), steps=3, watch=fitted if hasattr(fitted, "records") else None)
+    losses = train(
+        model, lambda m, _: host.run(compiled), steps=3, watch=fitted if hasattr(fitted, "records") else None
+    )
     fitted.remove()
     torch._dynamo.reset()
     return torch._dynamo.utils.counters["stats"]["unique_graphs"], losses, fitted
@@ -199,14 +199,18 @@ def test_evaluation_between_steps_is_not_read():
     assert_same_figures(watch.records(), alone.records())
 
 
-def test_an_idle_watch_runs_the_same_operators():
+@pytest.mark.parametrize("name", ["own", "own-causal", "llama", "llama-left-padded", "bert-padded", "torch"])
+def test_an_idle_watch_runs_the_same_operators(name):
+    host = HOSTS[name]
+
     def operators(model):
         model.zero_grad()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            model(VECTORS).square().mean().backward()
+            host.run(model).square().mean().backward()
         return [event.name for event in seen.events()]
 
-    model = fresh(HOSTS["own"])
+    model = fresh(host)
+    host.run(model)
     plain = operators(model)
     watch = headwise.watch(model, every=10, on_alert=None)
     armed = operators(model)
@@ -271,11 +275,11 @@ def test_sampled_queries_give_intervals_around_the_whole_mean():
 
 def test_what_is_asked_wrongly_is_refused_with_the_remedy():
     model, function = fresh(HOSTS["own"]), torch.nn.functional.scaled_dot_product_attention
-    with pytest.raises(ValueError, match="There is no statistic 'entropy'.*Statistics: attention_entropy"):
+    with pytest.raises(ValueError, match=r"There is no statistic 'entropy'.*Statistics: attention_entropy"):
         headwise.watch(model, statistics=["entropy"])
     with pytest.raises(ValueError, match="every must be at least 1 and rows at least 2, got every=0"):
         headwise.watch(model, every=0)
-    with pytest.raises(TypeError, match='on_alert is "warn", "raise".*got 3'):
+    with pytest.raises(TypeError, match=r'on_alert is "warn", "raise".*got 3'):
         headwise.watch(model, on_alert=3)
     with pytest.raises(TypeError, match=r"log is JsonLines\(path\).*got 'health.jsonl'"):
         headwise.watch(model, log=["health.jsonl"])

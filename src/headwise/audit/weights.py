@@ -49,10 +49,11 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
             f"{checkpoint.name}: {type(checkpoint.model).__name__} has no attention layer that headwise can see"
         )
     read = Read()
-    for index, one in enumerate(found):
-        one.site.model = checkpoint.model
-        _read_site(read, checkpoint, one.site)
-        progress(index + 1, len(found))
+    with threads(1) as most:
+        for index, one in enumerate(found):
+            one.site.model = checkpoint.model
+            _read_site(read, checkpoint, one.site, most)
+            progress(index + 1, len(found))
     if not read.records:
         reasons = "\n".join(f"{layer['site']}: {layer['missing'].get('qk', '')}" for layer in read.layers)
         raise ValueError(
@@ -61,7 +62,7 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
     return read
 
 
-def _read_site(read: Read, checkpoint: Checkpoint, site: Site) -> None:
+def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> None:
     layer: Record = {"site": site.name, "depth": site.depth, "stack": site.stack, "cross": site.is_cross}
     read.layers.append(layer)
     try:
@@ -78,7 +79,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site) -> None:
             read.not_finite += list(dict.fromkeys(broken))
             layer["reasons"] = {"all": f"{broken[0]} holds NaN or infinity"}
             return
-        with threads_for(reading):
+        with threads(threads_for(reading, most)):
             for name, values in read_weights(reading).items():
                 read.records += _records(site, name, values, found.heads)
             for kind, product in reading.products.items():
@@ -86,15 +87,19 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site) -> None:
 
 
 @contextmanager
-def threads_for(reading: WeightReading) -> Iterator[None]:
-    """Use one thread where matrices are small: there several spend their time waiting for each other."""
+def threads(count: int) -> Iterator[int]:
+    """Set the number of threads, give what it was, and put it back."""
     known = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        if all(product.width <= SMALL for product in reading.products.values()):
-            torch.set_num_threads(1)
-        yield
+        yield known
     finally:
         torch.set_num_threads(known)
+
+
+def threads_for(reading: WeightReading, most: int) -> int:
+    """Give 1 where matrices are small: there several threads spend their time waiting for each other."""
+    return 1 if all(product.width <= SMALL for product in reading.products.values()) else most
 
 
 def _records(site: Site, name: str, values: Tensor, heads: int) -> list[Record]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import passes
+from ..attention import fused
 from .fused_limits import samples_of
 from .fused_shape import Shape, broadcast, with_causality
 
@@ -57,9 +58,13 @@ current = _Current()
 
 
 class _Standing:
-    """What stood in torch.nn.functional before; calls outside of fitted sites go there."""
+    """Whether `routed` stands in the function's place, and what stood there before; calls outside of fitted sites go there.
 
-    plain: Callable[..., Tensor] | None = None
+    `plain` stays after the function was given back: a garbage collection may do that while a call is on its way.
+    """
+
+    on = False
+    plain: Callable[..., Tensor] = fused
 
 
 standing = _Standing()
@@ -68,17 +73,18 @@ standing = _Standing()
 def stand_in() -> None:
     """Put `routed` in the place of the function, unless it stands there, or below somebody else's wrapper."""
     now = F.scaled_dot_product_attention
-    if now is not routed and standing.plain in (None, now):
-        standing.plain = now
-        F.scaled_dot_product_attention = routed
+    if now is routed or (standing.on and now is not standing.plain):
+        return
+    standing.on, standing.plain = True, now
+    F.scaled_dot_product_attention = routed
 
 
 def step_aside() -> None:
     """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
     left = any(f.site.host == "fused" for f in passes.enrolled())
     if not left and F.scaled_dot_product_attention is routed:
-        assert standing.plain is not None
-        F.scaled_dot_product_attention, standing.plain = standing.plain, None
+        F.scaled_dot_product_attention = standing.plain
+        standing.on = False
 
 
 def enter(adapter: FusedAdapter, module: nn.Module) -> None:
@@ -173,7 +179,6 @@ def routed(
 ) -> Tensor:
     """Stand in for `F.scaled_dot_product_attention`: calls inside a fitted site go through its methods."""
     plain = standing.plain
-    assert plain is not None
     adapter = _adapter()
     if adapter is None:
         return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -129,12 +129,17 @@ class HuggingFaceAdapter:
         self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
         if asks_for_own_tokens(fitted):
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
             self.handles.append(self.site.projections().o.module.register_forward_hook(hooks.after))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""
         self.cache = kwargs.get("past_key_values")
+
+    def forget(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Let go of the cache: copies of the model must not copy it."""
+        self.cache = None
 
     def detach(self) -> None:
         """Give the module its shared config back."""

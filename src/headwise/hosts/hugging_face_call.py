@@ -55,7 +55,7 @@ def routed(
 
     eager = adapter.implementation == "eager"
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias)
-    q, k, v = _same_batch(query, key, value)
+    q, k, v = _matched(query, key, value)
     k, v, mask = caches.newest_last(adapter, q, k, v, mask, causal)
     settings = {
         "mask": mask,
@@ -94,10 +94,13 @@ def _refuse_unknown(adapter: HuggingFaceAdapter, kwargs: dict[str, Any]) -> None
         )
 
 
-def _same_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # Learned queries may come once for the whole batch.
+def _matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Learned queries may come once for the whole batch, and keys in fewer heads than values.
     batch = max(q.shape[0], k.shape[0])
-    return tuple(x if x.shape[0] == batch else x.expand(batch, *x.shape[1:]) for x in (q, k, v))  # type: ignore[return-value]
+    q, k, v = (x if x.shape[0] == batch else x.expand(batch, *x.shape[1:]) for x in (q, k, v))
+    if k.shape[1] != v.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return q, k, v
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..method import Method
+from ..projections import ProjectionError
 
 if TYPE_CHECKING:
     from ..call import Call
@@ -41,8 +42,7 @@ class FeatScale(Method):
         return None
 
     def build(self, site: Site, store: Store) -> None:
-        (output,) = site.projections().need("o", "FeatScale")
-        channels = output.weight().shape[1]
+        channels = _channels(site)
         store.parameter("mean_gain", torch.zeros(channels))
         store.parameter("rest_gain", torch.zeros(channels))
 
@@ -55,3 +55,11 @@ class FeatScale(Method):
         store = call.store(self)
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
         return y + store.mean_gain.to(y.dtype) * mean + store.rest_gain.to(y.dtype) * (y - mean)
+
+
+def _channels(site: Site) -> int | None:
+    """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
+    try:
+        return site.projections().need("o", "FeatScale")[0].weight().shape[1]
+    except ProjectionError:
+        return site.hidden

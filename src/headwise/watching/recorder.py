@@ -100,4 +100,3 @@ class SiteObserver:
             observe(self.seen, self.number, call, out)
         else:
             self.recorder.take(call, out)
-

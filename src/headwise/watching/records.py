@@ -47,7 +47,9 @@ class Figures:
     def of_weights(cls, site: Site, step: int, name: str, values: Tensor, heads: int) -> Figures:
         """Keep a figure of the weights: one number per head, or per group of heads that share keys and values."""
         numbers = array("d", values.double().flatten().tolist())
-        return cls(site.name, site.depth, step, name, "head" if len(numbers) == heads else "group", numbers, None, False)
+        return cls(
+            site.name, site.depth, step, name, "head" if len(numbers) == heads else "group", numbers, None, False
+        )
 
     def records(self) -> Iterator[Record]:
         """Give a dict per head; a value that is not finite stays as it is, one that was not counted is left out."""

@@ -34,7 +34,8 @@ def watch(
     """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
 
     Args:
-        model: any model that `regularize` reaches; regularize it first where both are wanted.
+        model: any model that `regularize` reaches; regularize it first where both are wanted, and watch it before `fully_shard`
+            (fused projections of a sharded model cannot be told apart).
         every: steps between readings; the first reading is of step 0, before any update.
         log: one or several of `JsonLines`, `TensorBoard` or objects with `log(dict, step)`.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
@@ -127,7 +128,9 @@ class Watch:
                 if figure is not None:
                     figures.append(figure)
             for name, values in recorder.of_weights.get(fitted.site.index, {}).items():
-                figures.append(Figures.of_weights(fitted.site, self.steps, name, values, recorder.heads[fitted.site.index]))
+                figures.append(
+                    Figures.of_weights(fitted.site, self.steps, name, values, recorder.heads[fitted.site.index])
+                )
         recorder.clear()
         self._figures += figures
         records = [record for figure in figures for record in figure.records()]

@@ -39,7 +39,7 @@ class Weights:
                 try:
                     self._found[site] = site.projections()
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                    self._found[site] = str(error).splitlines()[0]
+                    self._found[site] = str(error).splitlines()[0] + _sharded(site)
 
     def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Give the figures (H,) or (G,) of a site's weights as they are now, and why others are missing."""
@@ -68,6 +68,12 @@ class Weights:
             return "a bias is added to queries or keys"
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(q.module, k.module):
             return spectral_norms(q.by_head(), k.by_head())
+
+
+def _sharded(site: Site) -> str:
+    if any(hasattr(parameter, "full_tensor") for parameter in site.module.parameters()):
+        return ". Its weights are sharded: call headwise.watch before fully_shard"
+    return ""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ The folder of the study must be on a file system that all nodes share.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from headwise.study.order import Order
 
 # seconds between two looks at the metric streams of the running runs
 GLANCE = 1.0
+# seconds to wait for an address to answer
+PATIENCE = 5.0
 
 
 def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
@@ -74,13 +77,13 @@ class RayEngine:
         self._ray.shutdown()
 
     def _connect(self, address: str | None) -> None:
+        if address is not None:
+            _refuse_silence(address)
         try:
             self._ray.init(address=address or "auto", log_to_driver=False)
-        except ConnectionError as error:
+        except ConnectionError:
             if address is not None:
-                raise StudyError(
-                    f"--ray-address {address}: no Ray cluster answers there ({error}). Start one with `ray start --head`."
-                ) from error
+                raise
             # no cluster runs: Ray makes one of this machine
             self._ray.init(include_dashboard=False, log_to_driver=False)
 
@@ -102,3 +105,17 @@ class RayEngine:
         event = {"event": "progress", "run": order.identity, "epoch": len(lines), "epochs": epochs, "left": left}
         numbers = {"loss": last["train_loss"] or float("nan"), "metric": last[name] or float("nan")}
         yield event | numbers | {"name": name.removeprefix("train_"), "done": len(lines) / epochs}
+
+
+def _refuse_silence(address: str) -> None:
+    """Refuse an address where nothing listens, for which Ray itself waits minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise StudyError(
+            f"--ray-address {address}: no Ray cluster answers there ({error}). "
+            "Start one with `ray start --head`, which prints its address."
+        ) from error
