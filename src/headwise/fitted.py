@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import passes
 from .attention import attention
@@ -14,6 +14,7 @@ from .draws import mix
 from .forward import Entered
 from .method import Method
 from .site import Site
+from .store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,63 +28,6 @@ CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
 def touches_call(method: Method) -> bool:
     """Tell whether a method acts on the attention call itself (not only on what enters, leaves, or on weights)."""
     return any(method.overrides(stage) for stage in CALL_STAGES)
-
-
-class Store:
-    """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`."""
-
-    def __init__(self, owner: nn.Module, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def _home(self) -> nn.Module:
-        if "headwise" not in self._owner._modules:
-            self._owner.add_module("headwise", nn.Module())
-        root = self._owner.get_submodule("headwise")
-        if self._name not in root._modules:
-            root.add_module(self._name, nn.Module())
-        return root.get_submodule(self._name)
-
-    def parameter(self, name: str, value: Tensor) -> nn.Parameter:
-        """Register a learned parameter beside the site's own."""
-        parameter = nn.Parameter(value)
-        self._home().register_parameter(name, parameter)
-        return parameter
-
-    def module(self, name: str, module: nn.Module) -> nn.Module:
-        """Register a learned module beside the site's own."""
-        self._home().add_module(name, module)
-        return module
-
-    def buffer(self, name: str, value: Tensor) -> Tensor:
-        """Register a buffer that stays out of the state dict."""
-        self._home().register_buffer(name, value, persistent=False)
-        return value
-
-    def set(self, name: str, value: Any) -> None:
-        """Keep a plain value (never saved, never trained)."""
-        self.__dict__[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_owner", "_name"):
-            raise AttributeError(name)
-        try:
-            return getattr(self._owner.headwise._modules[self._name], name)
-        except (AttributeError, KeyError):
-            raise AttributeError(f"{self._name} keeps no {name!r} on this site") from None
-
-    @property
-    def learns(self) -> bool:
-        """Tell whether anything is kept under the site's module."""
-        root = self._owner._modules.get("headwise")
-        return root is not None and self._name in root._modules
-
-    def clear(self) -> None:
-        """Take everything away from the site's module."""
-        root = self._owner._modules.get("headwise")
-        if root is not None:
-            root._modules.pop(self._name, None)
-            if not root._modules:
-                del self._owner._modules["headwise"]
 
 
 class Fitted:
@@ -192,6 +136,17 @@ class Fitted:
             self.observer(call, out)
         return out, weights
 
+    def idle(self, training: bool) -> bool:
+        """Tell whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
+        if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
+            return False
+        if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
+            return False
+        if training and torch.is_grad_enabled():
+            self.reached = True
+            self._owner.fresh = True
+        return True
+
     def _learn_causal(self) -> None:
         """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""
         self.site.causal = True
@@ -199,7 +154,9 @@ class Fitted:
             reason = method.refuse(self.site)
             if reason is not None:
                 self.site.causal = None
-                raise RuntimeError(f"{self.site.name} turned out to be causal: {method!r} {reason}; leave it out with where=")
+                raise RuntimeError(
+                    f"{self.site.name} turned out to be causal: {method!r} {reason}; leave it out with where="
+                )
 
     def _check(self, q: Tensor, k: Tensor, hidden: Tensor | None) -> None:
         site = self.site
@@ -245,9 +202,7 @@ class Fitted:
         if mask is not None and mask.dim() == 4:
             mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
         q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
-        return Call(
-            self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples
-        )
+        return Call(self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples)
 
     def samples_in(self, batch: int) -> int | None:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""
@@ -267,7 +222,11 @@ class Fitted:
 
     def seed(self) -> int:
         """Give the seed of this process's draws: the run's, and under distributed training the rank's."""
-        rank = torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
+        rank = (
+            torch.distributed.get_rank()
+            if torch.distributed.is_available() and torch.distributed.is_initialized()
+            else 0
+        )
         return mix(self._owner.seed, rank)
 
     def active(self, training: bool) -> list[Method]:
@@ -297,5 +256,3 @@ class Fitted:
         """Name the methods for which a repeated pass matters."""
         names = [repr(m) for m in self.methods if m.random or m.penalizes or m.carries]
         return " + ".join(names) or "a method"
-
-

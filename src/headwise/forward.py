@@ -62,6 +62,9 @@ class Forward:
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         return Forward()
 
+    def __reduce__(self) -> tuple[type[Forward], tuple[()]]:
+        return Forward, ()
+
 
 class Entered:
     """Keeps one thing of a site's forward until a later stage of the same forward takes it."""
@@ -86,3 +89,6 @@ class Entered:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entered:
         return Entered()
+
+    def __reduce__(self) -> tuple[type[Entered], tuple[()]]:
+        return Entered, ()

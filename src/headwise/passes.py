@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .fitted import Fitted
 
 REENTRANT = (
-    "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
+    "{site} was run again inside a backward pass, as reentrant or nested activation checkpointing does; {method} would draw, "
     "penalise or carry values a second time and its gradient would be silently wrong. "
-    "Use checkpoint(..., use_reentrant=False), or gradient_checkpointing_kwargs={{'use_reentrant': False}}."
+    "Use one level of checkpoint(..., use_reentrant=False), or gradient_checkpointing_kwargs={{'use_reentrant': False}}."
 )
 COMPILED = (
     "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would draw "

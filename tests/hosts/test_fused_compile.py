@@ -110,6 +110,17 @@ def test_a_broken_graph_stays_inside_its_site_and_an_exception_leaves_it():
     handle.remove()
 
 
+def test_an_exception_in_eager_mode_misroutes_no_model_compiled_later():
+    model, other, x = stack(Breaking), stack(SelfAttention), tokens()
+    plain = other(x)
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))
+    model.layers[1].error = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        model(x)
+    assert torch.equal(torch.compile(other, fullgraph=True, backend="eager")(x), plain)
+    handle.remove()
+
+
 def test_a_compiled_model_runs_in_another_thread():
     model, x = stack(), tokens()
     handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))

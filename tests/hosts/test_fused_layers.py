@@ -178,3 +178,19 @@ def test_stages_before_and_after_a_layer_see_the_tokens_of_a_map(channels_first)
             nn.init.constant_(p, 100.0)
     torch.testing.assert_close(layer(x), plain)
     handle.remove()
+
+
+def test_a_mean_over_tokens_leaves_those_out_that_no_query_may_see():
+    class Masked(SelfAttention):
+        def forward(self, x):
+            return super().forward(x, mask=(torch.arange(x.shape[1]) < 5)[None])
+
+    model, x = stack(Masked), tokens()
+    handle = headwise.regularize(model, headwise.FeatScale(), example=x)
+    for key, p in model.named_parameters():
+        if ".headwise." in key:
+            nn.init.normal_(p)
+    padded = x.clone()
+    padded[:, 5:] += 1.0
+    torch.testing.assert_close(model(padded)[:, :5], model(x)[:, :5])
+    handle.remove()

@@ -1,4 +1,4 @@
-"""Training with transformers' own switches: gradient checkpointing, compiled graphs, bf16."""
+"""Training with transformers' own switches: gradient checkpointing, autocast, learned parameters."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def step(family: Family, *, checkpointing: dict | None, dropout: float) -> tuple
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("family", CHECKPOINTED, ids=lambda f: f.name)
 def test_gradient_checkpointing_trains_with_the_same_gradients(family: Family, dropout: float) -> None:
+    if family.name == "Swin":
+        # Its stages and their blocks are checkpointed, one inside the other.
+        with pytest.raises(RuntimeError, match=r"nested activation checkpointing.*use_reentrant=False"):
+            step(family, checkpointing={}, dropout=dropout)
+        return
     loss, plain = step(family, checkpointing=None, dropout=dropout)
     again, saved = step(family, checkpointing={}, dropout=dropout)
     assert torch.equal(loss, again)
@@ -69,30 +74,6 @@ def test_reentrant_checkpointing_is_refused_by_name() -> None:
         RuntimeError, match=r"layers\.2\.self_attn was run again.*reentrant.*DropHead\(p=0.3\).*use_reentrant=False"
     ):
         loss.backward()
-
-
-def test_a_compiled_model_is_one_graph_that_is_not_built_again() -> None:
-    family = FAMILIES["Llama"]
-    model = family.build().train()
-    batch = family.batch("right")
-    handle = regularize(model, DropColumn(p=0.3), RelaxedAttention(gamma=0.2), NeuTRENO(strength=0.6), DropHead(p=0.3))
-    eager = family.logits(model, batch)
-    start = handle.state()
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, inputs: list) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=count, fullgraph=True)
-    start["counters"] = dict.fromkeys(start["counters"], 0)
-    handle.load_state(start)
-    assert torch.allclose(family.logits(compiled, batch), eager, atol=1e-5)
-    for p in (0.1, 0.2, 0.4):
-        handle.set(DropColumn, p=p)
-        family.logits(compiled, batch)
-    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "T5", "Swin"])

@@ -53,6 +53,9 @@ def routed(
         out, weights = host(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **extra)
         return out.transpose(1, 2), weights
 
+    if adapter.fitted.idle(module.training):
+        host = adapter.original()
+        return host(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **extra)
     eager = adapter.implementation == "eager"
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias)
     q, k, v = _matched(query, key, value)

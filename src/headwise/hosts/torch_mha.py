@@ -104,7 +104,7 @@ class TorchAdapter:
         fitted = self.fitted
         if fitted is None:
             return self._plain(query, key, value, given)
-        if self.site.module.training or _acts(fitted):
+        if (self.site.module.training or _acts(fitted)) and not fitted.idle(self.site.module.training):
             return self._routed(fitted, query, key, value, given)
         result = self._plain(query, key, value, given)
         if fitted.armed:

@@ -45,6 +45,6 @@ class NeuTRENO(Method):
         first = call.first_values()
         if first is None:
             return o
-        # With a cache the values hold past tokens too; the new ones are the last.
-        new = slice(call.keys - call.queries, None)
-        return o + call.value(self, "strength") * (first[:, :, new] - call.v[:, :, new])
+        # With a cache the values hold past tokens too, fewer of them on sliding layers; the new ones are the last.
+        new, first_new = call.keys - call.queries, first.shape[2] - call.queries
+        return o + call.value(self, "strength") * (first[:, :, first_new:] - call.v[:, :, new:])

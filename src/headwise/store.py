@@ -1,0 +1,64 @@
+"""Store: the parameters, modules and values that a method keeps on one site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Store:
+    """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`."""
+
+    def __init__(self, owner: nn.Module, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def _home(self) -> nn.Module:
+        if "headwise" not in self._owner._modules:
+            self._owner.add_module("headwise", nn.Module())
+        root = self._owner.get_submodule("headwise")
+        if self._name not in root._modules:
+            root.add_module(self._name, nn.Module())
+        return root.get_submodule(self._name)
+
+    def parameter(self, name: str, value: Tensor) -> nn.Parameter:
+        """Register a learned parameter beside the site's own."""
+        parameter = nn.Parameter(value)
+        self._home().register_parameter(name, parameter)
+        return parameter
+
+    def module(self, name: str, module: nn.Module) -> nn.Module:
+        """Register a learned module beside the site's own."""
+        self._home().add_module(name, module)
+        return module
+
+    def buffer(self, name: str, value: Tensor) -> Tensor:
+        """Register a buffer that stays out of the state dict."""
+        self._home().register_buffer(name, value, persistent=False)
+        return value
+
+    def set(self, name: str, value: Any) -> None:
+        """Keep a plain value (never saved, never trained)."""
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_owner", "_name"):
+            raise AttributeError(name)
+        try:
+            return getattr(self._owner.headwise._modules[self._name], name)
+        except (AttributeError, KeyError):
+            raise AttributeError(f"{self._name} keeps no {name!r} on this site") from None
+
+    @property
+    def learns(self) -> bool:
+        """Tell whether anything is kept under the site's module."""
+        root = self._owner._modules.get("headwise")
+        return root is not None and self._name in root._modules
+
+    def clear(self) -> None:
+        """Take everything away from the site's module."""
+        root = self._owner._modules.get("headwise")
+        if root is not None:
+            root._modules.pop(self._name, None)
+            if not root._modules:
+                del self._owner._modules["headwise"]
