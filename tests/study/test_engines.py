@@ -20,7 +20,9 @@ ARMS = ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)")
 
 def headwise(*arguments, **options):
     command = [sys.executable, "-m", "headwise.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    # A shell that runs the tests in the background makes its children ignore Ctrl-C: the command must hear it.
+    hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **hear, **options)
 
 
 def wait_for(condition, seconds=60):
