@@ -3,7 +3,7 @@ import statistic_definitions
 from statistic_calls import call_names, reading
 from statistic_definitions import Whole
 
-from headwise.statistics import STATISTICS, read, reasons
+from headwise.statistics import STATISTICS, read, reasons, scan
 
 
 def assert_exact(name, tally, expected):
@@ -25,10 +25,9 @@ def test_every_statistic_equals_its_definition_on_the_whole_matrix(kind):
         assert_exact(name, tally, getattr(statistic_definitions, name)(whole, previous))
 
 
-def test_every_statistic_is_exact_in_blocks_of_few_rows(monkeypatch):
-    import headwise.statistics.scan as scan
-
-    monkeypatch.setattr(scan, "BLOCK", 37 * 4 * 5)
-    monkeypatch.setattr(scan, "FEWEST_ROWS", 2)
+@pytest.mark.parametrize("sizes", [{"BLOCK": 37 * 4 * 5, "FEWEST_ROWS": 2}, {"JOINED": 2 * 37 * 37 * 4}])
+def test_every_statistic_is_exact_in_blocks_of_few_rows_or_samples(monkeypatch, sizes):
+    for name, size in sizes.items():
+        monkeypatch.setattr(scan, name, size)
     for kind in call_names():
         test_every_statistic_equals_its_definition_on_the_whole_matrix(kind)

@@ -8,8 +8,10 @@ from torch import Tensor
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading
 
-# Elements of one block of logits: small enough to stay in the cache of a core between the passes over it.
-BLOCK = 1 << 20
+# Elements of one block of logits. Rows of long sequences are read in blocks that stay in the cache of a core between the
+# passes over them; many short samples are joined to larger ones, where the number of operators counts more.
+BLOCK = 1 << 19
+JOINED = 1 << 21
 # Rows below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
 FEWEST_ROWS = 32
 LARGEST_BLOCK = 1 << 23
@@ -86,10 +88,10 @@ class Logits:
 
 
 def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Cuts (samples, rows) into blocks of about BLOCK logits; all heads of a sample stay together."""
+    """Cuts (samples, rows) into blocks of about BLOCK or JOINED logits; all heads of a sample stay together."""
     per_row = reading.heads * reading.keys
     if per_row * rows <= BLOCK:
-        step = max(1, BLOCK // (per_row * rows))
+        step = max(1, JOINED // (per_row * rows))
         for start in range(0, reading.batch, step):
             yield slice(start, min(start + step, reading.batch)), slice(0, rows)
         return
