@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from timing import interleave, ratio
 from torch import nn
 
 import headwise
-from headwise.call import Call
-from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.kernels.largest_logits import largest_logits
+from headwise.lone import attend_with
 from headwise.methods import Decorrelation
-from headwise.rows import Rows
 from headwise.study.models import VisionTransformer
 
 
@@ -20,8 +21,8 @@ def qk_clip(rounds: int) -> None:
     print("\n### QKClip: exact max logit / fused forward (bar 1.3)\n\n| shape | ratio |\n|---|---|")
     for shape in ((64, 5, 65, 64), (8, 12, 256, 64), (2, 12, 1024, 64)):
         q, k, v = (torch.randn(shape) for _ in range(3))
-        rows = Rows(Call(fit_alone([], lone_site(q, k)), q, k, v), q, k, None)
-        times = interleave({"fused": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v), "max": rows.max_logits}, rounds * 2)
+        fused, largest = partial(F.scaled_dot_product_attention, q, k, v), partial(largest_logits, q, k, None, False, 64**-0.5)
+        times = interleave({"fused": fused, "max": largest}, rounds * 2)
         print(f"| {shape} | {ratio(times, 'max', 'fused'):.2f} |", flush=True)
 
 
@@ -60,7 +61,7 @@ def model_step(methods, rounds: int) -> None:
 
 
 def _deit_tiny() -> nn.Module:
-    return VisionTransformer(image_size=224, channels=3, patch=16, dim=192, depth=12, heads=3, head_dim=64, mlp=768, classes=1000)
+    return VisionTransformer(image_size=224, channels=3, patch=16, dim=192, depth=12, heads=3, head_dim=64, mlp_dim=768, classes=1000)
 
 
 def _step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, handle):

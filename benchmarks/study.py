@@ -67,14 +67,21 @@ def images_per_second(rounds: int) -> None:
 
     with contextlib.suppress(ImportError):
         import torchvision_stub  # noqa: F401
+    import timm.layers
     from timm.models.vision_transformer import VisionTransformer
 
     task, (images, labels) = STUDY.task, _data()
     accelerator = Accelerator(cpu=True)
     model = task.model()
     training = Training(task, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3)), accelerator, 0)
-    # timm's head size is its width over its heads: 5 heads of 64 need a width of 320, so its nearest is 4 heads of 32.
-    other = VisionTransformer(img_size=32, patch_size=4, embed_dim=128, depth=6, num_heads=4, mlp_ratio=1.0, num_classes=10)
+    # timm's models take the head size from the width; its attention layer takes any.
+    class Attention(timm.layers.Attention):
+        def __init__(self, dim: int, num_heads: int, **others) -> None:
+            super().__init__(dim, num_heads, attn_head_dim=64, **others)
+
+    shape = {"embed_dim": 128, "depth": 6, "num_heads": 5, "mlp_ratio": 1.0, "num_classes": 10}
+    other = VisionTransformer(img_size=32, patch_size=4, qkv_bias=True, attn_layer=Attention, **shape)
+    assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
 

@@ -44,6 +44,8 @@ class Fitted:
         ]
         # 0-d tensors: a changed strength is a changed value, never a changed graph.
         self.values = [{n: torch.tensor(m.at(n, 0, site), dtype=torch.float32) for n in m.live} for m in methods]
+        for store, values in zip(self.stores, self.values, strict=True):
+            store.follow(values)
         self.salts = [mix(name, i) >> 1 for i, name in enumerate(names)]
         self.counter = torch.zeros((), dtype=torch.int64)
         self.number = passes.enroll(self)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import hosts, ledger
+from . import carried, hosts, ledger
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
@@ -19,8 +19,9 @@ from .hosts.host import Found
 from .method import Method
 from .passes import Pass
 from .plan import HANDLE, Plan, Where, handle, plan
-from .schedule import Schedule, extremes
+from .schedule import Schedule
 from .site import Site
+from .strengths import Strengths
 
 __all__ = ["Regularized", "handle", "regularize"]
 
@@ -82,7 +83,7 @@ class Regularized:
         self._found: list[Found] = made.found
         self._reasons = made.reasons
         self._ledger: list[ledger.Entry] = []
-        self._overrides: dict[tuple[Method, str], float | Schedule] = {}
+        self._strengths = Strengths()
         self._hooks: list[Any] = []
         self.fitted: list[Fitted] = []
         self._attach(made)
@@ -139,7 +140,7 @@ class Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
         passing: dict[str, Any] = {"_ledger": []}
-        shared = {"methods": list(self.methods), "_overrides": dict(self._overrides)}
+        shared = {"methods": list(self.methods), "_strengths": self._strengths.copy()}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
                 twin.__dict__[name] = passing.get(name, shared.get(name))
@@ -155,27 +156,11 @@ class Regularized:
 
     def share_values(self, call: Call) -> None:
         """Keep the values of a stack's first self attention for the layers above."""
-        if call.this.again is True:
-            return
-        self.forward.now().carried[call.site.stack] = call.v
+        carried.share(self.forward, call)
 
     def first_values(self, call: Call) -> Tensor | None:
         """Give V0 of the call's stack in this forward, or None on the first site itself."""
-        stack, this = call.site.stack, call.this
-        if call.fitted.shares_values:
-            return None
-        if this.again is True and this.region is not None:
-            return this.region.carried[stack]
-        values = self.forward.now().carried.get(stack)
-        if values is None:
-            raise RuntimeError(
-                f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
-                "in this forward; call the whole model"
-            )
-        _same_tokens(call, values)
-        if this.region is not None:
-            this.region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
-        return values
+        return carried.first_values(self.forward, call)
 
     def record(self, call: Call) -> None:
         """Take the penalties of a call, unless the call repeats an earlier one."""
@@ -227,18 +212,7 @@ class Regularized:
             for method, store in zip(f.methods, f.stores, strict=True):
                 if method.overrides("after_step"):
                     method.after_step(f.site, store)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        for f in self.fitted:
-            for method, values in zip(f.methods, f.values, strict=True):
-                for name, tensor in values.items():
-                    chosen = self._overrides.get((method, name))
-                    if chosen is None:
-                        number = method.at(name, self.step, f.site)
-                    else:
-                        number = chosen if isinstance(chosen, int | float) else chosen.value(self.step, f.site)
-                    tensor.fill_(number)
+        self._strengths.write(self.fitted, self.step)
 
     def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:
         """Change strengths while training, without recompiling: `set(DropHead, p=0.1)` or `set(DropHead, p=VShape(...))`.
@@ -248,24 +222,8 @@ class Regularized:
             TypeError: where a value is neither a number nor a schedule.
         """
         self._alive()
-        hit = [m for m in self.methods if m is method or m == method or type(m) is method]
-        if not hit:
-            name = method.__name__ if isinstance(method, type) else repr(method)
-            raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, self.methods))}")
-        if not changes:
-            raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
-        for known in hit:
-            for name, value in changes.items():
-                if name not in known.live:
-                    raise ValueError(
-                        f"{type(known).__name__}.{name} cannot change while training; what can: {', '.join(known.live) or 'nothing'}"
-                    )
-                if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
-                    raise TypeError(f"{type(known).__name__}.{name} must be a number or a schedule, got {value!r}")
-                for number in extremes(value):
-                    known.replace(**{name: number})
-        self._overrides.update({(known, name): value for known in hit for name, value in changes.items()})
-        self._refresh()
+        self._strengths.set(self.methods, method, changes)
+        self._strengths.write(self.fitted, self.step)
 
     def _check_reached(self) -> None:
         if self.checked or not self.fitted:
@@ -297,7 +255,7 @@ class Regularized:
         self.step, self.checked = int(state["step"]), bool(state["step"])
         for f in self.fitted:
             f.counter.fill_(int(state["counters"][f.site.name]))
-        self._refresh()
+        self._strengths.write(self.fitted, self.step)
 
     # Reading and leaving
 
@@ -391,21 +349,6 @@ class Regularized:
         return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"
 
 
-def _same_tokens(call: Call, values: Tensor) -> None:
-    cached = call.queries < call.keys
-    same = values.shape[:2] == call.v.shape[:2] and values.shape[3] == call.v.shape[3]
-    # With a cache only the new tokens' own values are compared, and sliding layers keep fewer of the old ones.
-    if not same or (values.shape[2] != call.v.shape[2] and not cached):
-        raise RuntimeError(
-            f"{call.site.name} has values of shape {tuple(call.v.shape)} but the first self attention of its stack has "
-            f"{tuple(values.shape)}: tokens cannot be carried between layers of different token counts or heads. "
-            "Choose layers of one resolution with where="
-        )
-
-
 def sites(model: nn.Module) -> list[Site]:
     """Give the reachable attention sites of a model, regularized or not."""
     return [f.site for f in hosts.find(model) if f.adapter is not None]
-
-
-Methods = Sequence[Method]

@@ -71,12 +71,3 @@ class Rows:
 
         a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
         return a.transpose(-1, -2) @ z.float()
-
-    @torch.no_grad()
-    def max_logits(self) -> Tensor:
-        """Give the largest allowed logit of each head and sample, (B, H), exact; no gradient."""
-        best = torch.full(self.q.shape[:2], float("-inf"), device=self.q.device)
-        for rows in spans(self.q, self.k):
-            s = logits_block(self.q[:, :, rows].detach(), self.k.detach(), self.mask, self.causal, self.call.scale, rows.start)
-            best = torch.maximum(best, s.amax((-1, -2)))
-        return best

@@ -12,6 +12,15 @@ class Store:
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         self._owner, self._name = owner, name
+        self._strengths: dict[str, Tensor] = {}
+
+    def value(self, name: str) -> Tensor:
+        """Give a live strength of the method, a 0-d tensor."""
+        return self._strengths[name]
+
+    def follow(self, values: dict[str, Tensor]) -> None:
+        """Take the tensors in which the method's live strengths stand."""
+        self._strengths = values
 
     def _home(self) -> nn.Module:
         if "headwise" not in self._owner._modules:
@@ -42,7 +51,7 @@ class Store:
         self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_owner", "_name"):
+        if name.startswith("__") or name in ("_owner", "_name", "_strengths"):
             raise AttributeError(name)
         try:
             return getattr(self._owner.headwise._modules[self._name], name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
-from headwise import ProductDecay
+from headwise import NuclearDecay, ProductDecay
 from headwise.methods.product_decay import squared_frobenius
 
 SIZE = WIDTH // HEADS
@@ -49,6 +51,22 @@ def test_it_counts_once_per_loss_and_not_in_evaluation():
     net.eval()
     net(ids())
     assert handle.loss() == 0
+
+
+@pytest.mark.parametrize("cls", [ProductDecay, NuclearDecay])
+def test_its_strength_can_change_while_training(cls):
+    net = model()
+    handle = headwise.regularize(net, cls(strength=1.0))
+    net(ids())
+    once = handle.loss()
+    handle.set(cls, strength=0.25)
+    net(ids())
+    torch.testing.assert_close(handle.loss(), 0.25 * once)
+    twin = copy.deepcopy(net)
+    headwise.handle(twin).set(cls, strength=0.5)
+    for one, share in ((twin, 0.5), (net, 0.25)):
+        one(ids())
+        torch.testing.assert_close(headwise.handle(one).loss(), share * once)
 
 
 def test_training_with_it_shrinks_the_products():

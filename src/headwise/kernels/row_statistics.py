@@ -7,22 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call.
-BLOCK = 1 << 18
+# Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of few
+# queries and heads take smaller blocks, so that memory stays that of their tensors.
+BLOCK, LEAST = 1 << 19, 1 << 18
+# Queries of one block: with fewer, the sums over queries are written too often; with more, causal blocks hold too much of nothing.
+ROWS = 256
 
 
 def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, start: int) -> Tensor:
     """Give the masked logits (..., t, N) in fp32 of the queries that begin at row `start`."""
-    s = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scale)
+    return masked(torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scale), mask, causal, start)
+
+
+def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
+    """Mask logits (..., t, N) of the queries that begin at row `start`, in place."""
     if mask is not None:
-        rows = mask if mask.shape[-2] == 1 else mask[..., start : start + q.shape[-2], :]
+        rows = mask if mask.shape[-2] == 1 else mask[..., start : start + s.shape[-2], :]
         if rows.dtype == torch.bool:
             s.masked_fill_(~rows, float("-inf"))
         else:
             s += rows.float()
     if causal:
-        query = torch.arange(start, start + q.shape[-2], device=q.device)[:, None]
-        s.masked_fill_(torch.arange(k.shape[-2], device=q.device) > query, float("-inf"))
+        query = torch.arange(start, start + s.shape[-2], device=s.device)[:, None]
+        s.masked_fill_(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
     return s
 
 
@@ -32,16 +39,23 @@ def spans(q: Tensor, k: Tensor, limit: int = 1 << 22) -> list[slice]:
     return [slice(i, min(i + size, q.shape[2])) for i in range(0, q.shape[2], size)]
 
 
-def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Cut (B, H, T) queries into (samples, queries) so that a block fits a cache (on other devices: one sample at least)."""
-    limit = BLOCK if q.device.type == "cpu" else BLOCK * 64
-    per_sample = q.shape[1] * q.shape[2] * k.shape[2]
-    samples = max(1, limit // max(1, per_sample))
-    queries = q.shape[2] if per_sample <= limit else max(16, limit // (q.shape[1] * k.shape[2]))
+def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Cut (B, H, T) queries into (samples, heads, queries) so that a block fits a cache (on other devices: one sample at least).
+
+    Few heads with many queries each: sums over queries are then written seldom.
+    """
+    (batch, heads, rows), keys = q.shape[:3], k.shape[2]
+    limit = min(BLOCK, max(LEAST, q.numel() // 2)) * (1 if q.device.type == "cpu" else 64)
+    queries = min(rows, ROWS, max(16, limit // keys))
+    at_once = min(heads, max(1, limit // (queries * keys)))
+    at_once = -(-heads // -(-heads // at_once))
+    whole = at_once == heads and queries == rows
+    samples = max(1, limit // (heads * queries * keys)) if whole else 1
     return [
-        (slice(b, min(b + samples, q.shape[0])), slice(t, min(t + queries, q.shape[2])))
-        for b in range(0, q.shape[0], samples)
-        for t in range(0, q.shape[2], queries)
+        (slice(b, min(b + samples, batch)), slice(h, min(h + at_once, heads)), slice(t, min(t + queries, rows)))
+        for b in range(0, batch, samples)
+        for h in range(0, heads, at_once)
+        for t in range(0, rows, queries)
     ]
 
 
@@ -50,6 +64,7 @@ class AttendRows(torch.autograd.Function):
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
     the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
+    What is constant along a row enters a product as one more column, which costs less than a pass over the block.
     """
 
     @staticmethod
@@ -57,8 +72,11 @@ class AttendRows(torch.autograd.Function):
         shape = q.shape[:3]
         out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
         lse, entropy, square = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))
-        for b, t in blocks(q, k):
-            e = logits_block(q[b, :, t], k[b], _part(mask, b), causal, scale, t.start)
+        for b, h, t in blocks(q, k):
+            # Causal rows see no later keys.
+            n = slice(0, t.stop if causal else k.shape[2])
+            e = torch.matmul(q[b, h, t].float() * scale, k[b, h, n].float().transpose(-1, -2))
+            e = masked(e, _part(mask, b, h, n), causal, t.start)
             top = e.amax(-1, keepdim=True)
             if mask is not None:
                 top.masked_fill_(top == float("-inf"), 0.0)
@@ -70,10 +88,10 @@ class AttendRows(torch.autograd.Function):
             if mask is not None:
                 z.masked_fill_(z == 0, 1.0)
             logz = z.log()
-            lse[b, :, t] = top.squeeze(-1).add_(logz)
-            entropy[b, :, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
-            square[b, :, t] = torch.linalg.vecdot(e, e).div_(z.square())
-            out[b, :, t] = torch.matmul(e.to(v.dtype), v[b]).div_(z.unsqueeze(-1))
+            lse[b, h, t] = top.squeeze(-1).add_(logz)
+            entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
+            square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
+            out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
         ctx.save_for_backward(q, k, v, out, lse, entropy, square)
         ctx.mask, ctx.causal, ctx.scale = mask, causal, scale
         ctx.set_materialize_grads(False)
@@ -84,31 +102,48 @@ class AttendRows(torch.autograd.Function):
         q, k, v, out, lse, entropy, square = ctx.saved_tensors
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=k.device) for x in (k, v))
-        for b, t in blocks(q, k):
-            qb, kb = q[b, :, t].float(), k[b].float()
-            logp = logits_block(qb, kb, _part(ctx.mask, b), ctx.causal, ctx.scale, t.start).sub_(lse[b, :, t, None])
-            p = logp.exp()
-            if g_entropy is not None:
+        g_out = torch.zeros_like(out) if g_out is None else g_out
+        level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
+        ones = torch.ones(*k.shape[:3], 1, dtype=torch.float32, device=k.device)
+        keys, values = torch.cat([k.float(), ones], -1), torch.cat([v.float(), ones], -1)
+        for b, h, t in blocks(q, k):
+            n = slice(0, t.stop if ctx.causal else k.shape[2])
+            qb, gb = q[b, h, t].float() * ctx.scale, g_out[b, h, t].float()
+            logp = torch.matmul(torch.cat([qb, -lse[b, h, t, None]], -1), keys[b, h, n].transpose(-1, -2))
+            logp = masked(logp, _part(ctx.mask, b, h, n), ctx.causal, t.start)
+            slope = torch.matmul(torch.cat([gb, level[b, h, t, None]], -1), values[b, h, n].transpose(-1, -2))
+            if g_entropy is None:
+                p = logp.exp_()
+            else:
+                p = logp.exp()
                 if ctx.mask is not None or ctx.causal:
                     logp.clamp_(min=-1e30)
-                slope = logp.add_(entropy[b, :, t, None]).mul_(-g_entropy[b, :, t, None])
-            else:
-                slope = torch.zeros_like(p) if g_lse is not None or g_square is not None else logp.zero_()
+                slope.addcmul_(logp, g_entropy[b, h, t, None], value=-1.0)
             if g_square is not None:
-                twice = 2.0 * g_square[b, :, t, None]
-                slope.addcmul_(p, twice).sub_(twice * square[b, :, t, None])
-            if g_lse is not None:
-                slope.add_(g_lse[b, :, t, None])
-            if g_out is not None:
-                gb = g_out[b, :, t].float()
-                slope.add_(torch.matmul(gb, v[b].float().transpose(-1, -2)))
-                slope.sub_(torch.linalg.vecdot(gb, out[b, :, t].float()).unsqueeze(-1))
-                dv[b] += torch.matmul(p.transpose(-1, -2), gb)
-            ds = slope.mul_(p).mul_(ctx.scale)
-            dq[b, :, t] = torch.matmul(ds, kb)
-            dk[b] += torch.matmul(ds.transpose(-1, -2), qb)
-        return dq, dk.to(k.dtype), dv.to(v.dtype) if g_out is not None else None, None, None, None
+                slope.addcmul_(p, g_square[b, h, t, None], value=2.0)
+            _accumulate(dv[b, h, n], p, gb)
+            ds = slope.mul_(p)
+            dq[b, h, t] = torch.matmul(ds, k[b, h, n].float()).mul_(ctx.scale)
+            _accumulate(dk[b, h, n], ds, qb)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-def _part(mask: Tensor | None, samples: slice) -> Tensor | None:
-    return mask if mask is None or mask.shape[0] == 1 else mask[samples]
+def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Tensor:
+    """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32."""
+    level = -torch.linalg.vecdot(g_out.float(), out.float())
+    for gradient, factor in parts:
+        if gradient is not None:
+            level = level + gradient * factor
+    return level
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a^T b to total (b, h, N, D), a view."""
+    for sample, rows, columns in zip(total, a, b, strict=True):
+        sample.baddbmm_(rows.transpose(-1, -2), columns)
+
+
+def _part(mask: Tensor | None, samples: slice, heads: slice, keys: slice) -> Tensor | None:
+    if mask is None:
+        return None
+    return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None), :, keys]

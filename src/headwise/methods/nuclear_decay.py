@@ -32,6 +32,7 @@ class NuclearDecay(Method):
 
     neutral = {"strength": 0.0}
     strong = {"strength": 1.0}
+    live = ("strength",)
     penalizes = True
 
     def check(self) -> None:
@@ -42,7 +43,7 @@ class NuclearDecay(Method):
 
     def penalty(self, site: Site, store: Store) -> Tensor:
         norms = [nuclear_norm(a, b).sum() for a, b in factors(site.projections())]
-        return self.strength * torch.stack(norms).sum()
+        return store.value("strength") * torch.stack(norms).sum()
 
 
 def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class ProductDecay(Method):
 
     neutral = {"strength": 0.0}
     strong = {"strength": 1.0}
+    live = ("strength",)
     penalizes = True
 
     def check(self) -> None:
@@ -39,7 +40,7 @@ class ProductDecay(Method):
 
     def penalty(self, site: Site, store: Store) -> Tensor:
         squares = [squared_frobenius(a, b).sum() for a, b in factors(site.projections())]
-        return 0.5 * self.strength * torch.stack(squares).sum()
+        return 0.5 * store.value("strength") * torch.stack(squares).sum()
 
 
 def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
