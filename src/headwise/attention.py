@@ -41,6 +41,8 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
     for method in active:
         if method.overrides("inputs"):
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
+    # Made before attention, its gradient is made after that of attention, when attention's own tensors are gone.
+    ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
     if any(m.random or m.penalizes for m in active):
         _ = call.this  # the pass is opened before any block that may be run again
     out, weights, made = None, None, len(call.penalties)
@@ -52,7 +54,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
         call.norms.clear()
         out, weights = _explicit(call, active, need_weights)
         call.fitted.ran("explicit")
-    for method in active:
+    for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)
     return out, weights

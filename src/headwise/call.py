@@ -31,6 +31,7 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
         rows: the slice of queries in a block, None when all are at hand.
+        ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Call:
         self.rows: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor]] = []
+        self.ahead: Tensor | None = None
         self._pass: passes.Pass | None = None
         self._allowed: Tensor | None = None
         self._allowed_known = False
@@ -98,13 +100,14 @@ class Call:
         if rows_dim is not None and rows_dim != len(shape) - 2:
             raise ValueError(f"rows_dim must be the dimension before the last of {shape}, got {rows_dim}")
         rows = self.rows if rows_dim is not None else None
-        return draws.uniform(self.this.key, self._salt(method, name), tuple(shape), self.q.device, rows)
+        return draws.uniform(self.this.key, self.salt(method, name), tuple(shape), self.q.device, rows)
 
     def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
-        return draws.normal(self.this.key, self._salt(method, name), tuple(shape), self.q.device)
+        return draws.normal(self.this.key, self.salt(method, name), tuple(shape), self.q.device)
 
-    def _salt(self, method: Method, name: str) -> int:
+    def salt(self, method: Method, name: str) -> int:
+        """Give what tells the draws of a method and name from all others of the pass."""
         return self.fitted.salts[self.fitted.index(method)] ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
@@ -151,7 +154,8 @@ class Call:
     def mean_over_keys(self, v: Tensor) -> Tensor:
         """Give the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
         if self.mask is None and not self.causal:
-            return v.mean(dim=2, keepdim=True)
+            # A sum's gradient is a view as large as v, a mean's a copy; fp32 keeps a long sum of half precision in range.
+            return (v.sum(dim=2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32)) / self.keys).to(v.dtype)
         if self.mask is None:
             return _causal_mean(v, self.queries)
         allowed = self.allowed()

@@ -39,6 +39,7 @@ def compare(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
+    test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; changes no number. Default: the cores.")
@@ -60,7 +61,7 @@ def compare(
             study=study,
             methods=tuple(method or ()),
             task=task,
-            changes={"epochs": epochs, "train_size": train_size},
+            changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
             jobs=jobs,

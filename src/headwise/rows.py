@@ -18,15 +18,33 @@ class Rows:
     """What a method may read of A (after masks and logit edits, before weight edits) without the matrix."""
 
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
-        self.call, self.q, self.k = call, q, k
-        self.mask, self.causal = call.mask, call.causal
-        if keep is not None:
-            allowed = call.allowed()
-            kept = keep if allowed is None else keep & allowed
-            hard = self.mask is None or self.mask.dtype == torch.bool
-            self.mask = kept if hard else self.mask.masked_fill(~kept, float("-inf"))  # type: ignore[union-attr]
-            self.causal = False
+        self.call, self.q, self.k, self._keep = call, q, k, keep
         self._statistics: tuple[Tensor, ...] | None = None
+        self._masked: tuple[Tensor | None, bool] | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Give the mask with the dropped keys in it; made where it is read, for it may be as large as the matrix."""
+        return self._mask()[0]
+
+    @property
+    def causal(self) -> bool:
+        """Tell whether causality holds besides the mask."""
+        return self._mask()[1]
+
+    def _mask(self) -> tuple[Tensor | None, bool]:
+        if self._masked is None:
+            self._masked = self._make_mask()
+        return self._masked
+
+    def _make_mask(self) -> tuple[Tensor | None, bool]:
+        mask, keep = self.call.mask, self._keep
+        if keep is None:
+            return mask, self.call.causal
+        allowed = self.call.allowed()
+        kept = keep if allowed is None else keep & allowed
+        hard = mask is None or mask.dtype == torch.bool
+        return (kept if hard else mask.masked_fill(~kept, float("-inf"))), False  # type: ignore[union-attr]
 
     def _all(self) -> tuple[Tensor, ...]:
         if self._statistics is None:

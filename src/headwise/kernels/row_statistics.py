@@ -64,7 +64,7 @@ class AttendRows(torch.autograd.Function):
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
     the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
-    What is constant along a row enters a product as one more column, which costs less than a pass over the block.
+    What is constant along a row is written where a product adds to it, which saves a pass over the block.
     """
 
     @staticmethod
@@ -104,14 +104,11 @@ class AttendRows(torch.autograd.Function):
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=k.device) for x in (k, v))
         g_out = torch.zeros_like(out) if g_out is None else g_out
         level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
-        ones = torch.ones(*k.shape[:3], 1, dtype=torch.float32, device=k.device)
-        keys, values = torch.cat([k.float(), ones], -1), torch.cat([v.float(), ones], -1)
         for b, h, t in blocks(q, k):
             n = slice(0, t.stop if ctx.causal else k.shape[2])
             qb, gb = q[b, h, t].float() * ctx.scale, g_out[b, h, t].float()
-            logp = torch.matmul(torch.cat([qb, -lse[b, h, t, None]], -1), keys[b, h, n].transpose(-1, -2))
-            logp = masked(logp, _part(ctx.mask, b, h, n), ctx.causal, t.start)
-            slope = torch.matmul(torch.cat([gb, level[b, h, t, None]], -1), values[b, h, n].transpose(-1, -2))
+            logp = masked(_add_product(-lse[b, h, t, None], qb, k[b, h, n].float()), _part(ctx.mask, b, h, n), ctx.causal, t.start)
+            slope = _add_product(level[b, h, t, None], gb, v[b, h, n].float())
             if g_entropy is None:
                 p = logp.exp_()
             else:
@@ -135,6 +132,12 @@ def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Ten
         if gradient is not None:
             level = level + gradient * factor
     return level
+
+
+def _add_product(row: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Give row + a b^T for row (b, h, t, 1), a (b, h, t, D), b (b, h, n, D)."""
+    total = row.expand(*a.shape[:3], b.shape[2]).flatten(0, 1)
+    return torch.baddbmm(total, a.flatten(0, 1), b.flatten(0, 1).transpose(-1, -2)).unflatten(0, a.shape[:2])
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:

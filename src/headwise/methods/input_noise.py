@@ -84,7 +84,7 @@ class InputNoise(Method):
         for head in range(call.heads):
             # Grouped keys and values are repeated by now: each query head's copy gets that head's noise.
             rows = [weight[head * weight.shape[0] // call.heads] for weight, _ in blocks]
-            salt = call._salt(self, f"head {head}")
+            salt = call.salt(self, f"head {head}")
             added.append(_HeadNoise.apply(torch.cat(rows), level, key, salt, tuple(x.shape)).split(sizes, dim=-1))
         parts = (torch.stack(part, dim=1) for part in zip(*added))
         return tuple(tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(made, factors, parts))

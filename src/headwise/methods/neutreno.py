@@ -41,10 +41,13 @@ class NeuTRENO(Method):
     def at(self, name: str, step: int, site: Site) -> float:
         return self.strength * (min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
 
-    def output(self, o: Tensor, call: Call) -> Tensor:
+    def ahead(self, call: Call) -> Tensor | None:
         first = call.first_values()
         if first is None:
-            return o
+            return None
         # With a cache the values hold past tokens too, fewer of them on sliding layers; the new ones are the last.
         new, first_new = call.keys - call.queries, first.shape[2] - call.queries
-        return o + call.value(self, "strength") * (first[:, :, first_new:] - call.v[:, :, new:])
+        return call.value(self, "strength") * (first[:, :, first_new:] - call.v[:, :, new:])
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        return o if call.ahead is None else o + call.ahead

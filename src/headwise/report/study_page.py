@@ -51,7 +51,7 @@ def study_page(study, analysis: dict) -> str:
 
 
 def _extra_facts(settings: dict):
-    wanted = ("dataset", "train_size", "epochs", "batch_size")
+    wanted = ("dataset", "train_size", "test_size", "epochs", "batch_size")
     return [
         (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), (str, int, float))
     ]

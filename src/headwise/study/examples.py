@@ -30,11 +30,19 @@ def training_examples(task: Task, configuration: RunConfiguration) -> tuple[Exam
 
 
 def test_examples(task: Task) -> Examples:
-    """Give the test examples."""
+    """Give the test examples; a smaller `test_size` takes the same ones for all seeds and methods."""
     test = _split(task, "test")
     if test is None:
         raise StudyError(f"{type(task).__name__}.data('test') gave None; a task needs test examples.")
-    return test
+    if task.test_size is None:
+        return test
+    if task.test_size > len(test[0]):
+        raise StudyError(
+            f"test_size {task.test_size} is more than the {len(test[0])} test examples of {type(task).__name__}. "
+            "Choose a smaller --test-size."
+        )
+    chosen = torch.randperm(len(test[0]), generator=_generator(0, "test_size"))[: task.test_size]
+    return test[0][chosen], test[1][chosen]
 
 
 def move(examples: Examples, device: torch.device) -> Examples:

@@ -41,6 +41,7 @@ class Task(BaseModel, ABC):
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     train_size: int | None = Field(None, ge=1, description="training examples, drawn anew for each seed; None: all")
+    test_size: int | None = Field(None, ge=1, description="test examples, the same for all runs; None: all")
     held_out: int = Field(0, ge=0, description="training examples kept for tuning trials when `data` has no validation")
     evaluation_batch_size: int = Field(1000, ge=1)
 
