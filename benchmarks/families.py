@@ -136,8 +136,8 @@ HEADER = """# Families of transformers
 
 Every model type that transformers {transformers} registers, built tiny and at random: which attention layers headwise reaches
 (and through which host), the classes it refuses by name, the largest relative difference that a neutral method makes to
-the model's output (`{neutral}`), and the one a strong method makes (`{strong}`). "Not tried" names why no tiny model could be
-built or fed by `benchmarks/shrink.py`, which says nothing about the family.
+the model's output (`{neutral}`), and the one a strong method makes (`{strong}`). At the end stand the types of which no tiny
+model could be built or fed by `benchmarks/shrink.py`, which says nothing about them.
 
 Written by `python benchmarks/families.py` with torch {torch} on CPU. Of {types} types {tried} were tried, {equal} of them are
 neutral to 1e-6, {same} to the bit; {refused} have attention layers of their own that are refused by name.
@@ -161,7 +161,10 @@ def table(rows: list[Row]) -> str:
         same=sum(row.neutral == "same bits" for row in tried),
         refused=sum(bool(row.refused) for row in rows),
     )
-    return head + "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row.cells())} |\n" for row in rows)
+    untried = [row.cells()[0] for row in rows if row.note.startswith("not tried")]
+    shown = [row for row in rows if not row.note.startswith("not tried")]
+    lines = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row.cells())} |\n" for row in shown)
+    return f"{head}{lines}\n## Not tried\n\n{', '.join(untried)}.\n"
 
 
 def main() -> None:
