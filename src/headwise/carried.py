@@ -27,6 +27,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
     if call.fitted.shares_values:
         return None
     if this.again is True and this.region is not None:
+        for inner in this.first_runs:
+            inner.carried[stack] = this.region.carried[stack]
         return this.region.carried[stack]
     values = forward.now().carried.get(stack)
     if values is None:
@@ -35,8 +37,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
             "in this forward; call the whole model"
         )
     _same_tokens(call, values)
-    if this.region is not None:
-        this.region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
+    for region in this.first_runs:
+        region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
     return values
 
 

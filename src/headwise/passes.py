@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .fitted import Fitted
 
 REENTRANT = (
-    "{site} was run again inside a backward pass, as reentrant or nested activation checkpointing does; {method} would draw, "
+    "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
     "penalise or carry values a second time and its gradient would be silently wrong. "
-    "Use one level of checkpoint(..., use_reentrant=False), or gradient_checkpointing_kwargs={{'use_reentrant': False}}."
+    "Use checkpoint(..., use_reentrant=False), or gradient_checkpointing_kwargs={{'use_reentrant': False}}."
 )
 COMPILED = (
     "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would draw "
@@ -43,28 +43,48 @@ class Region:
 _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
-def region() -> tuple[Region | None, Any]:
-    """Give the checkpointed region that runs now and the recompute's id (None in its first run).
+def _pack_functions() -> list[Any]:
+    """Give the pack functions of the saved-tensor hooks in force, the innermost first; the hooks stay as they were.
 
-    Reads the innermost saved-tensor hook; the young private functions stand here alone. Where they are missing, no region
-    is seen, and a recompute is refused as a reentrant one is.
+    The young private functions stand here alone. Where they are missing, no region is seen, and a recompute is refused as a
+    reentrant one is.
     """
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    autograd, taken = torch._C._autograd, []
+    if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
+        return []
     try:
-        hooks = top(False) if top is not None else None
+        while (hooks := autograd._top_saved_tensors_default_hooks(False)) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            taken.append(hooks)
     except (RuntimeError, TypeError):
-        hooks = None
-    if hooks is None:
-        return None, None
-    pack = getattr(hooks[0], "_torchdynamo_orig_callable", hooks[0])
-    names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
-    if "frame" in cells:
-        return _regions.setdefault(cells["frame"], Region()), None
-    if "target_frame_ref" in cells:
-        frame = cells["target_frame_ref"]()
-        return _regions.setdefault(frame, Region()), cells.get("gid", 0)
-    return None, None
+        return []
+    finally:
+        for hooks in reversed(taken):
+            autograd._push_saved_tensors_default_hooks(*hooks)
+    return [hooks[0] for hooks in taken]
+
+
+def regions() -> tuple[list[Region], Region | None, Any]:
+    """Give the checkpointed regions in their first run, the one that is recomputed or None, and the recompute's id.
+
+    Regions may be nested: while an outer one is recomputed, its inner ones run for the first time.
+    """
+    first: list[Region] = []
+    for pack in _pack_functions():
+        pack = getattr(pack, "_torchdynamo_orig_callable", pack)
+        names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
+        cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
+        if "frame" in cells:
+            first.append(_regions.setdefault(cells["frame"], Region()))
+        elif "target_frame_ref" in cells:
+            return first, _regions.setdefault(cells["target_frame_ref"](), Region()), cells.get("gid", 0)
+    return first, None, None
+
+
+def region() -> tuple[Region | None, Any]:
+    """Give the region that is recomputed with the recompute's id, or the outermost that runs first, or None."""
+    first, repeated, recompute = regions()
+    return (repeated, recompute) if repeated is not None else (first[-1] if first else None, None)
 
 
 def in_backward() -> bool:
@@ -83,6 +103,7 @@ class Pass:
     key: int | Tensor
     again: bool | Tensor = False
     region: Region | None = None
+    first_runs: list[Region] = field(default_factory=list)
 
 
 def begin(fitted: Fitted) -> Pass:
@@ -90,26 +111,30 @@ def begin(fitted: Fitted) -> Pass:
     if torch.compiler.is_compiling():
         token = compiled_token(fitted.counter, fitted.number)
         return Pass(token[0], token[1])
-    key, again, where = _begin(fitted)
-    return Pass(key, again, where)
+    return _begin(fitted)
 
 
-def _begin(fitted: Fitted) -> tuple[int, bool, Region | None]:
-    where, recompute = region()
-    if where is not None and recompute is not None:
-        at = where.replay.setdefault(recompute, {})
+def _begin(fitted: Fitted) -> Pass:
+    first, repeated, recompute = regions()
+    if repeated is not None:
+        at = repeated.replay.setdefault(recompute, {})
         nth = at.get(fitted.number, 0)
         at[fitted.number] = nth + 1
-        known = where.keys.get(fitted.number, [])
+        known = repeated.keys.get(fitted.number, [])
         if nth < len(known):
-            return known[nth], True, where
+            _remember(first, fitted, known[nth])
+            return Pass(known[nth], True, repeated, first)
     if in_backward():
         raise RuntimeError(REENTRANT.format(site=fitted.site.name, method=fitted.stateful()))
     key = mix(fitted.seed(), fitted.site.index, int(fitted.counter))
     fitted.counter.add_(1)
-    if where is not None:
-        where.keys.setdefault(fitted.number, []).append(key)
-    return key, False, where
+    _remember(first, fitted, key)
+    return Pass(key, False, first[-1] if first else None, first)
+
+
+def _remember(first: list[Region], fitted: Fitted, key: int) -> None:
+    for region in first:
+        region.keys.setdefault(fitted.number, []).append(key)
 
 
 _numbers = itertools.count(1)
@@ -132,16 +157,15 @@ def enrolled() -> list[Fitted]:
 def compiled_token(counter: Tensor, number: int) -> Tensor:
     """Give (key, again) of a pass when a compiled graph runs; the graph itself holds no state."""
     fitted = _fitted[number]
-    where, recompute = region()
-    if in_backward() and recompute is None:
+    first, repeated, _ = regions()
+    if in_backward() and repeated is None:
         raise RuntimeError(COMPILED.format(site=fitted.site.name, method=fitted.stateful()))
-    if where is not None and recompute is not None:
-        key, again, _ = _begin(fitted)
-        return torch.tensor([key, int(again)], dtype=torch.int64)
+    if repeated is not None:
+        made = _begin(fitted)
+        return torch.tensor([made.key, int(made.again)], dtype=torch.int64)
     key = mix(fitted.seed(), fitted.site.index, int(counter))
     counter.add_(1)
-    if where is not None:
-        where.keys.setdefault(number, []).append(key)
+    _remember(first, fitted, key)
     return torch.tensor([key, 0], dtype=torch.int64)
 
 

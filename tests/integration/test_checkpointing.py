@@ -13,7 +13,7 @@ NAMES = list(shelf.__all__)
 
 
 class Checkpointed(Own):
-    """Runs its blocks under activation checkpointing: each apart, or all in one region."""
+    """Runs its blocks under activation checkpointing: each apart, all in one region, or each inside the region of all."""
 
     mode = "none"
 
@@ -21,7 +21,7 @@ class Checkpointed(Own):
         if self.mode == "none":
             return super().forward(x)
         reentrant = self.mode == "reentrant"
-        if self.mode == "whole":
+        if self.mode in ("whole", "nested"):
             return self.head(checkpoint(self.stack, x, use_reentrant=False))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=reentrant)
@@ -29,7 +29,7 @@ class Checkpointed(Own):
 
     def stack(self, x):
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.mode == "nested" else block(x)
         return x
 
 
@@ -61,7 +61,7 @@ def gradients(model, handle, mode, forwards=1):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", ["each", "whole"])
+@pytest.mark.parametrize("mode", ["each", "whole", "nested"])
 @pytest.mark.parametrize("forwards", [1, 2])
 def test_checkpointing_gives_the_same_gradients_and_one_penalty(name, mode, forwards):
     model, handle = make(name)
