@@ -93,6 +93,15 @@ def test_a_mix_of_values_generates_with_a_cache() -> None:
     assert_same(generate(model, family), generate(model, family, use_cache=False))
 
 
+def test_a_mix_of_values_refuses_sliding_caches_of_different_lengths_by_name() -> None:
+    family = FAMILIES["Gemma2"]
+    model = family.build()
+    regularize(model, ValueResidual(mix=0.5))
+    with pytest.raises(RuntimeError, match=r"ValueResidual mixes values token by token.*use_cache=False"):
+        generate(model, family)
+    assert generate(model, family, use_cache=False)[0].shape[1] > NEW
+
+
 def test_beams_keep_their_own_carried_values() -> None:
     family = FAMILIES["BART"]
     model = family.build()
