@@ -89,6 +89,10 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
             r"--method 'DropHed\(p=0.1\)': There is no method 'DropHed'. Did you mean 'DropHead'",
         ),
         ({"methods": ("DropHead(p=1.5)",)}, r"--method 'DropHead\(p=1.5\)': DropHead.*1.5"),
+        (
+            {"methods": ("DropHead(p=0.1)", "DropHead(p=0.10)")},
+            r"--method 'DropHead\(p=0.1\)' and 'DropHead\(p=0.10\)' are the same arm, DropHead\(p=0.1\). Give one",
+        ),
         ({"device": "cuda"}, "--device cuda: torch finds no CUDA device here"),
         ({"device": "tpu"}, "--device 'tpu' is not known. Devices: cpu, cuda"),
         ({"task": "nowhere.py:Mine"}, "there is no file nowhere.py"),
@@ -114,7 +118,7 @@ def test_a_request_changes_what_it_names_and_nothing_else():
 
     plain = choose_study(Request(device="cpu"))
     assert plain.name == "digits" and plain.seeds == 10 and len(plain.arms) == 9 and plain.threads == 1
-    methods = ("DropHead(p=0.1)+RelaxedAttention()", "baseline", "DropHead(p=0.10) + RelaxedAttention(gamma=0.1)")
+    methods = ("DropHead(p=0.1)+RelaxedAttention()", "baseline")
     other = choose_study(Request(device="cpu", methods=methods, seeds=3, changes={"epochs": 2, "train_size": None}))
     assert other.arms == ("baseline", "DropHead(p=0.1) + RelaxedAttention(gamma=0.1)")
     assert other.task.model_dump() == plain.task.model_dump() | {"epochs": 2} and other.seeds == 3

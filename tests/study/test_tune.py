@@ -1,6 +1,7 @@
 """Tuning: equal budgets, validation only, resumable, the same whatever the number of jobs."""
 
 import json
+import math
 
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
@@ -119,3 +120,64 @@ def test_tuning_without_a_validation_split_needs_held_out_examples(tmp_path):
     study = tiny_study("Unseen", held_out=0)
     with pytest.raises(StudyError, match=r"tuning needs a validation split: .*held_out is 0 of 16"):
         carry(study, tmp_path, trials=1)
+
+
+def test_every_arm_is_chosen_from_the_same_trials_whatever_was_tried_before(tmp_path):
+    study = tiny_study(methods=METHODS[:1], epochs=1)
+    carry(study, tmp_path, trials=4)
+    wider = study.model_copy(update={"methods": METHODS[:2]})
+    carry(wider, tmp_path, trials=1)
+    described = json.loads((tmp_path / "study.json").read_text())
+    # one trial is the written setting itself
+    assert described["methods"] == ["baseline", *METHODS[:2]]
+    assert [note for note in described["notes"] if "trial" in note] == [
+        f"{arm}: 1 trial on validation chose {arm} with learning rate 0.001." for arm in ("baseline", *METHODS[:2])
+    ]
+
+
+class Told:
+    """Give an arm that counts `trials` results, told one after the other."""
+
+    def __init__(self, tmp_path, text, trials):
+        import optuna
+        from small_studies import ENVIRONMENT
+
+        from headwise.study.compare import Comparison
+        from headwise.study.tune import Arm
+
+        study = tiny_study(methods=(text,), epochs=1)
+        comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
+        self.arm = Arm(comparison, optuna.storages.InMemoryStorage(), text)
+        self.tried = []
+
+    def tell(self, status, value):
+        self.tried.append(self.arm.next_order().configuration)
+        self.arm.tell({"status": status, "metrics": {"validation_accuracy": value}})
+
+
+@pytest.mark.parametrize("failure", [("diverged", 0.9), ("diverged", None), ("finished", math.nan)])
+def test_a_trial_that_failed_is_the_worst_whatever_its_figure(tmp_path, failure):
+    told = Told(tmp_path, "DropHead(p=0.3)", trials=3)
+    for result in (failure, ("finished", 0.2), failure):
+        told.tell(*result)
+    choice, tried = told.arm.best()
+    assert (choice.label, tried) == (told.tried[1].method, 3)
+    assert told.arm.next_order() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [("Decorrelation(strength=1)", "strength"), ('Disagreement(on="position", strength=0.5)', "strength")],
+)
+def test_the_strength_is_searched_wherever_it_stands_and_however_it_is_written(tmp_path, text, field):
+    told = Told(tmp_path, text, trials=3)
+    for value in (0.1, 0.2, 0.3):
+        told.tell("finished", value)
+    values = [configuration.methods[0]["settings"][field] for configuration in told.tried]
+    assert len(set(values)) == 3 and values[0] in (1.0, 0.5)
+
+
+def test_two_writings_of_one_strength_are_refused_as_twins(tmp_path):
+    study = tiny_study(methods=("Decorrelation(strength=1)", "Decorrelation(strength=2.0)"))
+    with pytest.raises(StudyError, match="differ only in the strength"):
+        carry(study, tmp_path, trials=2)

@@ -88,8 +88,15 @@ class Study(BaseModel):
 
 def canonical_methods(texts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Parse method texts and write each as its `repr`, its label everywhere; the baseline is always there."""
-    arms = [_canonical(text) for text in texts if text.strip() != BASELINE]
-    return tuple(dict.fromkeys(arms))
+    written: dict[str, str] = {}
+    for text in texts:
+        if text.strip() == BASELINE:
+            continue
+        arm = _canonical(text)
+        if arm in written:
+            raise StudyError(f"--method {written[arm]!r} and {text!r} are the same arm, {arm}. Give one of them.")
+        written[arm] = text
+    return tuple(written)
 
 
 def _canonical(text: str) -> str:

@@ -1,16 +1,18 @@
 """Tuning: every arm, the baseline included, gets the same number of trials, judged on validation only.
 
-An arm's trials search its learning rate and, for methods, the strength of each (the first field of a method), all
-within a factor of four of what was written. The first trial is the written setting itself. Trials of one arm follow one
-another, arms run side by side: the number of jobs changes nothing.
+An arm's trials search its learning rate and, for methods, the strength of each (the setting that may change while
+training, else the first field), all within a factor of four of what was written. The first trial is the written setting
+itself. Trials of one arm follow one another, arms run side by side: the number of jobs changes nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headwise.report.answer import count
 from headwise.study.compare import Comparison, carry_out
 from headwise.study.configuration import BASELINE, RunConfiguration, derive
 from headwise.study.errors import StudyError
@@ -19,6 +21,7 @@ from headwise.study.order import Order
 if TYPE_CHECKING:
     import optuna
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
     from headwise import Method
 
@@ -51,8 +54,8 @@ class Arm:
 
     @property
     def finished(self) -> int:
-        """Count the finished trials."""
-        return sum(trial.state.is_finished() for trial in self._open().get_trials(deepcopy=False))
+        """Count the finished trials of the budget."""
+        return sum(trial.state.is_finished() for trial in self._budget())
 
     def next_order(self) -> Order | None:
         """Give the next trial: the one that was under way, else a new one; None when the budget is used."""
@@ -61,7 +64,7 @@ class Arm:
         if self.finished >= self._comparison.trials:
             return None
         study = self._open()
-        under_way = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        under_way = [trial for trial in self._budget() if trial.state == TrialState.RUNNING]
         trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
         factors = {name: trial.suggest_float(name, 1 / FACTOR, high, log=True) for name, high in self._ranges().items()}
         self._pending = trial.number
@@ -69,14 +72,25 @@ class Arm:
 
     def tell(self, result: dict[str, Any]) -> None:
         """Write down what a trial found on validation; one that diverged is the worst there is."""
-        task = type(self._comparison.study.task)
-        value = result["metrics"][f"validation_{task.metric_name}"]
-        worst = -math.inf if task.higher_is_better else math.inf
-        self._open().tell(self._pending, worst if value is None else value)
+        value = result["metrics"][f"validation_{type(self._comparison.study.task).metric_name}"]
+        failed = result["status"] == "diverged" or value is None or not math.isfinite(value)
+        self._open().tell(self._pending, self._worst if failed else value)
 
-    def best(self) -> Choice:
-        """Give the choice of the best trial."""
-        return self._choice(self._open().best_trial.params)
+    def best(self) -> tuple[Choice, int]:
+        """Give the choice of the best trial of the budget, the first of equals, and how many trials it was chosen from."""
+        finished = [trial for trial in self._budget() if trial.state.is_finished()]
+        values = [self._worst if trial.value is None else trial.value for trial in finished]
+        at = values.index(min(values) if self._worst > 0 else max(values))
+        return self._choice(finished[at].params), len(finished)
+
+    @property
+    def _worst(self) -> float:
+        return -math.inf if type(self._comparison.study.task).higher_is_better else math.inf
+
+    def _budget(self) -> list[FrozenTrial]:
+        # an earlier start may have asked for more trials: every arm is chosen from the same number
+        trials = self._open().get_trials(deepcopy=False)
+        return [trial for trial in trials if trial.number < self._comparison.trials]
 
     def _choice(self, factors: dict[str, float]) -> Choice:
         methods = [
@@ -107,8 +121,8 @@ class Arm:
         arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
         study = optuna.create_study(**arguments)
         # seeded by the number of the trial: a resumed search asks for the same points
-        count = len(study.get_trials(deepcopy=False))
-        study.sampler = optuna.samplers.TPESampler(seed=derive(count, self.text) % 2**32, n_startup_trials=5)
+        known = len(study.get_trials(deepcopy=False))
+        study.sampler = optuna.samplers.TPESampler(seed=derive(known, self.text) % 2**32, n_startup_trials=5)
         return study
 
 
@@ -138,15 +152,15 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
     carry_out(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
-    choices = {arm.text: arm.best() for arm in arms}
+    found = {arm.text: arm.best() for arm in arms}
     final = [
-        study.configuration(choices[text].label, seed, settings={"learning_rate": choices[text].rate})
+        study.configuration(found[text][0].label, seed, settings={"learning_rate": found[text][0].rate})
         for seed in range(study.seeds)
         for text in study.arms
     ]
     notes = [
-        f"{text}: {comparison.trials} trials on validation chose {choice.label} with learning rate {choice.rate:g}."
-        for text, choice in choices.items()
+        f"{text}: {count(tried, 'trial')} on validation chose {choice.label} with learning rate {choice.rate:g}."
+        for text, (choice, tried) in found.items()
     ]
     return final, notes
 
@@ -160,10 +174,13 @@ def _parse(text: str) -> list[Method]:
 
 
 def _strength(method: Method) -> str | None:
-    """Name the field that is searched: the method's first, where it is a number other than 0."""
-    name = next(iter(method.settings()), None)
-    value = getattr(method, name) if name else None
-    return name if isinstance(value, float) and value != 0 else None
+    """Name the field that is searched: the first that may change while training, else the first; never one that is 0."""
+    fields = {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    name = next(iter(method.live or fields), None)
+    if name is None or not (name in method.live or "float" in str(fields[name].type)):
+        return None
+    value = getattr(method, name)
+    return name if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0 else None
 
 
 def _highest(method: Method) -> float:
