@@ -94,6 +94,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         raise TypeError(f"regularize() takes a torch module first, got {type(model).__name__}")
     for method in methods:
         if not isinstance(method, Method):
+            if isinstance(method, list | tuple):
+                raise TypeError("regularize() takes methods one by one: put a star before the list, regularize(model, *methods)")
             shown = f"{method.__name__}() with parentheses" if isinstance(method, type) and issubclass(method, Method) else "a method"
             raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
         if sum(m == method for m in methods) > 1:
@@ -109,8 +111,11 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 "its handle first, or choose layers with where= on the whole model"
             )
         if HANDLE in module.__dict__:
+            known = module.__dict__[HANDLE]
+            if not known.methods and any(fitted.observer is not None for fitted in known.fitted):
+                raise ValueError(f"{name or 'the model'} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
             raise ValueError(
-                f"{name or 'the model'} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on "
+                f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
 
@@ -120,6 +125,8 @@ def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool]
         return (lambda site: True), set()
     if callable(where):
         return (lambda site: bool(where(site))), set()
+    if not isinstance(where, Iterable):
+        raise TypeError(f"where must be a function of a site or names of layers, got {where!r}")
     names = {where} if isinstance(where, str) else set(where)
     known = [f.site.name for f in found]
     for name in sorted(names):

@@ -8,7 +8,6 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise.statistics import STATISTICS
 
 
 @pytest.fixture(autouse=True)
@@ -251,63 +250,3 @@ def test_a_reading_holds_no_activations_after_the_step():
     watch.step()
     assert not watch._recorder.tallies
     assert not watch._recorder._before
-
-
-def test_sampled_queries_give_intervals_around_the_whole_mean():
-    x = torch.randn(2, 60, 32, generator=torch.Generator().manual_seed(2))
-    found = {}
-    for rows in (None, 20):
-        model = fresh(HOSTS["own"])
-        watch = headwise.watch(model, every=1, on_alert=None, rows=rows, statistics=["attention_entropy", "max_logit"])
-        model(x)
-        watch.step()
-        found[rows] = watch.records()
-    whole = by_key(found[None])
-    entropies = [r for r in found[20] if r["statistic"] == "attention_entropy"]
-    assert all(r["sampled"] and r["low"] < r["value"] < r["high"] for r in entropies)
-    inside = [r["low"] <= whole[r["site"], r["head"], 0, "attention_entropy"] <= r["high"] for r in entropies]
-    assert len(inside) >= 8
-    assert sum(inside) >= 0.75 * len(inside)
-    maxima = [r for r in found[20] if r["statistic"] == "max_logit"]
-    assert all(r["sampled"] and "low" not in r for r in maxima)
-    assert all(r["value"] <= whole[r["site"], r["head"], 0, "max_logit"] for r in maxima)
-
-
-def test_what_is_asked_wrongly_is_refused_with_the_remedy():
-    model, function = fresh(HOSTS["own"]), torch.nn.functional.scaled_dot_product_attention
-    with pytest.raises(ValueError, match=r"There is no statistic 'entropy'.*Statistics: attention_entropy"):
-        headwise.watch(model, statistics=["entropy"])
-    with pytest.raises(ValueError, match="every must be at least 1 and rows at least 2, got every=0"):
-        headwise.watch(model, every=0)
-    with pytest.raises(TypeError, match=r'on_alert is "warn", "raise".*got 3'):
-        headwise.watch(model, on_alert=3)
-    with pytest.raises(TypeError, match=r"log is JsonLines\(path\).*got 'health.jsonl'"):
-        headwise.watch(model, log=["health.jsonl"])
-    with pytest.raises(ValueError, match=r"There is no attention layer 'blocks.7'"):
-        headwise.watch(model, where=["blocks.7"])
-    assert torch.nn.functional.scaled_dot_product_attention is function
-    headwise.watch(model)
-    with pytest.raises(ValueError, match=r"blocks.0.attn is watched already: call remove\(\)"):
-        headwise.watch(model)
-
-
-def test_where_and_statistics_choose_what_is_read():
-    model = fresh(HOSTS["own"])
-    watch = headwise.watch(
-        model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["token_cosine", "sink_mass"]
-    )
-    model(VECTORS)
-    watch.step()
-    assert {r["site"] for r in watch.records()} == {"blocks.1.attn"}
-    assert [r["head"] for r in watch.records()] == [None, 0, 1, 2, 3]
-    assert set(STATISTICS) > {r["statistic"] for r in watch.records()} == {"token_cosine", "sink_mass"}
-
-
-def test_a_step_without_a_training_forward_says_so():
-    model = fresh(HOSTS["own"])
-    watch = headwise.watch(model, every=1, on_alert=None)
-    with pytest.warns(
-        headwise.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"
-    ):
-        watch.step()
-    watch.step()

@@ -47,12 +47,19 @@ class Tally:
             sampled=self.sampled or other.sampled,
         )
 
+    def counted(self) -> Tensor:
+        """Returns where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not finite."""
+        return self.weight > 0 if self.kind == "mean" else self.total != self._nothing
+
+    @property
+    def _nothing(self) -> float:
+        return -torch.inf if self.kind == "max" else torch.inf
+
     def value(self) -> Tensor:
         """Returns the mean or the extremum; NaN where nothing was counted."""
         if self.kind == "mean":
             return self.total / self.weight
-        nothing = -torch.inf if self.kind == "max" else torch.inf
-        return torch.where(self.total == nothing, torch.nan, self.total)
+        return torch.where(self.counted(), self.total, torch.nan)
 
     def margin(self) -> Tensor | None:
         """Returns the half width of the 95 % interval of a sampled mean, None where no sample was drawn."""

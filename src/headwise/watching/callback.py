@@ -43,6 +43,8 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Start to watch; a resumed training goes on at its step."""
+        # A training that an exception ended never came to `on_train_end`.
+        self.on_train_end(args, state, control)
         self.watch = watch(model, **self.settings)
         self.watch.step_to(state.global_step)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import json
 import logging
 import math
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,8 @@ class Log(ABC):
 class JsonLines(Log):
     """Appends each record as one line of JSON to a file; NaN and infinity are written as null.
 
-    The file is opened for each reading, so that a run that is killed loses nothing that was read.
+    The file is opened for each reading, so that a run that is killed loses nothing that was read. A reading that could not be
+    written to its end (a full disk) is taken back, so that the file holds whole lines alone.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,11 +43,34 @@ class JsonLines(Log):
     def write(self, records: list[Record], step: int) -> None:
         lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
+        # Without a buffer nothing is left to be written, and to fail again, when the file is closed.
+        with self.path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END) if file.seekable() else 0
+            try:
+                _write_all(file, (_line_end(self.path, size) + "".join(lines)).encode())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
 
     def __repr__(self) -> str:
         return f"JsonLines({str(self.path)!r})"
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    """Write all of it: a disk that runs full takes a part and says so at the next part alone."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _line_end(path: Path, size: int) -> str:
+    """Give what ends the last line of a file, where a killed run left it open."""
+    if not size:
+        return ""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return "" if file.read(1) == b"\n" else "\n"
 
 
 def _plain(value: Any) -> Any:
@@ -85,16 +112,30 @@ class Metrics(Log):
 
     def __init__(self, target: Any) -> None:
         self.target = target
+        self._by_name = _takes_step_by_name(target.log)
 
     def write(self, records: list[Record], step: int) -> None:
         named = flat(records)
         alerts = [record for record in records if "alert" in record]
         if alerts:
             named["health/alerts"] = float(len(alerts))
-        self.target.log(named, step)
+        if self._by_name:
+            self.target.log(named, step=step)
+        else:
+            self.target.log(named, step)
 
     def __repr__(self) -> str:
         return f"Metrics({type(self.target).__name__})"
+
+
+def _takes_step_by_name(log: Callable[..., Any]) -> bool:
+    """Tell whether `step=` is a keyword of a `log`; some take it by keyword alone, some give it another name."""
+    try:
+        taken = inspect.signature(log).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    named = any(one.name == "step" and one.kind is not one.POSITIONAL_ONLY for one in taken)
+    return named or any(one.kind is one.VAR_KEYWORD for one in taken)
 
 
 def logs_of(given: Any) -> list[Log]:

@@ -19,9 +19,14 @@ def ranks() -> int:
     return 1
 
 
+def rank() -> int:
+    """Give this process's place among those that train together."""
+    return torch.distributed.get_rank() if ranks() > 1 else 0
+
+
 def is_first() -> bool:
     """Tell whether this process is the one that writes logs."""
-    return ranks() == 1 or torch.distributed.get_rank() == 0
+    return rank() == 0
 
 
 def joined(tallies: Tallies, layout: dict[int, dict[str, tuple[int, ...]]], device: torch.device) -> Tallies:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from ..site import Site
 from ..statistics import STATISTICS, Reading, Tally, read, reasons
 from .compiled import enroll, observe
 from .observed import reading_of, real_queries
+from .packing import rank
 from .weights import FLOOR, Weights
 
 
@@ -28,6 +31,7 @@ class Recorder:
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
         self._real: dict[str, Tensor | None] = {}
         self._missing: dict[int, dict[str, str]] = {}
+        self._calls: dict[int, int] = {}
 
     def take(self, call: Call, out: Tensor) -> None:
         """Read one call of a site whose per-head output is `out`."""
@@ -38,7 +42,7 @@ class Recorder:
             product = self.weights.product_norms(call) if FLOOR in self.names else None
             reading = reading_of(call, out, product, self._real_queries(call))
             before = self._layer_before(call, reading)
-            draw = torch.Generator().manual_seed((self.step << 16) + site.index)
+            draw = self._draw(site)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
             found = read(reading, self.names, self.rows, before, draw)
             self._take_weights(site)
@@ -46,6 +50,17 @@ class Recorder:
         known = self.tallies.setdefault(site.index, {})
         for name, tally in found.items():
             known[name] = known[name].add(tally) if name in known else tally
+
+    def _draw(self, site: Site) -> torch.Generator | None:
+        """Give the generator of a call's sample of queries: another one for each step, site, call of the step and rank.
+
+        Variances add up only over samples that are drawn independently.
+        """
+        if self.rows is None:
+            return None
+        call = self._calls[site.index] = self._calls.get(site.index, 0) + 1
+        # The generator looks at 32 bits of its seed alone.
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.step} {site.index} {call} {rank()}".encode()))
 
     def _take_weights(self, site: Site) -> None:
         """Read a site's weights once a step, inside a forward: there sharded weights are whole and every rank's are the same."""
@@ -83,6 +98,7 @@ class Recorder:
     def clear(self) -> None:
         """Forget the step's figures and let go of every tensor."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
+        self._calls = {}
 
 
 class SiteObserver:
