@@ -135,7 +135,7 @@ def jobs() -> None:
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
             methods = [x for m in ("DropColumn(p=0.2)", "DropHead(p=0.2)", "NeuTRENO(strength=0.6)") for x in ("--method", m)]
-            command = ["-m", "headwise", "compare", "digits", "--seeds", "2", "--jobs", str(count), "--out", folder]
+            command = ["-m", "headwise", "compare", "digits", "--seeds", "4", "--jobs", str(count), "--out", folder]
             subprocess.run([sys.executable, *command, *methods], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             times.setdefault(count, []).append(time.perf_counter() - start)
     print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")

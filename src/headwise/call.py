@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 
+# What an additive mask adds at least to a key that a query may see. Models mask with -1e4, -1e9, the least number or -inf;
+# position biases (ALiBi) stay above this up to distances whose weight is 0 in any case.
+MASKED = -9e3
+
 
 class Call:
     """One pass through a site: q, k, v, mask, causality, scale, training.
@@ -62,7 +66,7 @@ class Call:
         self.samples = self.batch if samples is None else samples
         self.rows: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
-        self.norms: list[tuple[Tensor, Tensor]] = []
+        self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
         self._pass: passes.Pass | None = None
         self._allowed: Tensor | None = None
@@ -118,7 +122,10 @@ class Call:
     # Allowed keys
 
     def allowed(self) -> Tensor | None:
-        """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all."""
+        """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
+
+        An additive mask forbids what it lowers by 9,000 or more.
+        """
         if not self._allowed_known:
             self._allowed, self._allowed_known = self._find_allowed(), True
         return self._allowed
@@ -126,7 +133,7 @@ class Call:
     def _find_allowed(self) -> Tensor | None:
         allowed = None
         if self.mask is not None:
-            allowed = self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+            allowed = self.mask if self.mask.dtype == torch.bool else self.mask > MASKED
             while allowed.dim() < 4:
                 allowed = allowed.unsqueeze(0)
         if not self.causal:
@@ -206,14 +213,14 @@ class Call:
             total = total / self.fitted.owner.count(method)
         self.penalties.append((total, weight))
 
-    def penalize_norm(self, method: Method, squares: Tensor, count: Tensor) -> None:
-        """Add to the loss a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
+    def penalize_norm(self, method: Method, squares: Tensor, count: Tensor, strength: Tensor) -> None:
+        """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
 
         A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
         """
         if method.over_layers == "mean":
-            squares = squares / self.fitted.owner.count(method) ** 2
-        self.norms.append((squares.float(), count.float()))
+            strength = strength / self.fitted.owner.count(method)
+        self.norms.append((squares.float(), count.float(), strength.clone()))
 
     def _real(self) -> Tensor | None:
         if self.rows is None:

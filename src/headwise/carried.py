@@ -12,9 +12,20 @@ if TYPE_CHECKING:
 
 
 def share(forward: Forward, call: Call) -> None:
-    """Keep the values of a stack's first self attention for the layers above."""
-    if call.this.again is not True:
-        forward.now().carried[call.site.stack] = call.v
+    """Keep the values of a stack's first self attention for the layers above.
+
+    Raises:
+        RuntimeError: where that layer computes attention twice in one forward.
+    """
+    if call.this.again is True:
+        return
+    now = forward.now()
+    if now.running and call.site.stack in now.carried:
+        raise RuntimeError(
+            f"{call.site.name} computes attention more than once in a forward (for each image, or for parts of its values), so "
+            "that the layers above it could get values of other tokens: methods that carry values do not work on this model"
+        )
+    now.carried[call.site.stack] = call.v
 
 
 def first_values(forward: Forward, call: Call) -> Tensor | None:

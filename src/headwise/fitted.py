@@ -164,6 +164,8 @@ class Fitted:
         site = self.site
         if not torch.compiler.is_compiling() and not self.seen:
             self.seen = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
+            if q.shape[2] != k.shape[2] and not site.is_cross:
+                self.seen["pooled"] = True
             if hidden is not None:
                 self.seen["hidden"] = hidden.shape[-1]
         if site.heads is not None and q.shape[1] != site.heads:

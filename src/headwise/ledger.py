@@ -1,19 +1,14 @@
-"""Ledger: sums of penalties over calls and processes, and what loading weights must explain."""
+"""Ledger: sums of penalties over calls and processes."""
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .regularize import Regularized
-
-
-# (sum, count, whether the call repeats an earlier one, whether the sum is one of squares under a root)
-Entry = tuple[Tensor, Tensor, Any, bool]
+# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else None)
+Entry = tuple[Tensor, Tensor, Any, Tensor | None]
 
 
 def total(entries: list[Entry], device: torch.device) -> Tensor:
@@ -31,39 +26,18 @@ def total(entries: list[Entry], device: torch.device) -> Tensor:
     world = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
-    root = torch.tensor([e[3] for e in entries], device=device)
+    root = torch.tensor([e[3] is not None for e in entries], device=device)
     if world > 1:
         torch.distributed.all_reduce(counts)
-        if any(e[3] for e in entries):
+        if any(e[3] is not None for e in entries):
             others = sums.detach().clone()
             torch.distributed.all_reduce(others)
             # The squares of the other processes belong under the root; their gradient comes from themselves.
             sums = torch.where(root, sums + (others - sums.detach()), sums)
     counts = counts.clamp(min=1)
     means = (sums * world / counts).masked_fill(root, 0.0).sum()
-    if not any(e[3] for e in entries):
+    if all(e[3] is None for e in entries):
         return means
-    norms = (sums[root].sqrt() / counts[root]).sum()
+    strengths = torch.stack([e[3].to(device) for e in entries if e[3] is not None])
+    norms = (strengths * sums[root].sqrt() / counts[root]).sum()
     return means + norms + (world - 1) * (norms - norms.detach())
-
-
-def own_keys(handle: Regularized) -> list[str]:
-    """Give the state-dict keys that the methods brought along."""
-    return [k for k in handle.model.state_dict() if ".headwise." in f".{k}" or "parametrizations." in k]
-
-
-def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, strict: bool, errors: list[str]) -> None:
-    """Explain why plain weights do not fit a regularized model."""
-    missing = [k for k in own_keys(handle) if prefix + k not in state]
-    if not missing:
-        return
-    text = (
-        f"these weights are those of a plain model, and this one is regularized with "
-        f"{' + '.join(map(repr, handle.methods))}: {missing[0]} and {len(missing) - 1} more are missing. Load the weights "
-        "before regularize(), or call remove() (remove(discard=True) after training) first. The other way round, call fold() "
-        "before saving, so that plain models can load what can be folded"
-    )
-    if strict:
-        errors.append(text)
-    else:
-        warnings.warn(text, stacklevel=2)

@@ -76,5 +76,5 @@ def attend_with(
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     call = Call(fitted, q, k, v, training=training, hidden=hidden, **settings)
     out, _ = attention(call, fitted.active(training), form=form, need_weights=need_weights)
-    parts = [total / weight for total, weight in call.penalties] + [s.sqrt() / n for s, n in call.norms]
+    parts = [total / weight for total, weight in call.penalties] + [w * s.sqrt() / n for s, n, w in call.norms]
     return out, torch.stack(parts).sum() if parts else torch.zeros(())

@@ -23,6 +23,16 @@ TWINS = {"logits": ("scores", "keep"), "weights": ("attend", "keep"), "read": ("
 Attend = Callable[["Tensor"], "Tensor"]
 
 
+class Methods(list["Method"]):
+    """Methods in order of action; `A(...) + B(...)` makes one, and its text is what `parse` reads."""
+
+    def __add__(self, other: Any) -> Methods:  # type: ignore[override]
+        return Methods([*self, *([other] if isinstance(other, Method) else other)])
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self))
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Method:
     """One way to regularize attention: settings as fields, behaviour as overridden stages.
@@ -43,6 +53,7 @@ class Method:
     carries: ClassVar[bool] = False
     self_only: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
     commutes_with_dropout: ClassVar[bool] = False
     rowwise: ClassVar[bool] = True
     over_layers: ClassVar[str] = "sum"
@@ -64,11 +75,15 @@ class Method:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             self._check_type(field)
+            value = getattr(self, field.name)
+            if "float" in str(field.type) and isinstance(value, int) and not isinstance(value, bool):
+                # One method has one text: DropHead(p=0) is DropHead(p=0.0).
+                object.__setattr__(self, field.name, float(value))
         self.check()
 
     def _check_type(self, field: dataclasses.Field[Any]) -> None:
         value, default = getattr(self, field.name), field.default
-        if isinstance(value, bool) != isinstance(default, bool) and default is not None and value is not None:
+        if isinstance(value, bool) != isinstance(default, bool) and default is not None and (isinstance(default, bool) or value is not None):
             raise TypeError(f"{type(self).__name__}.{field.name} must be of type {field.type}, got {value!r}")
         if isinstance(default, (int, float)) and not isinstance(default, bool):
             if not isinstance(value, (int, float)) and not (value is None and "None" in str(field.type)):
@@ -84,6 +99,10 @@ class Method:
 
     def check(self) -> None:
         """Raise ValueError where a setting is out of its range."""
+
+    def __add__(self, other: Method | list[Method]) -> Methods:
+        """Compose: this method first, then the other."""
+        return Methods([self]) + other
 
     def require(self, condition: bool, message: str) -> None:
         """Raise ValueError with the class's name before `message` unless `condition` holds."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import carried, hosts, ledger
+from . import carried, hosts, learned, ledger
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
@@ -60,7 +60,7 @@ def _unknown(made: Plan) -> list[str]:
     problems = []
     for site, methods in made.chosen:
         learned = [m for m in methods if m.learns]
-        missing = [n for n in ("heads", "head_dim", "hidden") if getattr(site, n) is None]
+        missing = sorted({n for m in learned for n in m.shapes if getattr(site, n) is None})
         if learned and missing:
             problems.append(
                 f"{learned[0]!r} learns parameters whose shapes on {site.name} cannot be known from the module "
@@ -122,6 +122,7 @@ class Regularized:
             self.model.register_load_state_dict_pre_hook(self._before_load),
         ]
         self.model.__dict__[HANDLE] = self
+        self._initial = learned.fingerprints(self)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -130,7 +131,7 @@ class Regularized:
         self.forward.begin(tensors[0].size(0) if tensors else None)
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
-        ledger.explain_loading(self, state, prefix, strict, lists[-1])
+        learned.explain_loading(self, state, prefix, strict, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
@@ -168,9 +169,9 @@ class Regularized:
         if this.again is True or not torch.is_grad_enabled():
             return
         for total, weight in call.penalties:
-            self._ledger.append((total, weight, this.again, False))
-        for squares, count in call.norms:
-            self._ledger.append((squares, count, this.again, True))
+            self._ledger.append((total, weight, this.again, None))
+        for squares, count, strength in call.norms:
+            self._ledger.append((squares, count, this.again, strength))
 
     # What the training loop calls
 
@@ -247,14 +248,16 @@ class Regularized:
     # State
 
     def state(self) -> dict[str, Any]:
-        """Give what a resumed run needs to draw on: plain whole numbers."""
-        return {"step": self.step, "counters": {f.site.name: int(f.counter) for f in self.fitted}}
+        """Give what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
+        counters = {f.site.name: int(f.counter) for f in self.fitted}
+        return {"step": self.step, "counters": counters, "strengths": self._strengths.state(self.methods)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take `state()` of an earlier run."""
         self.step, self.checked = int(state["step"]), bool(state["step"])
         for f in self.fitted:
             f.counter.fill_(int(state["counters"][f.site.name]))
+        self._strengths.load_state(self.methods, state.get("strengths", ()))
         self._strengths.write(self.fitted, self.step)
 
     # Reading and leaving
@@ -265,8 +268,9 @@ class Regularized:
         fitted = {f.site: f for f in self.fitted}
         for found in self._found:
             f = fitted.get(found.site)
-            if f is not None and f.methods:
-                rows.append(Row(found.site.name, "regularized", " + ".join(map(repr, f.methods)), tuple(sorted(f.kernels))))
+            acting = [m for m in f.methods if not (m.carries and f.shares_values)] if f is not None else []
+            if f is not None and acting:
+                rows.append(Row(found.site.name, "regularized", " + ".join(map(self._strengths.shown, acting)), tuple(sorted(f.kernels))))
             elif f is not None:
                 rows.append(Row(found.site.name, "read", "its values are carried to the layers above", ()))
             else:
@@ -285,11 +289,11 @@ class Regularized:
             RuntimeError: after training, where a method holds learned parameters; and when removed before.
         """
         self._alive()
-        learned = sorted({repr(m) for f in self.fitted for m in f.methods if m.learns})
-        if learned and self.step > 0 and not discard:
+        learners = sorted({repr(m) for f in self.fitted for m in f.methods if m.learns})
+        if learners and not discard and (self.step > 0 or learned.moved(self, self._initial)):
             raise RuntimeError(
-                f"{' and '.join(learned)} learned something in {self.step} steps that remove() would lose: fold() keeps what "
-                "can be kept, remove(discard=True) drops it"
+                f"{' and '.join(learners)} learned something{f' in {self.step} steps' if self.step else ''} that remove() would "
+                "lose: fold() keeps what can be kept, remove(discard=True) drops it"
             )
         self._detach(self.fitted, fold=False)
         self.fitted = []

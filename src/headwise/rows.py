@@ -87,5 +87,6 @@ class Rows:
     def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
         from .attention import normalize
 
-        a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
-        return a.transpose(-1, -2) @ z.float()
+        with torch.autocast(q.device.type, enabled=False):
+            a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
+            return a.transpose(-1, -2) @ z.float()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
 class Store:
@@ -30,14 +33,21 @@ class Store:
             root.add_module(self._name, nn.Module())
         return root.get_submodule(self._name)
 
+    def mark(self) -> None:
+        """Leave an empty entry in the state dict: a plain model that meets it names it, and so says what to do."""
+        if not hasattr(self._home(), ADVICE):
+            self._home().register_buffer(ADVICE, torch.empty(0))
+
     def parameter(self, name: str, value: Tensor) -> nn.Parameter:
         """Register a learned parameter beside the site's own."""
+        self.mark()
         parameter = nn.Parameter(value)
         self._home().register_parameter(name, parameter)
         return parameter
 
     def module(self, name: str, module: nn.Module) -> nn.Module:
         """Register a learned module beside the site's own."""
+        self.mark()
         self._home().add_module(name, module)
         return module
 

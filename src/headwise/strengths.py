@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from . import schedule
 from .method import Method
 from .schedule import Schedule, extremes
 
@@ -48,11 +50,47 @@ class Strengths:
             for method, values in zip(f.methods, f.values, strict=True):
                 for name, tensor in values.items():
                     chosen = self.chosen.get((method, name))
-                    if chosen is None:
-                        number = method.at(name, step, f.site)
+                    if isinstance(chosen, Schedule):
+                        number = chosen.value(step, f.site)
                     else:
-                        number = chosen if isinstance(chosen, int | float) else chosen.value(step, f.site)
+                        # The method's own schedule, over depth or steps, goes on from a chosen number.
+                        number = (method if chosen is None else method.replace(**{name: chosen})).at(name, step, f.site)
                     tensor.fill_(number)
+
+    def shown(self, method: Method) -> str:
+        """Give a method's text with what was chosen since."""
+        chosen = {name: value for (m, name), value in self.chosen.items() if m is method}
+        now = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+        return f"{method!r} (now {now})" if now else repr(method)
+
+    def state(self, methods: Sequence[Method]) -> list[dict[str, Any]]:
+        """Give what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
+        found = []
+        for (method, name), value in self.chosen.items():
+            entry: dict[str, Any] = {"method": next(i for i, m in enumerate(methods) if m is method), "setting": name}
+            if isinstance(value, Schedule):
+                entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
+            else:
+                entry["value"] = value
+            found.append(entry)
+        return found
+
+    def load_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
+        """Take `state()` of an earlier run with the same methods.
+
+        Raises:
+            ValueError: where a schedule is not one of headwise's, which a state cannot carry.
+        """
+        self.chosen.clear()
+        for entry in state:
+            if "schedule" in entry:
+                kind = getattr(schedule, entry["schedule"], None)
+                if kind is None:
+                    raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
+                value = kind(**entry["fields"])
+            else:
+                value = entry["value"]
+            self.chosen[methods[entry["method"]], entry["setting"]] = value
 
 
 def _check(method: Method, name: str, value: float | Schedule) -> None:

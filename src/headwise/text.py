@@ -6,10 +6,10 @@ import ast
 import difflib
 from typing import Any
 
-from .method import REGISTRY, Method
+from .method import REGISTRY, Method, Methods
 
 
-def parse(text: str) -> list[Method]:
+def parse(text: str) -> Methods:
     """Read methods from their text form, the inverse of `repr`; `+` composes in order of action.
 
     Args:
@@ -20,11 +20,13 @@ def parse(text: str) -> list[Method]:
     """
     from . import methods  # noqa: F401  (its import fills the registry)
 
+    if not isinstance(text, str):
+        raise TypeError(f"parse() takes a text such as 'DropHead(p=0.2)', got {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"cannot read methods from {text!r}: {error.msg}; write for example 'DropHead(p=0.2)'") from None
-    return [_method(node, text) for node in _terms(tree)]
+    return Methods(_method(node, text) for node in _terms(tree))
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
@@ -41,6 +43,10 @@ def _method(node: ast.expr, text: str) -> Method:
     cls = find(name.id)
     if call is not None and call.args:
         raise ValueError(f"{name.id} takes its settings by name, such as {cls()!r}; got {ast.unparse(node)!r}")
+    names = [keyword.arg or "**" for keyword in (call.keywords if call else [])]
+    for key in names:
+        if names.count(key) > 1:
+            raise ValueError(f"{name.id} is given {key} twice in {text!r}")
     settings = {keyword.arg or "**": _value(keyword.value, name.id) for keyword in (call.keywords if call else [])}
     known = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     for key in settings:
@@ -55,7 +61,7 @@ def _method(node: ast.expr, text: str) -> Method:
 def _value(node: ast.expr, name: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         raise ValueError(f"{name}: {ast.unparse(node)!r} is no number, text, True, False or None") from None
 
 

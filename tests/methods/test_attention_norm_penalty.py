@@ -1,6 +1,8 @@
 import torch
+from methods.weight_hosts import ids, loss_of, model
 from naive import PADDING, penalty, qkv, weights
 
+import headwise
 from headwise.methods import AttentionNormPenalty
 
 
@@ -43,3 +45,17 @@ def test_the_gradient_is_finite_where_no_query_has_a_key():
             AttentionNormPenalty(), leaf, k, v, mask=torch.zeros(1, 1, 6, 6, dtype=torch.bool), form=form
         ).backward()
         assert leaf.grad.isfinite().all()
+
+
+def test_at_strength_0_the_gradients_are_those_without_it_and_a_ramp_may_start_there():
+    gradients = []
+    for strength in (None, 0.0, headwise.Ramp(start=0.0, end=1.0, steps=10)):
+        net = model()
+        handle = headwise.regularize(net, AttentionNormPenalty(strength=0.0)) if strength is not None else None
+        if isinstance(strength, headwise.Ramp):
+            handle.set(AttentionNormPenalty, strength=strength)
+        (loss_of(net, ids()) + (handle.loss() if handle else 0.0)).backward()
+        gradients.append([p.grad for p in net.parameters()])
+    for other in gradients[1:]:
+        for plain, got in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-7)

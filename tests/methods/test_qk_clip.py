@@ -7,7 +7,7 @@ import torch
 from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
-from headwise import QKClip
+from headwise import DropKey, QKClip, SoftCap, Temperature
 from headwise.projections import capture
 
 SIZE = WIDTH // HEADS
@@ -107,3 +107,32 @@ def test_hosts_that_normalise_queries_and_keys_are_refused():
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         QKClip(**settings)
+
+
+@pytest.mark.parametrize("others", [[Temperature(value=0.1)], [SoftCap(cap=1e4)], [DropKey(p=0.7, unit="column")]], ids=repr)
+@pytest.mark.parametrize("whole", [1 << 24, 64])
+def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole, monkeypatch):
+    net = model()
+    alone = headwise.regularize(net, QKClip())
+    net(ids())
+    wanted = [f.stores[0].largest.clone() for f in alone.fitted]
+    alone.remove()
+    # On the matrix, and on the matrix in blocks of queries, the same.
+    monkeypatch.setattr(headwise.attention, "WHOLE", whole)
+    handle = headwise.regularize(net, *others, QKClip())
+    net(ids())
+    torch.testing.assert_close(handle.fitted[0].stores[-1].largest, wanted[0])
+
+
+def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum():
+    net = model()
+    net.layers[1].c_attn = net.layers[0].c_attn
+    handle = headwise.regularize(net, QKClip(threshold=0.01, balance=0.5))
+    before = net.layers[0].c_attn.weight.detach()[:WIDTH].clone()
+    net(ids()).sum().backward()
+    joint = torch.stack([f.stores[0].largest for f in handle.fitted]).amax(0)
+    handle.after_step()
+    eta = (0.01 / joint).clamp(max=1).repeat_interleave(SIZE)[:, None]
+    torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:WIDTH], before * eta**0.5)
+    handle.remove()
+    assert not any("_headwise" in name for m in net.modules() for name in m.__dict__)

@@ -135,7 +135,7 @@ class HuggingFaceAdapter:
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""
-        self.cache = kwargs.get("past_key_values")
+        self.cache = next((x for x in (*kwargs.values(), *args) if is_cache(x)), None)
 
     def forget(self, module: nn.Module, args: Any, output: Any) -> None:
         """Let go of the cache: copies of the model must not copy it."""
@@ -156,6 +156,11 @@ class HuggingFaceAdapter:
         if self.implementation != "eager":
             return ALL_ATTENTION_FUNCTIONS[self.implementation]
         return eager_function(type(self.site.module))
+
+
+def is_cache(x: Any) -> bool:
+    """Tell whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or layer_past."""
+    return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
 
 
 def eager_function(cls: type) -> Any:

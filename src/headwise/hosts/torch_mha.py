@@ -41,6 +41,8 @@ def _site(name: str, module: nn.MultiheadAttention, parent: nn.Module | None) ->
         site.is_cross = isinstance(getattr(parent, "self_attn", None), nn.MultiheadAttention)
     else:
         site.is_cross = is_cross(name, module)
+    # Pooling heads (SigLIP) attend from a learned query to all tokens.
+    site.pooled = not site.is_cross and "pool" in type(parent).__name__.lower()
     return site
 
 

@@ -69,60 +69,73 @@ class AttendRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
-        shape = q.shape[:3]
-        out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
-        lse, entropy, square = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))
-        for b, h, t in blocks(q, k):
-            # Causal rows see no later keys.
-            n = slice(0, t.stop if causal else k.shape[2])
-            e = torch.matmul(q[b, h, t].float() * scale, k[b, h, n].float().transpose(-1, -2))
-            e = masked(e, _part(mask, b, h, n), causal, t.start)
-            top = e.amax(-1, keepdim=True)
-            if mask is not None:
-                top.masked_fill_(top == float("-inf"), 0.0)
-            d = e.sub_(top)
-            e = d.exp()
-            if mask is not None or causal:
-                d.clamp_(min=-1e30)
-            z = e.sum(-1)
-            if mask is not None:
-                z.masked_fill_(z == 0, 1.0)
-            logz = z.log()
-            lse[b, h, t] = top.squeeze(-1).add_(logz)
-            entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
-            square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
-            out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
-        ctx.save_for_backward(q, k, v, out, lse, entropy, square)
-        ctx.mask, ctx.causal, ctx.scale = mask, causal, scale
-        ctx.set_materialize_grads(False)
-        return out, lse, entropy, square
+        # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
+        with torch.autocast(q.device.type, enabled=False):
+            return _forward(ctx, q, k, v, mask, causal, scale)
 
     @staticmethod
-    def backward(ctx: Any, g_out: Any, g_lse: Any, g_entropy: Any, g_square: Any) -> tuple[Any, ...]:
-        q, k, v, out, lse, entropy, square = ctx.saved_tensors
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=k.device) for x in (k, v))
-        g_out = torch.zeros_like(out) if g_out is None else g_out
-        level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
-        for b, h, t in blocks(q, k):
-            n = slice(0, t.stop if ctx.causal else k.shape[2])
-            qb, gb = q[b, h, t].float() * ctx.scale, g_out[b, h, t].float()
-            logp = masked(_add_product(-lse[b, h, t, None], qb, k[b, h, n].float()), _part(ctx.mask, b, h, n), ctx.causal, t.start)
-            slope = _add_product(level[b, h, t, None], gb, v[b, h, n].float())
-            if g_entropy is None:
-                p = logp.exp_()
-            else:
-                p = logp.exp()
-                if ctx.mask is not None or ctx.causal:
-                    logp.clamp_(min=-1e30)
-                slope.addcmul_(logp, g_entropy[b, h, t, None], value=-1.0)
-            if g_square is not None:
-                slope.addcmul_(p, g_square[b, h, t, None], value=2.0)
-            _accumulate(dv[b, h, n], p, gb)
-            ds = slope.mul_(p)
-            dq[b, h, t] = torch.matmul(ds, k[b, h, n].float()).mul_(ctx.scale)
-            _accumulate(dk[b, h, n], ds, qb)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return _backward(ctx, *gradients)
+
+
+def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    shape = q.shape[:3]
+    out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
+    lse, entropy, square = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))
+    for b, h, t in blocks(q, k):
+        # Causal rows see no later keys.
+        n = slice(0, t.stop if causal else k.shape[2])
+        e = torch.matmul(q[b, h, t].float() * scale, k[b, h, n].float().transpose(-1, -2))
+        e = masked(e, _part(mask, b, h, n), causal, t.start)
+        top = e.amax(-1, keepdim=True)
+        if mask is not None:
+            top.masked_fill_(top == float("-inf"), 0.0)
+        d = e.sub_(top)
+        e = d.exp()
+        if mask is not None or causal:
+            d.clamp_(min=-1e30)
+        z = e.sum(-1)
+        if mask is not None:
+            z.masked_fill_(z == 0, 1.0)
+        logz = z.log()
+        lse[b, h, t] = top.squeeze(-1).add_(logz)
+        entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
+        square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
+        out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
+    ctx.save_for_backward(q, k, v, out, lse, entropy, square)
+    ctx.mask, ctx.causal, ctx.scale = mask, causal, scale
+    ctx.set_materialize_grads(False)
+    return out, lse, entropy, square
+
+
+def _backward(
+    ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, g_entropy: Tensor | None, g_square: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, entropy, square = ctx.saved_tensors
+    dq = torch.empty_like(q)
+    dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=k.device) for x in (k, v))
+    g_out = torch.zeros_like(out) if g_out is None else g_out
+    level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
+    for b, h, t in blocks(q, k):
+        n = slice(0, t.stop if ctx.causal else k.shape[2])
+        qb, gb = q[b, h, t].float() * ctx.scale, g_out[b, h, t].float()
+        logp = masked(_add_product(-lse[b, h, t, None], qb, k[b, h, n].float()), _part(ctx.mask, b, h, n), ctx.causal, t.start)
+        slope = _add_product(level[b, h, t, None], gb, v[b, h, n].float())
+        if g_entropy is None:
+            p = logp.exp_()
+        else:
+            p = logp.exp()
+            if ctx.mask is not None or ctx.causal:
+                logp.clamp_(min=-1e30)
+            slope.addcmul_(logp, g_entropy[b, h, t, None], value=-1.0)
+        if g_square is not None:
+            slope.addcmul_(p, g_square[b, h, t, None], value=2.0)
+        _accumulate(dv[b, h, n], p, gb)
+        ds = slope.mul_(p)
+        dq[b, h, t] = torch.matmul(ds, k[b, h, n].float()).mul_(ctx.scale)
+        _accumulate(dk[b, h, n], ds, qb)
+    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
 def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Tensor:

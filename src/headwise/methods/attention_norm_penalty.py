@@ -52,7 +52,7 @@ class AttentionNormPenalty(Method):
         if self.per_map:
             norm = squares.clamp(min=tiny).sqrt() / size[:, None]
         else:
-            strength = call.value(self, "strength")
-            call.penalize_norm(self, strength * strength * squares.sum().clamp(min=tiny), size.sum() * call.heads)
+            # The strength stays outside of the root: at strength 0 the root's gradient would be infinite.
+            call.penalize_norm(self, squares.sum().clamp(min=tiny), size.sum() * call.heads, call.value(self, "strength"))
             return
         call.penalize(self, call.value(self, "strength") * norm, per="sample")

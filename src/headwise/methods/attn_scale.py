@@ -29,6 +29,7 @@ class AttnScale(Method):
     strong = {}
     acts = "both"
     learns = True
+    shapes = ("heads",)
 
     def build(self, site: Site, store: Store) -> None:
         store.parameter("gain", torch.zeros(site.heads))

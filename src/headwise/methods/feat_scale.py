@@ -31,6 +31,7 @@ class FeatScale(Method):
     strong = {}
     acts = "both"
     learns = True
+    shapes = ("hidden",)
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels.largest_logits import largest_logits
 from ..method import Method
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..fitted import Store
     from ..rows import Rows
     from ..site import Site
+
+SHARING = "_headwise_qk_clip"
 
 
 class QKClip(Method):
@@ -53,25 +55,46 @@ class QKClip(Method):
         assert query is not None
         device = getattr(query.module, query.name).device
         store.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
+        for known in _sharing(site):
+            known.append(store)
+
+    def unbuild(self, site: Site, store: Store) -> None:
+        for known in _sharing(site):
+            known[:] = [other for other in known if other is not store]
+        for module in _modules(site):
+            if not module.__dict__[SHARING]:
+                del module.__dict__[SHARING]
 
     def read_free(self, rows: Rows, call: Call) -> None:
-        mask = rows.mask
-        if mask is not None and mask.dtype != torch.bool:
-            # A position bias is no part of what the weights can shrink.
-            mask = call.allowed()
+        # What the weights made, before other methods edit it; a position bias is no part of what the weights can shrink.
+        hard = call.rows is None and (call.mask is None or call.mask.dtype == torch.bool)
+        mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
         seen = call.store(self).largest
-        tallest = largest_logits(rows.q, rows.k, mask, rows.causal, call.scale).amax(0)
+        tallest = largest_logits(call.q, call.k, mask, causal, call.scale).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
     def after_step(self, site: Site, store: Store) -> None:
-        largest = _everywhere(store.largest)
+        # Layers that share these weights have one maximum, and the first of them clips for all.
+        sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
+        largest = _everywhere(torch.stack([other.largest for other in sharers]).amax(0))
         query, key = site.projections().need("qk", "QKClip")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
         query.scale_(eta.repeat_interleave(query.heads // key.heads) ** self.balance)
         key.scale_(eta ** (1 - self.balance))
-        store.largest.fill_(float("-inf"))
+        for other in sharers:
+            other.largest.fill_(float("-inf"))
+
+
+def _modules(site: Site) -> list[nn.Module]:
+    """Give the modules that make the site's queries and keys, each once."""
+    return list({id(block.module): block.module for block in site.projections().need("qk", "QKClip")}.values())
+
+
+def _sharing(site: Site) -> list[list[Store]]:
+    """Give, for each of these modules, the stores of all sites that use it."""
+    return [module.__dict__.setdefault(SHARING, []) for module in _modules(site)]
 
 
 def _everywhere(largest: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class QKNorm(Method):
     no_neutral = "normalised queries and keys differ from plain ones at any gain"
     acts = "both"
     learns = True
+    shapes = ("heads",)
 
     def refuse(self, site: Site) -> str | None:
         return "the host normalises queries and keys itself" if site.qk_norm else None

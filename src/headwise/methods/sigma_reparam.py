@@ -36,6 +36,7 @@ class SigmaReparam(Method):
     strong = {"init": "one"}
     acts = "both"
     learns = True
+    shapes = ()
 
     def check(self) -> None:
         self.choose("init", "current", "one")
@@ -49,6 +50,7 @@ class SigmaReparam(Method):
 
     def build(self, site: Site, store: Store) -> None:
         parts: list[tuple[nn.Module, str]] = []
+        store.mark()
         store.set("parts", parts)
         blocks = site.projections().blocks
         for module, name in site.projections().parameters():

@@ -1,0 +1,66 @@
+"""What methods learned is never lost silently: removal, loading, and the advice that a plain model's error gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import Own
+
+import headwise
+from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
+
+
+def fitted(method, seed=0):
+    torch.manual_seed(seed)
+    model = Own()
+    return model, headwise.regularize(model, method, example=torch.randn(2, 5, 32))
+
+
+@pytest.mark.parametrize("method", [SigmaReparam(), AttnScale(), GatedOutput()], ids=repr)
+def test_removal_after_training_without_after_step_is_refused(method):
+    model, handle = fitted(method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(2, 5, 32)).square().mean().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"learned something that remove\(\) would lose: fold\(\).*discard=True"):
+        handle.remove()
+    handle.remove(discard=True)
+
+
+def test_removal_after_loading_trained_gains_is_refused():
+    model, _ = fitted(AttnScale())
+    trained = {name: x + 0.5 if name.endswith("gain") else x for name, x in model.state_dict().items()}
+    other, handle = fitted(AttnScale(), seed=1)
+    other.load_state_dict(trained)
+    with pytest.raises(RuntimeError, match="learned something"):
+        handle.remove()
+
+
+@pytest.mark.parametrize("change", [lambda m: m.load_state_dict(m.state_dict()), lambda m: m.to("cpu"), lambda m: m.eval()])
+def test_removal_is_free_where_nothing_moved(change):
+    model, handle = fitted(SigmaReparam())
+    before = {name: x.clone() for name, x in Own().state_dict().items()}
+    change(model)
+    handle.remove()
+    assert model.state_dict().keys() == before.keys()
+
+
+@pytest.mark.parametrize("method", [SigmaReparam(), AttnScale()], ids=repr)
+def test_a_plain_model_that_gets_regularized_weights_names_the_remedy(method):
+    model, _ = fitted(method)
+    with pytest.raises(RuntimeError, match="fold_before_saving_or_regularize_before_loading"):
+        Own().load_state_dict(model.state_dict())
+
+
+def test_weights_of_other_methods_are_not_called_plain():
+    source, _ = fitted(SigmaReparam())
+    model, _ = fitted(AttnScale())
+    with pytest.raises(RuntimeError, match="a model with other methods.*AttnScale.*with the methods they were saved with"):
+        model.load_state_dict(source.state_dict())
+    with pytest.raises(RuntimeError, match="those of a plain model"):
+        model.load_state_dict(Own().state_dict())
+
+
+def test_methods_that_learn_nothing_leave_no_entry():
+    model, _ = fitted(DropHead())
+    assert model.state_dict().keys() == Own().state_dict().keys()

@@ -1,0 +1,103 @@
+"""Strengths chosen while training: the method's own schedules go on, resumed runs keep them, the report shows them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small_models import Own
+
+import headwise
+from headwise import ByDepth, DropHead, DropKey, NeuTRENO, Ramp, VShape
+
+
+def fitted(*methods):
+    torch.manual_seed(0)
+    model = Own(depth=3)
+    return model, headwise.regularize(model, *methods)
+
+
+def strengths(handle, name):
+    return [float(f.values[0][name]) for f in handle.fitted]
+
+
+def test_a_chosen_number_keeps_the_schedule_over_depth():
+    _, handle = fitted(DropKey(p=0.1, end_p=0.5))
+    assert strengths(handle, "p") == pytest.approx([0.1, 0.3, 0.5])
+    handle.set(DropKey, p=0.2)
+    assert strengths(handle, "p") == pytest.approx([0.2, 0.35, 0.5])
+
+
+def test_a_chosen_number_keeps_the_warm_up():
+    model, handle = fitted(NeuTRENO(warmup_steps=10))
+    handle.set(NeuTRENO, strength=0.3)
+    assert strengths(handle, "strength") == [0.0, 0.0, 0.0]
+    model(torch.randn(2, 5, 32))
+    for _ in range(5):
+        handle.after_step()
+    assert strengths(handle, "strength")[1] == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("chosen", [0.05, Ramp(0.0, 0.4, 20), ByDepth(0.3, 0.1), VShape(0.2, 0.1, 5, 20)])
+def test_a_resumed_run_keeps_what_was_chosen(chosen):
+    model, handle = fitted(DropHead(p=0.2))
+    handle.set(DropHead, p=chosen)
+    model(torch.randn(2, 5, 32))
+    for _ in range(3):
+        handle.after_step()
+    state = json.loads(json.dumps(handle.state()))
+    _, resumed = fitted(DropHead(p=0.2))
+    resumed.load_state(state)
+    assert strengths(resumed, "p") == strengths(handle, "p")
+
+
+def test_states_without_strengths_are_understood():
+    _, handle = fitted(DropHead(p=0.2))
+    state = handle.state()
+    del state["strengths"]
+    handle.load_state(state)
+    assert strengths(handle, "p") == pytest.approx([0.2] * 3)
+
+
+def test_the_report_shows_what_was_chosen():
+    _, handle = fitted(DropHead(p=0.2))
+    handle.set(DropHead, p=0.05)
+    assert "DropHead(p=0.2) (now p=0.05)" in str(handle.report())
+
+
+def test_the_report_marks_the_layer_whose_values_are_carried_as_read():
+    _, handle = fitted(NeuTRENO())
+    assert [row.status for row in handle.report().rows] == ["read", "regularized", "regularized"]
+    _, handle = fitted(NeuTRENO(), DropHead())
+    first, second, _ = handle.report().rows
+    assert first.status == "regularized" and "NeuTRENO" not in first.detail
+    assert "NeuTRENO" in second.detail
+
+
+def test_methods_add_up_to_a_list_that_parse_reads():
+    both = DropHead(p=0.1) + NeuTRENO() + DropKey()
+    assert repr(both) == "DropHead(p=0.1) + NeuTRENO(strength=0.6) + DropKey(p=0.1)"
+    assert headwise.parse(repr(both)) == both == [DropHead(p=0.1), NeuTRENO(), DropKey()]
+    assert DropHead(p=0) == DropHead(p=0.0) and repr(NeuTRENO(strength=1)) == "NeuTRENO(strength=1.0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("DropHead(p=0.1,p=0.2)", ValueError, "DropHead is given p twice"),
+        ("InputNoise(per_head=None)", ValueError, "must be of type bool, got None"),
+        ("DropHead(p={[]:1})", ValueError, "is no number, text, True, False or None"),
+        (5, TypeError, r"parse\(\) takes a text"),
+    ],
+)
+def test_texts_that_say_nothing_clear_are_refused(text, kind, message):
+    with pytest.raises(kind, match=message):
+        headwise.parse(text)
+
+
+def test_a_list_of_methods_and_a_number_for_where_are_explained():
+    with pytest.raises(TypeError, match="put a star before the list"):
+        headwise.regularize(Own(), [DropHead()])
+    with pytest.raises(TypeError, match="where must be a function of a site or names of layers, got 5"):
+        headwise.regularize(Own(), DropHead(), where=5)
