@@ -55,7 +55,7 @@ def test_a_plain_model_that_gets_regularized_weights_names_the_remedy(method):
 def test_weights_of_other_methods_are_not_called_plain():
     source, _ = fitted(SigmaReparam())
     model, _ = fitted(AttnScale())
-    with pytest.raises(RuntimeError, match="a model with other methods.*AttnScale.*with the methods they were saved with"):
+    with pytest.raises(RuntimeError, match=r"a model with other methods.*AttnScale.*with the methods they were saved with"):
         model.load_state_dict(source.state_dict())
     with pytest.raises(RuntimeError, match="those of a plain model"):
         model.load_state_dict(Own().state_dict())

@@ -38,6 +38,8 @@ class FeatScale(Method):
             return "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention tells"
         if site.causal:
             return "its mean over tokens needs all of them, and a causal layer generates with only the new one at hand"
+        if site.pooled:
+            return "its mean over tokens needs queries and keys of the same tokens, and this layer pools one of them"
         if site.windowed:
             return "its mean over tokens would be one over a window"
         return None
