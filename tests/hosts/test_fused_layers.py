@@ -171,13 +171,13 @@ def test_stages_before_and_after_a_layer_see_the_tokens_of_a_map(channels_first)
     mean = plain.mean(axes, keepdim=True)
     wanted = plain + gains["mean_gain"].view(place) * mean + gains["rest_gain"].view(place) * (plain - mean)
     torch.testing.assert_close(layer(x), wanted)
-    handle.remove()
+    handle.remove(discard=True)
     handle = headwise.regularize(layer, headwise.GatedOutput(), InputNoise(scale=0.0, unit="std"), example=x)
     for key, p in layer.named_parameters():
         if key.endswith("GatedOutput.bias"):
             nn.init.constant_(p, 100.0)
     torch.testing.assert_close(layer(x), plain)
-    handle.remove()
+    handle.remove(discard=True)
 
 
 def test_a_mean_over_tokens_leaves_those_out_that_no_query_may_see():
@@ -193,4 +193,4 @@ def test_a_mean_over_tokens_leaves_those_out_that_no_query_may_see():
     padded = x.clone()
     padded[:, 5:] += 1.0
     torch.testing.assert_close(model(padded)[:, :5], model(x)[:, :5])
-    handle.remove()
+    handle.remove(discard=True)

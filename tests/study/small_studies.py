@@ -10,8 +10,10 @@ from headwise.study.task import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
-# what a clock or the allocator measured, which no two runs share
-MEASURED = ("seconds_per_step", "seconds", "peak_memory_bytes")
+# what a clock measured, which no two runs share
+MEASURED = ("seconds_per_step", "seconds", "apart")
+# what is written down of how a run was carried out, and changes no number
+CIRCUMSTANCES = (*ENVIRONMENT, "watched")
 
 
 class Silent:
@@ -65,7 +67,7 @@ def numbers(folder):
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((Path(folder) / "result.json").read_text())
     metrics = {k: v for k, v in result["metrics"].items() if k not in MEASURED}
-    computed = {k: v for k, v in result.items() if k not in ENVIRONMENT} | {"metrics": metrics}
+    computed = {k: v for k, v in result.items() if k not in CIRCUMSTANCES} | {"metrics": metrics}
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in lines], computed
 
 

@@ -70,12 +70,13 @@ class AttendRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
         # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
-        with torch.autocast(q.device.type, enabled=False):
+        ctx.kind = q.device.type
+        with torch.autocast(ctx.kind, enabled=False):
             return _forward(ctx, q, k, v, mask, causal, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+        with torch.autocast(ctx.kind, enabled=False):
             return _backward(ctx, *gradients)
 
 

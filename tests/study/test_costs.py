@@ -1,0 +1,82 @@
+"""What a run costs, and what a clock may change: memory that repeats, time without readings, an epoch that diverges."""
+
+import sys
+import time
+import types
+
+import pytest
+import torch
+from small_studies import all_numbers, carry, orders, tiny_study
+
+from headwise.study import train
+from headwise.study.outcome import _seconds_per_step
+from headwise.study.run import execute
+
+
+def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
+    study = tiny_study(epochs=1)
+    (first,), (second,) = orders(study, tmp_path / "a"), orders(study, tmp_path / "b")
+    alone = execute(first, lambda event: None)["metrics"]["peak_memory_bytes"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True):
+        left = [torch.empty(50_000)]
+    step, taken = train._step, [0]
+
+    def second_step_frees(*arguments):
+        taken[0] += 1
+        if taken[0] == 2:
+            # as the garbage of an earlier run goes in the middle of a step
+            left.clear()
+        return step(*arguments)
+
+    monkeypatch.setattr(train, "_step", second_step_frees)
+    assert execute(second, lambda event: None)["metrics"]["peak_memory_bytes"] == alone
+    assert not left
+
+
+def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
+    from headwise.watching.watch import Watch
+
+    study, take = tiny_study(epochs=2), Watch._take
+    (plain,) = carry(study, tmp_path / "plain")
+
+    def take_slowly(self):
+        time.sleep(0.1)
+        return take(self)
+
+    monkeypatch.setattr(Watch, "_take", take_slowly)
+    (watched,) = carry(study, tmp_path / "watched", watch=True)
+    assert (plain["watched"], watched["watched"]) == (False, True)
+    assert watched["metrics"]["seconds_per_step"] < 0.04
+    assert watched["metrics"]["peak_memory_bytes"] == plain["metrics"]["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("history", "seconds"),
+    [
+        ([{"seconds": 5.0, "steps": 5}, {"seconds": 20.0, "steps": 5}, {"seconds": 10.0, "steps": 5}], 2.0),
+        ([{"seconds": 9.0, "steps": 5, "apart": {"steps": 2, "seconds": 6.0}}], 1.0),
+        # an epoch of nothing but readings says nothing, unless there is no other
+        ([{"seconds": 9.0, "steps": 1, "apart": {"steps": 1, "seconds": 9.0}}, {"seconds": 1.0, "steps": 1}], 1.0),
+        ([{"seconds": 9.0, "steps": 1, "apart": {"steps": 1, "seconds": 9.0}}], 9.0),
+    ],
+)
+def test_the_time_of_a_step_leaves_out_what_was_counted_apart(history, seconds):
+    assert _seconds_per_step(history) == pytest.approx(seconds)
+
+
+def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_path, monkeypatch):
+    study = tiny_study("Exploding")
+    count = sys.modules[type(study.task).__module__].count
+
+    def written(out):
+        count[0] = 0
+        torch.manual_seed(0)
+        carry(study, out)
+        ((lines, _),) = all_numbers(out).values()
+        return lines
+
+    once = written(tmp_path / "looked at never")
+    clock = iter(range(10**6))
+    monkeypatch.setattr(train, "time", types.SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    assert written(tmp_path / "looked at after every step") == once
+    assert (once[-1]["step"], once[-1]["steps"]) == (6, 2)
