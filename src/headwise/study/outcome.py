@@ -28,7 +28,10 @@ def describe_epoch(
         known = examples is not None and epoch.diverged_at is None
         loss, metric = evaluate(training, examples) if known else (None, None)
         line |= {f"{split}_loss": loss, f"{split}_{name}": metric}
-    return line | {"seconds": round(epoch.seconds, 4), "steps": epoch.steps}
+    line |= {"seconds": round(epoch.seconds, 4), "steps": epoch.steps}
+    if epoch.apart.steps:
+        line["apart"] = {"steps": epoch.apart.steps, "seconds": round(epoch.apart.seconds, 4)}
+    return line
 
 
 def describe_result(
@@ -50,7 +53,7 @@ def describe_result(
         metrics[f"gap_{kind}"] = None if None in ends else ends[0] - ends[1]
     model = training.accelerator.unwrap_model(training.model)
     metrics |= {
-        "seconds_per_step": statistics.median(line["seconds"] / line["steps"] for line in history),
+        "seconds_per_step": _seconds_per_step(history),
         "peak_memory_bytes": training.peak_memory,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": diverged or training.step,
@@ -63,7 +66,20 @@ def describe_result(
         "hash": order.identity,
         "metrics": metrics,
         "diverged_at_step": diverged,
+        "watched": order.watch,
         "config": order.configuration.model_dump(mode="json"),
         **order.environment,
         "hardware": {**order.environment.get("hardware", {}), **device_hardware(training.accelerator.device)},
     }
+
+
+def _seconds_per_step(history: list[dict[str, Any]]) -> float:
+    """Give the median over epochs of the time of a step, without the steps that also read or measured."""
+    nothing = {"steps": 0, "seconds": 0.0}
+    parts = [(line, line.get("apart", nothing)) for line in history]
+    found = [
+        (line["seconds"] - apart["seconds"]) / (line["steps"] - apart["steps"])
+        for line, apart in parts
+        if line["steps"] > apart["steps"]
+    ]
+    return statistics.median(found or [line["seconds"] / line["steps"] for line in history])

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from headwise.study.apart import Apart, counted
 from headwise.study.configuration import derive
-from headwise.study.memory import measure_step
 from headwise.study.task import Task
 
 Examples = tuple[Tensor, Tensor]
@@ -44,6 +44,8 @@ class Epoch:
     metric: float
     seconds: float
     steps: int
+    # of these steps and seconds, those of which time was also spent on a reading or a measurement
+    apart: Apart
     # the first step, counted from 1 over the whole run, whose loss was NaN or infinite
     diverged_at: int | None = None
 
@@ -59,11 +61,10 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     batches = [b for b in order.to(inputs.device).split(training.task.batch_size) if len(b) >= world]
     losses = torch.full((2, len(batches)), float("nan"), device=inputs.device)
     training.model.train()
-    start = time.perf_counter()
-    done = 0
+    start, apart, done = time.perf_counter(), Apart(), 0
     for done, batch in enumerate(batches, 1):
         own = batch[rank::world] if world > 1 else batch
-        with measure_step(training, training.step + done):
+        with counted(training, training.step + done, apart):
             loss, metric = _step(training, inputs[own], targets[own], augment, len(own) * world / len(batch))
         losses[0, done - 1], losses[1, done - 1] = loss, metric
         if (now := time.perf_counter()) - training.told > 0.5:
@@ -73,17 +74,17 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
             if world == 1 and not losses[0, :done].isfinite().all():
                 break
     losses = training.accelerator.reduce(losses[:, :done], "mean")
-    weights = torch.tensor([len(b) for b in batches[:done]], device=losses.device) / sum(map(len, batches[:done]))
     bad = (~losses[0].isfinite()).nonzero()
-    mean_loss, mean_metric = (losses * weights).sum(1).tolist()
-    before, training.step = training.step, training.step + done
-    return Epoch(
-        mean_loss,
-        mean_metric,
-        seconds=time.perf_counter() - start,
-        steps=done,
-        diverged_at=before + int(bad[0]) + 1 if len(bad) else None,
-    )
+    seconds = time.perf_counter() - start
+    # the loss is looked at now and then: what was trained beyond the first bad one depends on the clock
+    kept = int(bad[0]) + 1 if len(bad) else done
+    weights = torch.tensor([len(b) for b in batches[:kept]], device=losses.device) / sum(map(len, batches[:kept]))
+    mean_loss, mean_metric = (losses[:, :kept] * weights).sum(1).tolist()
+    training.step += kept
+    diverged = training.step if len(bad) else None
+    if kept < done:
+        seconds, apart = seconds * kept / done, Apart()
+    return Epoch(mean_loss, mean_metric, seconds, kept, apart, diverged)
 
 
 def _step(
