@@ -26,7 +26,9 @@ app = typer.Typer(
 
 @app.command()
 def compare(
-    study: Annotated[str, typer.Argument(help=f"A built-in study: {', '.join(study_names())}.")] = "digits",
+    study: Annotated[
+        str | None, typer.Argument(help=f"A built-in study: {', '.join(study_names())}.", show_default="digits")
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,10 +57,13 @@ def compare(
 ) -> None:
     """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
     from headwise.study.command import Request, run
+    from headwise.study.errors import StudyError
 
+    if study and task:
+        raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
     run(
         Request(
-            study=study,
+            study=study or "digits",
             methods=tuple(method or ()),
             task=task,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
@@ -121,10 +126,14 @@ def main() -> None:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Tell a message of ours from a failure: ours are raised by headwise itself, with a text that says what to do."""
+    """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     ours = frame.f_globals.get("__name__", "").startswith("headwise.")
-    return type(error).__name__ == "StudyError" or (ours and isinstance(error, (ValueError, ImportError, OSError)))
+    return (
+        isinstance(error, OSError)
+        or type(error).__name__ == "StudyError"
+        or (ours and isinstance(error, (ValueError, ImportError)))
+    )
 
 
 if __name__ == "__main__":

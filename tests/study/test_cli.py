@@ -70,6 +70,11 @@ def test_the_command_line_does_not_grow():
         (["compare", "--engine", "slurm"], "--engine 'slurm' is not known. Engines: local, ray"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),
         (["compare", "--out", __file__], "test_cli.py is a file. Choose a folder"),
+        (["compare", "--data", __file__], "--data .*test_cli.py .*is a file. Choose the folder of the data set"),
+        (
+            ["compare", "digits", "--task", f"{PLACE}:Tiny"],
+            "digits is a built-in study and --task .*: give one of the two",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
@@ -96,6 +101,10 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
         ({"device": "cuda"}, "--device cuda: torch finds no CUDA device here"),
         ({"device": "tpu"}, "--device 'tpu' is not known. Devices: cpu, cuda"),
         ({"task": "nowhere.py:Mine"}, "there is no file nowhere.py"),
+        ({"task": "nowhere:Mine"}, "the module nowhere could not be imported .*No module named 'nowhere'"),
+        ({"task": "nowhere.txt:Mine"}, "the module nowhere.txt could not be imported .*Give FILE.py:CLASS"),
+        ({"task": "some/where.txt:Mine"}, "some/where.txt is no Python file. Give FILE.py:CLASS"),
+        ({"task": "..tasks:Mine"}, "..tasks is no Python file"),
         ({"task": PLACE}, "names no class. Write FILE:CLASS"),
         ({"task": f"{PLACE}:Tony"}, "has no task 'Tony'.*Tasks there: Tiny, Exploding"),
         ({"task": f"{PLACE}:Tiny", "changes": {"train_size": 0}}, "Tiny does not take these settings: train_size"),
@@ -211,3 +220,32 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
     assert "It is so." in (tmp_path / "report.html").read_text()
     with pytest.raises(StudyError, match=r"for which --method, --epochs has no meaning\. It takes --seeds, --jobs"):
         command.run_findings(command.Request(study="x", methods=("A()",), changes={"epochs": 3}, out=tmp_path))
+
+
+@pytest.mark.parametrize("data", [None, Path("somewhere")])
+def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path, monkeypatch, data):
+    from headwise.study import command
+    from headwise.study.errors import StudyError
+
+    class Refuses:
+        folder = None
+
+        def located(self, folder):
+            return self
+
+        def prepare(self, tell):
+            raise PermissionError(13, "Permission denied", "/data/cifar")
+
+    study = tiny_study()
+    object.__setattr__(study, "task", Refuses())
+    monkeypatch.setattr(command, "choose_study", lambda request: study)
+    with pytest.raises(StudyError, match=r"/data/cifar cannot be written: Permission denied.*choose another --data"):
+        command.run_comparison(command.Request(data=data, out=tmp_path), None)
+
+
+def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
+    (tmp_path / "study.json").mkdir()
+    (tmp_path / "findings.json").write_text("{}")
+    (tmp_path / "report.html").mkdir()
+    done = headwise("report", tmp_path)
+    assert done.returncode == 1 and "report.html" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -198,7 +198,9 @@ def test_a_test_size_takes_the_same_examples_for_all_runs(tmp_path):
     assert len(few[0]) == len(few[1]) == 5
     places = [int((whole[0] == one).flatten(1).all(1).nonzero()[0]) for one in few[0]]
     assert len(set(places)) == 5 and torch.equal(whole[1][places], few[1])
-    assert all(torch.equal(a, b) for a, b in zip(few, examples.test_examples(tiny_study(test_size=5).task), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(few, examples.test_examples(tiny_study(test_size=5).task), strict=True)
+    )
     with pytest.raises(StudyError, match=f"test_size 999 is more than the {len(whole[0])} test examples of Tiny"):
         examples.test_examples(tiny_study(test_size=999).task)
 
@@ -225,3 +227,18 @@ def test_a_changed_configuration_never_mixes_with_old_results(tmp_path):
     listed = json.loads((tmp_path / "study.json").read_text())["runs"]
     assert [run["hash"] for run in listed] == [result["hash"]] != [old.name]
     assert (old / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", '{"status": "finished"}', '{"status": "done", "hash": "HASH", "metrics": {}}', '"HASH"']
+    + ['{"status": "finished", "hash": "another", "metrics": {}}', '{"status": "finished", "hash": "HASH"}'],
+)
+def test_what_is_no_result_of_the_run_does_not_count_as_finished(tmp_path, content):
+    study, listener = tiny_study(epochs=1), Silent()
+    carry(study, tmp_path)
+    before = all_numbers(tmp_path)
+    (path,) = tmp_path.glob("runs/*/result.json")
+    path.write_text(content.replace("HASH", path.parent.name))
+    carry(study, tmp_path, listener=listener)
+    assert listener.plans == [(1, 0)] and all_numbers(tmp_path) == before

@@ -35,11 +35,33 @@ def test_differences_that_are_all_zero_are_no_evidence():
     assert sign_flip([0.0] * 10) == 1.0
 
 
-@pytest.mark.parametrize("pairs", [1, 3, 9, 16])
+@pytest.mark.parametrize("pairs", [1, 3, 9, 16, 17, 20])
 def test_the_smallest_p_is_reached_when_all_differences_agree(pairs):
     differences = np.arange(1, pairs + 1)
     assert sign_flip(differences) == pytest.approx(smallest_p(pairs))
     assert smallest_p(pairs) == 2 / 2**pairs
+
+
+def test_the_exact_test_is_that_of_scipy():
+    from scipy import stats
+
+    differences = np.random.default_rng(13).normal(0.4, 1, 13)
+    found = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, batch=4096)
+    assert sign_flip(differences) == pytest.approx(found.pvalue, abs=1e-12)
+
+
+@pytest.mark.parametrize("pairs", [17, 20])
+def test_p_is_a_share_of_all_flips_up_to_twenty_pairs(pairs):
+    # flips come in pairs of opposite sums
+    count = sign_flip(np.random.default_rng(pairs).normal(0.4, 1, pairs)) * 2 ** (pairs - 1)
+    assert count == pytest.approx(round(count), abs=1e-6) and count >= 1
+
+
+def test_the_report_says_up_to_how_many_pairs_the_test_is_exact(tmp_path):
+    for seeds, exact in ((20, True), (21, False)):
+        found = analyse(write_study(tmp_path / str(seeds), methods=TWO, effects=(0, 0.02), seeds=seeds, epochs=1))
+        assert found["methods"][1]["differences"]["test_accuracy"]["exact"] is exact
+        assert "exact up to 20 pairs, else 99,999 random flips" in found["statistics"]["p"]
 
 
 def test_many_pairs_use_random_flips_that_repeat():

@@ -11,7 +11,8 @@ from headwise.report.answer import answer, count
 
 ALPHA = 0.05
 BOOTSTRAP_FROM = 20  # pairs; the percentile bootstrap of 5 pairs covers 84 %, so fewer pairs use Student's t
-RESAMPLES = 99_999  # sign flips and bootstrap draws; up to 16 pairs all 2ⁿ sign flips are counted, which is exact
+EXACT_UP_TO = 20  # pairs; all their 2ⁿ sign flips are counted
+RESAMPLES = 99_999  # random sign flips of more pairs
 COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters")
 
 
@@ -47,7 +48,7 @@ def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM)
 def sign_flip(differences: Sequence[float]) -> float:
     """Return the two-sided p of a sign-flip permutation test that the mean of paired `differences` is 0.
 
-    Exact (all 2ⁿ flips) up to 16 pairs, else 99,999 random flips with a fixed seed.
+    Exact (all 2ⁿ flips are counted) up to 20 pairs, else 99,999 random flips with a fixed seed.
     """
     import numpy as np
     from scipy import stats
@@ -56,6 +57,12 @@ def sign_flip(differences: Sequence[float]) -> float:
     if array.size < 2:
         # The one flip of a single difference is as far from 0.
         return 1.0
+    if array.size <= EXACT_UP_TO:
+        sums = np.zeros(1)
+        for value in array:
+            sums = np.concatenate([sums + value, sums - value])
+        # equal sums differ in their last digits
+        return float((abs(sums) >= abs(array.sum()) - 1e-10 * abs(array).sum()).mean())
     rng = np.random.default_rng(0)
     found = stats.permutation_test(
         (array,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, batch=4096, rng=rng
@@ -65,9 +72,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 def smallest_p(pairs: int) -> float:
     """Return the smallest two-sided p that `sign_flip` can give with this many pairs: 2/2ⁿ while it is exact."""
-    if pairs == 0:
-        return 1.0
-    return min(1.0, 2 / min(2**pairs, RESAMPLES + 1))
+    return min(1.0, 2 / (2**pairs if pairs <= EXACT_UP_TO else RESAMPLES + 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -99,7 +104,7 @@ def paired_differences(study, metric: str, higher_is_better: bool | None) -> dic
             "p": raw if values else None,
             "p_corrected": corrected if values else None,
             "smallest_p_corrected": possible,
-            "exact": 2 ** len(values) <= RESAMPLES + 1,
+            "exact": len(values) <= EXACT_UP_TO,
         }
         found[method] = entry | _verdict(entry, higher_is_better)
     return found
@@ -218,7 +223,7 @@ def _words(methods: int) -> dict:
     return {
         "difference": "method − baseline within a seed; diverged and missing runs make no pair and are listed",
         "interval": f"95 %: Student's t below {BOOTSTRAP_FROM} pairs, BCa bootstrap from {BOOTSTRAP_FROM}",
-        "p": f"two-sided sign-flip permutation test, exact up to 16 pairs, else {RESAMPLES:,} random flips",
+        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips",
         "correction": f"Holm over {count(methods, 'method')}, for each metric by itself",
         "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0",
     }

@@ -77,6 +77,8 @@ def check(request: Request) -> None:
         )
     if request.out is not None and request.out.exists() and not request.out.is_dir():
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")
+    if request.data is not None and request.data.is_file():
+        raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
 
 
 def start_engine(request: Request) -> Engine:
@@ -101,7 +103,10 @@ def run_comparison(request: Request, engine: Engine) -> None:
     study = choose_study(request)
     with choose_display() as display:
         task = study.task.located(request.data.resolve() if request.data else None)
-        task.prepare(display.say)
+        try:
+            task.prepare(display.say)
+        except OSError as error:
+            raise explain(error, request.data or Path.cwd(), "--data") from error
         comparison = Comparison(
             study.model_copy(update={"task": task}),
             request.folder,

@@ -10,18 +10,18 @@ class StudyError(Exception):
     """Report what stopped a study and what to do about it; the command line prints it without a traceback."""
 
 
-def explain(error: OSError, folder: Path) -> StudyError:
-    """Turn a refusal of the file system into a message with a remedy."""
+def explain(error: OSError, folder: Path, option: str = "--out") -> StudyError:
+    """Turn a refusal of the file system into a message with a remedy; `option` names the folder on the command line."""
     where = error.filename or folder
     again = "then start the same command again: finished runs and checkpoints are kept"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StudyError(f"the disk of {folder} is full (while writing {where}). Free some space, {again}.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StudyError(
-            f"{where} cannot be written: {error.strerror}. Give write permission or choose another --out, {again}."
+            f"{where} cannot be written: {error.strerror}. Give write permission or choose another {option}, {again}."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StudyError(
-            f"{where} cannot be used as a folder: {error.strerror}. A file stands in its place; choose another --out."
+            f"{where} cannot be used as a folder: {error.strerror}. A file stands in its place; choose another {option}."
         )
     return StudyError(f"{where}: {error.strerror or error}. Repair it, {again}.")

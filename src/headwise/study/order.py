@@ -14,6 +14,9 @@ from headwise.study.errors import StudyError
 if TYPE_CHECKING:
     from headwise.study.task import Task
 
+# how a run ends
+ENDS = ("finished", "diverged")
+
 
 @dataclass(frozen=True)
 class Order:
@@ -33,8 +36,10 @@ class Order:
         return self.configuration.identity
 
     def result(self) -> dict[str, Any] | None:
-        """Read the result, or None when the run is not finished."""
-        return read_json(self.folder / "result.json")
+        """Read the result, or None when the run is not finished: what is no result of this run counts for nothing."""
+        found = read_json(self.folder / "result.json")
+        whole = isinstance(found, dict) and found.get("hash") == self.identity and found.get("status") in ENDS
+        return found if whole and isinstance(found.get("metrics"), dict) else None
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""

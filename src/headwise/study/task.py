@@ -90,7 +90,7 @@ def load_task(text: str) -> type[Task]:
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
         raise StudyError(f"--task {text!r} names no class. Write FILE:CLASS, for example my_task.py:MyTask.")
-    module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, Task)):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
@@ -129,6 +129,18 @@ def file_digests(task: Task) -> dict[str, str]:
         with open(path, "rb") as stream:
             digests[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return digests
+
+
+def _module_of_name(place: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise StudyError(f"--task: {place} is no Python file. Give FILE.py:CLASS, or package.module:CLASS.")
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise StudyError(
+            f"--task: the module {place} could not be imported ({type(error).__name__}: {error}). "
+            "Give FILE.py:CLASS, or a module that Python finds from here."
+        ) from error
 
 
 def _module_of_file(path: Path) -> ModuleType:
