@@ -123,6 +123,11 @@ def test_a_method_name_with_html_does_no_harm(visit):
     assert visit.page.locator("img").count() == 0
 
 
+def test_the_page_of_a_study_with_one_seed_is_quiet_too(browser, tmp_path):
+    folder = write_study(tmp_path, methods=NINE[:2], seeds=1, epochs=3)
+    assert Visit(browser, headwise.report.write(folder)).messages == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_small_screen_needs_no_sideways_scrolling(browser, report, scheme):
     small = Visit(browser, report, width=400, scheme=scheme)

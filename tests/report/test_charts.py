@@ -42,6 +42,8 @@ def data_of(spec: dict) -> list[dict]:
     [
         heat_map(HEADS),
         heat_map(HEADS, reading="step", legend_title="", tooltip=["step"], domain=(0, 1)),
+        heat_map(HEADS, reading="step", packed=True),
+        heat_map(HEADS, x="step", packed=True),
         heat_map([]),
         forest(DIFFERENCES, title="difference"),
         curves(EPOCHS, x="epoch", y="loss", domain=(0, 1)),
@@ -78,3 +80,18 @@ def test_what_a_log_axis_cannot_show_is_left_out():
     rows = [{"t": 1, "y": 0.0}, {"t": 2, "y": 1.0}]
     assert [row["y"] for row in data_of(lines(rows, x="t", y="y", log_y=True))] == [1.0]
     assert [row["y"] for row in data_of(lines(rows, x="t", y="y"))] == [0.0, 1.0]
+
+
+def test_a_packed_map_holds_one_row_for_each_cell_and_gaps_where_nothing_was_read():
+    rows = [row for row in HEADS if (row["layer"], row["head"], row["step"]) != (3, 1, 50)]
+    packed = data_of(heat_map(rows, reading="step", packed=True))
+    assert len(packed) == 22
+    assert {"layer": 3, "head": 1, "values": [3.1, None]} in packed
+    assert {"layer": 3, "head": 0, "values": [3.0, 3.0]} in packed
+
+
+def test_what_has_no_interval_gets_no_layer_of_intervals():
+    single = [row | {"low": None, "high": None} for row in DIFFERENCES]
+    assert len(forest(DIFFERENCES, title="d")["layer"]) - len(forest(single, title="d")["layer"]) == 1
+    without = [row | {"low": None, "high": None} for row in EPOCHS]
+    assert len(curves(EPOCHS, x="e", y="l")["layer"]) - len(curves(without, x="e", y="l")["layer"]) == 1

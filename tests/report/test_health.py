@@ -49,6 +49,45 @@ def test_layers_that_share_a_depth_are_told_apart_by_their_sites(tmp_path):
     assert "decoder.0.attn · 0" in body(watched(tmp_path, records))
 
 
+def test_groups_of_heads_are_told_apart(tmp_path):
+    records = [
+        reading(step, head=None, statistic="imbalance_vo", value=group + 1.5) | {"group": group}
+        for step in (0, 50)
+        for group in (0, 1)
+    ]
+    study = watched(tmp_path, records)
+    assert len(study.runs["baseline", 0].health()) == 4
+    text = body(study)
+    assert '{"layer":0,"head":"group 0","values":[1.5,1.5]}' in text
+    assert '{"layer":0,"head":"group 1","values":[2.5,2.5]}' in text
+
+
+def test_of_many_statistics_those_that_alerts_judge_are_drawn(tmp_path):
+    from headwise.statistics import STATISTICS
+
+    records = [reading(step, statistic=name) for step in (0, 50) for name in STATISTICS]
+    text = body(watched(tmp_path, records))
+    assert "entropy share (share of log(keys))" in text
+    assert "attention distance (tokens)" not in text
+    few = [record for record in records if record["statistic"] in ("attention_distance", "max_logit")]
+    assert "attention distance (tokens)" in body(watched(tmp_path / "few", few))
+
+
+def test_the_health_of_nine_runs_with_thirty_heads_takes_less_than_two_megabytes(tmp_path):
+    import random
+
+    numbers = random.Random(0)
+    names = ("attention_entropy", "entropy_share", "max_logit", "sink_mass", "output_norm", "head_redundancy")
+    records = [
+        reading(50 * step, head, depth, f"blocks.{depth}.attn", numbers.uniform(0, 9), name)
+        for step in range(20)
+        for depth in range(10)
+        for head in range(3)
+        for name in (*names, "effective_rank_qk", "effective_rank_vo")
+    ]
+    assert 9 * len(body(watched(tmp_path, records))) < 2e6
+
+
 def test_an_alert_is_shown_with_its_remedy_and_source(tmp_path):
     alert = reading(50) | {
         "alert": "entropy collapse",

@@ -7,6 +7,7 @@ matters, a second mark beside colour (shape, dash or text).
 from __future__ import annotations
 
 import functools
+import json
 import re
 
 from headwise.report.optional import load
@@ -41,23 +42,27 @@ def heat_map(
     domain: tuple[float, float] | None = None,
     tooltip=(),
     reading: str | None = None,
+    packed: bool = False,
 ):
     """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
     Like all charts here it is a Vega-Lite dictionary. `tooltip` names further fields to show on hover; a list under "spectrum" is
     drawn below the chart for the cell pointed at when the figure is given `trace`. `reading` names a numeric field (the step): a
-    slider then chooses which reading is shown. `value_title` names the value on hover and above the colours, there replaced by
+    slider then chooses which reading is shown. `packed` writes the values along x, or along the readings, as one list for each of the
+    other cells: a tenth of the size, with no other field to show. `value_title` names the value on hover and above the colours, there replaced by
     `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
-    base = alt.Chart(alt.InlineData(values=rows))
+    along = reading or x
+    base = alt.Chart(alt.InlineData(values=_in_lists(rows, along, value) if packed else rows))
     if reading:
         last = max(len(steps) - 1, 0)
         slider = alt.binding_range(min=0, max=last, step=1, name=f"{reading} ")
-        base = base.add_params(alt.param(name="position", value=last, bind=slider)).transform_filter(
-            "datum.position == position"
-        )
+        base = base.add_params(alt.param(name="position", value=last, bind=slider))
+        base = base if packed else base.transform_filter("datum.position == position")
+    if packed:
+        base = _out_of_lists(base, along, _in_order(rows, along), value, "position" if reading else None)
     shown = [x, y, *tooltip] + ([reading] if reading else [])
     chart = base.mark_rect(cursor="crosshair").encode(
         x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
@@ -108,6 +113,26 @@ def _with_positions(rows, reading):
     return rows, steps
 
 
+def _in_lists(rows, along: str, value: str) -> list[dict]:
+    """Return a row for each cell of the other fields, with its values along one field as a list; None where there was no row."""
+    order = {at: index for index, at in enumerate(_in_order(rows, along))}
+    cells: dict[tuple, list] = {}
+    for row in rows:
+        cell = tuple((name, item) for name, item in row.items() if name not in (along, value, "position"))
+        cells.setdefault(cell, [None] * len(order))[order[row[along]]] = row[value]
+    return [dict(cell) | {"values": values} for cell, values in cells.items()]
+
+
+def _out_of_lists(chart, along: str, order: list, value: str, position: str | None):
+    """Return the chart with the lists of `_in_lists` laid out again: all of them, or the one at a position."""
+    steps = json.dumps(order)
+    if position:
+        chart = chart.transform_calculate(**{value: f"datum.values[{position}]", along: f"{steps}[{position}]"})
+    else:
+        chart = chart.transform_calculate(all=steps).transform_flatten(["values", "all"], [value, along])
+    return chart.transform_filter(f"isValid(datum.{value})")
+
+
 @specification
 def forest(rows, *, title: str):
     """Return the paired differences as a forest plot.
@@ -118,7 +143,10 @@ def forest(rows, *, title: str):
     alt = load("altair", "study")
     order = [row["label"] for row in rows]
     base = alt.Chart(alt.InlineData(values=list(rows)))
-    y = alt.Y("label", type="nominal", sort=order, axis=None, scale=alt.Scale(paddingInner=0.2))
+    # A layer without a mark makes Vega warn of an infinite extent, and points alone know no padding.
+    drawn = any(row["low"] is not None for row in rows)
+    scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
+    y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
     colour = alt.Color("verdict", type="nominal", legend=None, scale=_verdict_scale(alt, "var(--grey)"))
     x = alt.X(
         "mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=6)
@@ -132,7 +160,6 @@ def forest(rows, *, title: str):
     )
     layers = [
         zero.encode(x=alt.X("zero", type="quantitative", title=title)),
-        intervals.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words).transform_calculate(mean="datum.low"),
         base.mark_point(filled=True, size=150, opacity=1).encode(
             x=x, y=y, color=colour, shape=alt.Shape("verdict", type="nominal", legend=None, scale=shapes), tooltip=words
         ),
@@ -140,6 +167,9 @@ def forest(rows, *, title: str):
             y=y, x=alt.value(2), text="label:N"
         ),
     ]
+    if drawn:
+        intervals = intervals.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words)
+        layers.insert(1, intervals.transform_calculate(mean="datum.low"))
     return alt.layer(*layers).properties(width="container", height=44 * len(order) + 8)
 
 

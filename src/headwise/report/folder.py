@@ -39,7 +39,7 @@ class RunFolder:
         A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
         """
         records = read_lines(self.path / "health.jsonl", torn_anywhere=True)
-        named = ("alert", "statistic", "site", "head", "step")
+        named = ("alert", "statistic", "site", "head", "group", "step")
         return list({tuple(record.get(name) for name in named): record for record in records}.values())
 
 

@@ -9,6 +9,11 @@ from headwise.report.line_charts import lines
 from headwise.report.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
 
 READINGS = 16  # shown per run, evenly spaced, first and last included: more would not be told apart on a screen
+# Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it would be megabytes.
+DRAWN = (
+    "attention_entropy entropy_share max_logit sink_mass token_cosine high_frequency effective_rank_qk effective_rank_vo output_norm "
+    "head_redundancy"
+).split()
 ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
 
 
@@ -24,7 +29,7 @@ def health_sections(study) -> list[Section]:
     folds = [fold(f"{label}, seed {run.seed}", _maps(run, records)) for label, (run, records) in shown.items()]
     intro = (
         "Statistics of every attention head while training, for the first watched seed of each method (all are in the health.jsonl of "
-        f"the runs). At most {READINGS} evenly spaced readings are drawn."
+        f"the runs). At most {READINGS} evenly spaced readings are drawn, and of more than {len(DRAWN)} statistics those that alerts judge."
     )
     return [Section("Health of the heads", join(_alerts(alerts, len(watched)), *folds), intro)]
 
@@ -56,9 +61,12 @@ def _maps(run, records: list[dict]):
     by_statistic: dict[str, list[dict]] = {}
     for record in readings:
         by_statistic.setdefault(record["statistic"], []).append(record)
+    names = list(by_statistic)
+    if len(names) > len(DRAWN):
+        names = [name for name in names if name in DRAWN] or names
     beside, rows = [_loss(run)], []
-    for name, found in by_statistic.items():
-        maps = _map(name, found)
+    for name in names:
+        maps = _map(name, by_statistic[name])
         if len(maps) == 1:
             beside += maps
         else:
@@ -69,7 +77,7 @@ def _maps(run, records: list[dict]):
 def _map(name: str, records: list[dict]) -> list:
     """Return one map, or two where heads are read more than once: every head over steps, and layer × head at a chosen step."""
     steps = thin(sorted({record["step"] for record in records}))
-    named = _layers(records)
+    shown, named = set(steps), _layers(records)
     rows = [
         {
             "layer": named(record),
@@ -78,18 +86,24 @@ def _map(name: str, records: list[dict]) -> list:
             "value": float(f"{record['value']:.4g}"),
         }
         for record in records
-        if record["step"] in set(steps)
+        if record["step"] in shown
     ]
     title = _with_unit(name)
     style = {"value_title": title, "legend_title": "", "domain": _span([record["value"] for record in records])}
     if all(row["head"] == "all" for row in rows):
-        return [figure(heat_map(rows, x="step", y="layer", **style), title=title, caption="Layer over steps.")]
+        return [
+            figure(heat_map(rows, x="step", y="layer", packed=True, **style), title=title, caption="Layer over steps.")
+        ]
     if len(steps) == 1:
         return [figure(heat_map(rows, **style), title=title, caption=f"Layer × head at step {steps[0]}.")]
-    over_time = [row | {"layer · head": f"{row['layer']} · {row['head']}"} for row in rows]
+    over_time = [
+        {"layer · head": f"{row['layer']} · {row['head']}", "step": row["step"], "value": row["value"]} for row in rows
+    ]
+    every = heat_map(over_time, x="step", y="layer · head", packed=True, **style)
+    chosen = heat_map(rows, reading="step", packed=True, **style)
     return [
-        figure(heat_map(over_time, x="step", y="layer · head", **style), title=title, caption="Every head over steps."),
-        figure(heat_map(rows, reading="step", **style), title=title, caption="Layer × head at the chosen step."),
+        figure(every, title=title, caption="Every head over steps."),
+        figure(chosen, title=title, caption="Layer × head at the chosen step."),
     ]
 
 
@@ -134,6 +148,8 @@ def _layers(records: list[dict]):
 
 
 def _head(record: dict):
+    if record.get("group") is not None:
+        return f"group {record['group']}"
     return record["head"] if record.get("head") is not None else "all"
 
 

@@ -38,11 +38,14 @@ def curves(rows, *, x: str, y: str, domain=None, broken=()):
     band = base.transform_filter("datum.low != null").mark_area(opacity=0.18)
     single = len({row["x"] for row in rows}) == 1  # one epoch makes no line
     layers = [
-        band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N").transform_calculate(mean="datum.low"),
         base.mark_line(strokeWidth=1.8, point=single).encode(
             x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number]
         ),
     ]
+    # A layer without a mark makes Vega warn of an infinite extent.
+    if any(row["low"] is not None for row in rows):
+        band = band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N")
+        layers.insert(0, band.transform_calculate(mean="datum.low"))
     if broken:
         layers += _broken(alt, broken, across, scale, y)
     return alt.layer(*layers).properties(width="container", height=170)
