@@ -7,38 +7,16 @@ import pickle
 import re
 
 import pytest
-import torch
-import transformers as tf
+from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
-from headwise.audit import CheckpointError, audit
+from headwise.audit import audit
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A small good folder to spoil."""
-    config = tf.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=40,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    tf.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def change(folder, **settings):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-
-
-def refused(checkpoint, match, **options):
-    with pytest.raises(CheckpointError, match=match):
-        audit(checkpoint, **options)
+    return good(tmp_path / "model")
 
 
 def test_a_truncated_file_is_named_with_its_size(folder):

@@ -82,6 +82,23 @@ def test_an_ill_head_raises_its_alert_and_is_the_worst(checked, change, alert, i
     assert (found.worst()[0]["site"], found.worst()[0]["head"]) == ("layers.2.self_attn", index)
 
 
+def test_a_layer_of_which_most_heads_are_dead_shows_them(checked):
+    def silence_three(attention):
+        attention.out_proj.weight[:, : 3 * SIZE] *= 1e-4
+
+    found = [a for a in checked(silence_three).alerts if a["alert"] == "dead_head"]
+    assert [(a["site"], a["head"]) for a in found] == [("layers.2.self_attn", head) for head in range(3)]
+
+
+def test_weights_that_overflow_are_told(checked):
+    def overflow(attention):
+        attention.in_proj_weight *= 1e30
+
+    found = [a for a in checked(overflow).alerts if a["alert"] == "not_finite"]
+    assert [a["site"] for a in found] == ["layers.2.self_attn"]
+    assert "are too large for single precision" in found[0]["sentence"]
+
+
 def test_a_healthy_model_raises_none(checked):
     assert checked(lambda attention: None).alerts == []
 
@@ -114,3 +131,19 @@ def test_the_markdown_lists_worst_heads_alerts_and_how_it_was_made(checked):
     assert text.index("## Worst heads") < text.index("## Alerts") < text.index("## Statistics")
     assert "- **dead_head**: layers.2.self_attn head 3 writes next to nothing" in text
     assert "torch " in text
+
+
+def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checked, tmp_path):
+    import io
+
+    from rich.console import Console
+
+    from headwise.audit.terminal import show
+
+    console = Console(width=80, file=io.StringIO())
+    show(checked(silence), console)
+    table = console.file.getvalue().split("All heads")[1].split("Statistics that")[0]
+    rows = [line.split() for line in table.splitlines() if " of W_" in line]
+    assert len(rows) == 8
+    assert all("head" in row for row in rows)
+    assert max(map(len, table.splitlines())) <= 80

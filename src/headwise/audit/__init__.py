@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..study.environment import commit, hardware, versions
+from ..watching.alerts import Thresholds
 from .errors import CheckpointError
 from .judging import WeightThresholds, weight_alerts
 from .opening import open_checkpoint
@@ -25,6 +26,7 @@ def audit(
     out: str | Path | None = None,
     *,
     thresholds: WeightThresholds | None = None,
+    activation_thresholds: Thresholds | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     command: str = "",
 ) -> Audit:
@@ -38,6 +40,7 @@ def audit(
         images: a folder of images, for the same.
         out: where to write the HTML report; the JSON is written beside it.
         thresholds: limits of the alerts on weights.
+        activation_thresholds: limits of the alerts on what was read on data, the same as those of `headwise.watch`.
         progress: called with (layers read, layers).
         command: kept in the result, to repeat it.
 
@@ -53,7 +56,8 @@ def audit(
     if text is not None or images is not None:
         from .activations import read_activations
 
-        more, raised, reasons = read_activations(opened, *(None if p is None else Path(p) for p in (text, images)))
+        file, folder = (None if path is None else Path(path) for path in (text, images))
+        more, raised, reasons = read_activations(opened, file, folder, activation_thresholds)
         records, alerts = records + more, alerts + raised
     result = Audit(
         checkpoint=opened.name,
@@ -62,6 +66,7 @@ def audit(
         records=records,
         alerts=alerts,
         layers=read.layers,
+        unused=read.unused,
         spectra={f"{site}|{head}|{kind}": values for (site, head, kind), values in read.spectra.items()},
         data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,
         reasons=reasons,

@@ -35,17 +35,18 @@ class _Looking:
 
 
 def read_activations(
-    checkpoint: Checkpoint, text: Path | None, images: Path | None
+    checkpoint: Checkpoint, text: Path | None, images: Path | None, thresholds: Thresholds | None = None
 ) -> tuple[list[Record], list[Record], dict[str, Any]]:
     """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply and why.
+
+    A checkpoint is read once, so every figure is judged as it stands.
 
     Raises:
         CheckpointError: where the model does not take the data.
     """
     made = checkpoint.batches()
-    batches: list[Batch] = (made.text(text) if text is not None else []) + (
-        made.images(images) if images is not None else []
-    )
+    batches = made.of(text, images)
+    both = ". It has a part for texts and one for images: pass text= and images=" if made.joint else ""
     model = checkpoint.whole()
     handle = headwise.regularize(model, allow_none=True)
     weights = Weights(list(STATISTICS))
@@ -55,7 +56,7 @@ def read_activations(
         for fitted in handle.fitted:
             fitted.observer, fitted.armed = _Looking(recorder), True
         for batch in batches:
-            _run(model, batch)
+            _run(model, batch, both if None in (text, images) else "")
         figures = [
             figure
             for fitted in handle.fitted
@@ -67,10 +68,10 @@ def read_activations(
     finally:
         handle.remove()
     records = [record for figure in figures for record in figure.records()]
-    return records, Judge(Thresholds()).alerts(records), reasons
+    return records, Judge(thresholds or Thresholds(), at_once=True).alerts(records), reasons
 
 
-def _run(model: torch.nn.Module, batch: Batch) -> None:
+def _run(model: torch.nn.Module, batch: Batch, remedy: str) -> None:
     first = next(model.parameters())
     try:
         with torch.no_grad():
@@ -78,7 +79,9 @@ def _run(model: torch.nn.Module, batch: Batch) -> None:
                 model(**{name: value.to(first.device) for name, value in batch.items()})
             else:
                 model(batch.to(first.device))
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+    # A model that gets what it does not take fails as it happens, with an attribute of None as well as with a sentence.
+    except Exception as error:
+        cause = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{type(model).__name__} did not run on the data ({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"{type(model).__name__} did not run on the data ({type(error).__name__}: {cause}){remedy}"
         ) from error

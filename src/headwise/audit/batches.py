@@ -18,10 +18,36 @@ Batch = dict[str, Tensor] | Tensor
 
 
 class Batches:
-    """Makes batches for one model: a tokenizer from its folder, image sizes from its config."""
+    """Makes batches for one model: a tokenizer from its folder, image sizes from its config.
 
-    def __init__(self, folder: Path | None, config: Any = None, image: dict[str, Any] | None = None) -> None:
-        self.folder, self.config, self.image = folder, config, image
+    Args:
+        folder: where the tokenizer and the image settings stand.
+        config: of transformers; None for a timm model.
+        image: size, mean and std of a timm model.
+        first: the number of the first token's position.
+    """
+
+    def __init__(
+        self, folder: Path | None, config: Any = None, image: dict[str, Any] | None = None, first: int = 0
+    ) -> None:
+        self.folder, self.config, self.image, self.first = folder, config, image, first
+
+    @property
+    def joint(self) -> bool:
+        """Tell whether the model has a part for texts and one for images."""
+        return all(getattr(self.config, f"{part}_config", None) is not None for part in ("text", "vision"))
+
+    def of(self, text: Path | None, images: Path | None) -> list[Batch]:
+        """Make the batches of a text file, a folder of images, or both: as one batch where a model takes them together.
+
+        Raises:
+            CheckpointError: where the model takes none of the kind, or there is nothing to read.
+        """
+        texts = self.text(text) if text is not None else []
+        pictures = self.images(images) if images is not None else []
+        if not (self.joint and texts and pictures):
+            return texts + pictures
+        return [{**one, **other} for one, other in zip(texts, pictures, strict=True)]  # type: ignore[dict-item]
 
     def text(self, path: Path) -> list[Batch]:
         """Cut a text into at most 8 sequences of at most 256 tokens, all of one length.
@@ -29,7 +55,10 @@ class Batches:
         Raises:
             CheckpointError: where the model takes no text or its folder has no tokenizer.
         """
-        if self.config is None or getattr(self.config, "vocab_size", None) is None:
+        part = self.config
+        if getattr(part, "vocab_size", None) is None:
+            part = getattr(self.config, "text_config", None)
+        if getattr(part, "vocab_size", None) is None:
             raise CheckpointError("this model takes no text: pass images=")
         if not path.is_file():
             raise CheckpointError(f"there is no text file {path}")
@@ -41,7 +70,8 @@ class Batches:
                 f"{self.folder} has no tokenizer that transformers can load without running its code ({str(error).splitlines()[0]})"
             ) from None
         ids = tokenizer(path.read_text(encoding="utf-8"), truncation=False, verbose=False)["input_ids"]
-        most = min(LENGTH, getattr(self.config, "max_position_embeddings", None) or LENGTH)
+        positions = getattr(part, "max_position_embeddings", None)
+        most = min(LENGTH, positions - self.first if positions else LENGTH)
         length = min(most, len(ids))
         if length < 2:
             raise CheckpointError(f"{path} holds {len(ids)} tokens; at least 2 are needed")

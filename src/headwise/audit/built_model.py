@@ -24,6 +24,8 @@ class BuiltModel:
 
     def __init__(self, name: str, kind: str, model: nn.Module, image: dict[str, Any] | None = None) -> None:
         self.name, self.kind, self.model, self._image = name, kind, model.eval(), image
+        # Weights that do not fit are refused, or the factory's own affair.
+        self.unused: list[str] = []
 
     def projections(self, site: Site) -> Projections:
         """Find a site's weights, verified on the site where they are fused."""
@@ -51,7 +53,9 @@ class BuiltModel:
 
 
 def timm_model(name: str, file: Path) -> BuiltModel:
-    """Build a timm model by name and load a safetensors file into it, strictly.
+    """Build a timm model by name and load a safetensors file into it, strictly and tensor by tensor.
+
+    The model stands in memory whole, its file does not.
 
     Raises:
         CheckpointError: where the name is unknown, the file is pickled or damaged, or they do not fit.
@@ -63,29 +67,30 @@ def timm_model(name: str, file: Path) -> BuiltModel:
     if name.split(".")[0] not in known:
         raise CheckpointError(f"timm {timm.__version__} has no model {name!r}.{suggest(name, known)}")
     files = TensorFiles.of_file(file)
-    state = files.read(files.names)
-    model = timm.create_model(name, pretrained=False, **_head(timm, name, state))
-    theirs = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    ours = {key: tuple(value.shape) for key, value in state.items()}
+    ours = files.shapes()
+    model = timm.create_model(name, pretrained=False, **_head(timm, name, ours))
+    state = model.state_dict()
+    theirs = {key: tuple(value.shape) for key, value in state.items()}
     if theirs != ours:
         key = next(k for k in [*theirs, *ours] if theirs.get(k) != ours.get(k))
         raise CheckpointError(
             f"{file} does not fit {name}: {key} is {ours.get(key, 'missing')} in the file and {theirs.get(key, 'absent')} in the model"
         )
-    model.load_state_dict(state)
+    for key, value in state.items():
+        value.copy_(files.read([key])[key])
     size = model.default_cfg
     image = {"size": tuple(size["input_size"][1:]), "mean": list(size["mean"]), "std": list(size["std"])}
     return BuiltModel(f"{name} ({file.name})", "timm model", model, image)
 
 
-def _head(timm: Any, name: str, state: dict[str, Tensor]) -> dict[str, int]:
+def _head(timm: Any, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Give the number of classes the file was trained for, where its classifier tells."""
     settings = timm.get_pretrained_cfg(name)
     classifier = getattr(settings, "classifier", None) if settings is not None else None
-    weight = state.get(f"{classifier}.weight") if isinstance(classifier, str) else None
-    if weight is None and isinstance(classifier, str):
+    shape = shapes.get(f"{classifier}.weight") if isinstance(classifier, str) else None
+    if shape is None and isinstance(classifier, str):
         return {"num_classes": 0}
-    return {} if weight is None else {"num_classes": weight.shape[0]}
+    return {} if shape is None else {"num_classes": shape[0]}
 
 
 def factory_model(file: Path, name: str) -> BuiltModel:

@@ -15,11 +15,15 @@ from .errors import CheckpointError
 
 
 class Checkpoint(Protocol):
-    """A model on disk: its structure, its weights on demand, and batches it understands."""
+    """A model on disk: its structure, its weights on demand, and batches it understands.
+
+    `unused` names tensors of its files that the model has no place for, as the model would name them.
+    """
 
     name: str
     kind: str
     model: nn.Module
+    unused: list[str]
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Read parameters by their names in the model."""
@@ -51,8 +55,21 @@ def weights_in_place(checkpoint: Checkpoint, found: Projections) -> Iterator[Non
             if read[where].shape != empty.shape:
                 shapes = f"{tuple(read[where].shape)} in the checkpoint and {tuple(empty.shape)} by its config"
                 raise CheckpointError(f"{where} has the shape {shapes}: weights and config do not belong together")
-            module._parameters[name] = nn.Parameter(read[where], requires_grad=False)
+            module._parameters[name] = nn.Parameter(_numbers(read[where], where), requires_grad=False)
         yield
     finally:
         for module, name, empty in places.values():
             module._parameters[name] = empty
+
+
+def _numbers(tensor: Tensor, where: str) -> Tensor:
+    """Give numbers that can be computed with; of 8 bits they only have the values.
+
+    Raises:
+        CheckpointError: where they are integers, whose scale stands elsewhere.
+    """
+    if not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{where} holds {tensor.dtype} and no floating-point numbers: audit the model it was made from"
+        )
+    return tensor.float() if tensor.element_size() == 1 else tensor

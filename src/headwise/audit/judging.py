@@ -25,14 +25,14 @@ class WeightThresholds:
 
     Attributes:
         stable_rank: rank collapse, where a head's product has a smaller stable rank: one direction is nearly all of it.
-        dead: a dead head, where the Frobenius norm of W_OW_V is below this share of its layer's median.
+        dead: a dead head, where the Frobenius norm of W_OW_V is below this share of its layer's largest, or zero.
         growth: logit growth, where the spectral norm of W_KᵀW_Q is above this multiple of the model's median.
         decayed_rank: low rank by weight decay, where the pseudo-rank is smaller...
         balance: ...and the factors are balanced to this share, as decay makes them.
     """
 
     stable_rank: float | None = 1.2
-    dead: float | None = 0.01
+    dead: float | None = 0.005
     growth: float | None = 10.0
     decayed_rank: float | None = 0.25
     balance: float = 0.1
@@ -75,7 +75,18 @@ def weight_alerts(read: Read, limits: WeightThresholds) -> list[Record]:
     for where in read.not_finite:
         record = {"site": where.rpartition(".")[0], "depth": None, "head": None, "statistic": "finite", "value": 0.0}
         found.append(("not_finite", record, 1.0, f"{where} holds NaN or infinity: its figures are left out"))
+    found += _overflown(read.records)
     return [_alert(*one) for one in found]
+
+
+def _overflown(records: list[Record]) -> Found:
+    sites: dict[str, Record] = {}
+    for record in records:
+        if not math.isfinite(record["value"]):
+            sites.setdefault(record["site"], record)
+    for site, record in sites.items():
+        text = f"the weights of {site} are too large for single precision: {in_words(record['statistic'])} is {record['value']}"
+        yield "not_finite", {**record, "head": None}, math.inf, text
 
 
 def _alert(name: str, record: Record, threshold: float, sentence: str) -> Record:
@@ -118,11 +129,12 @@ def _dead(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
     for record in records.get("frobenius_norm_vo", ()):
         layers.setdefault(record["site"], []).append(record)
     for heads in layers.values():
-        middle = statistics.median(record["value"] for record in heads)
+        # The largest: where most heads of a layer are dead, its median is that of dead heads.
+        largest = max(record["value"] for record in heads)
         for record in heads:
-            if record["value"] < limit * middle or record["value"] == 0:
-                text = f"{place(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its layer's median {middle:.3g}"
-                yield "dead_head", record, limit * middle, text
+            if record["value"] < limit * largest or record["value"] == 0:
+                text = f"{place(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its layer's largest {largest:.3g}"
+                yield "dead_head", record, limit * largest, text
 
 
 def _growth(records: dict[str, list[Record]], limits: WeightThresholds) -> Found:
@@ -165,10 +177,10 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
     """
     scores: dict[tuple[str, int], dict[str, float]] = {}
     depths = {record["site"]: record["depth"] for record in records}
-    for name, direction in _worrying().items():
+    for name, direction in worrying().items():
         heads = [r for r in records if r["statistic"] == name and r["head"] is not None]
-        middle, distances = _distances([r["value"] for r in heads])
-        for record, distance in zip(heads, distances, strict=True):
+        middle, away = distances([r["value"] for r in heads])
+        for record, distance in zip(heads, away, strict=True):
             excess = (distance if direction == "high" else -distance) - 2
             words = f"{in_words(name)} {record['value']:.3g} (median {middle:.3g})"
             scores.setdefault((record["site"], record["head"]), {})[words] = min(max(0.0, excess), MOST)
@@ -189,12 +201,13 @@ def worst_heads(records: list[Record], alerts: list[Record], most: int = 5) -> l
     ]
 
 
-def _worrying() -> dict[str, str]:
+def worrying() -> dict[str, str]:
+    """Give the figures that have a worrying side, and which one: "high" or "low"."""
     weights = {f"{n}_{kind}": s.worse for kind in PRODUCTS for n, s in WEIGHT_STATISTICS.items() if s.worse}
     return {**weights, **{name: s.worse for name, s in STATISTICS.items() if s.worse}}
 
 
-def _distances(values: list[float]) -> tuple[float, list[float]]:
+def distances(values: list[float]) -> tuple[float, list[float]]:
     """Give the median, and how many robust standard deviations each value lies from it."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:

@@ -23,6 +23,7 @@ class Audit:
         alerts: records that passed a limit, with a sentence, a remedy and its source.
         layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
         spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
+        unused: weights of attention layers that the files hold and the model has no place for.
         data: what the activations were read on; None where weights alone were read.
         command, versions, commit, hardware, seconds: how it was made.
     """
@@ -34,6 +35,7 @@ class Audit:
     alerts: list[Record]
     layers: list[Record]
     spectra: dict[str, list[float]]
+    unused: list[str] = field(default_factory=list)
     data: str | None = None
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
     command: str = ""
@@ -53,7 +55,12 @@ class Audit:
             for note in [*layer["notes"], *dict.fromkeys(layer["missing"].values())]:
                 about.setdefault(note.replace(f"{layer['site']} ", "a layer "), []).append(layer["site"])
         total = len(self.layers)
-        return [note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()]
+        said = [
+            f"the files hold {len(self.unused)} weights of attention layers that the model of this config has not: {_few(self.unused)}"
+        ]
+        return (said if self.unused else []) + [
+            note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()
+        ]
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """Give the records in short form: per statistic whether it is per "head", "group" or "layer", and per site its values in order."""

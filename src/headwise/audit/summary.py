@@ -8,7 +8,7 @@ from typing import Any
 
 from ..statistics import STATISTICS
 from ..statistics.weights import WEIGHT_STATISTICS
-from .judging import in_words, place
+from .judging import distances, in_words, place, worrying
 from .result import Audit
 from .weights import PRODUCTS
 
@@ -49,6 +49,21 @@ def overview(audit: Audit) -> list[Record]:
     return rows
 
 
+def most_worrying(audit: Audit) -> list[Record]:
+    """Give for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
+    rows = []
+    for name, side in worrying().items():
+        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not found:
+            continue
+        middle, away = distances([r["value"] for r in found])
+        sign = 1 if side == "high" else -1
+        far, at = max((sign * distance, index) for index, distance in enumerate(away))
+        row = {"statistic": in_words(name), "worst": found[at]["value"], "at": short(found[at], audit)}
+        rows.append({**row, "median": middle, "away": far})
+    return sorted(rows, key=lambda row: -row["away"])
+
+
 def short(record: Record, audit: Audit) -> str:
     """Name a place in few letters, by depth where that is clear: "layer 3 head 1"."""
     depths = [layer["depth"] for layer in audit.layers]
@@ -64,6 +79,8 @@ def lead(audit: Audit) -> str:
     if not audit.alerts:
         return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
     count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
+    if not ill:
+        return f"{count}, on no head by itself, of {heads} heads in {len(audit.layers)} layers."
     return f"{count} on {len(ill)} of {heads} heads in {len(audit.layers)} layers."
 
 

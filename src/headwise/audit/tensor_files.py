@@ -50,6 +50,16 @@ class TensorFiles:
                         read[name] = file.get_tensor(name)
         return read
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of every tensor; none is read."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in dict.fromkeys(self._files.values()):
+            with opened(path) as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    if self._files.get(name) == path:
+                        found[name] = tuple(file.get_slice(name).get_shape())
+        return found
+
     @classmethod
     def of_folder(cls, folder: Path) -> TensorFiles:
         """Find the weights of a transformers folder: one file, or several behind an index.

@@ -7,7 +7,7 @@ from typing import Any
 from ..report.optional import load
 from .judging import place
 from .result import Audit
-from .summary import lead, overview
+from .summary import lead, most_worrying
 
 ALERTS = 10
 
@@ -18,8 +18,10 @@ def show(audit: Audit, console: Any) -> None:
     console.print()
     console.print(text.assemble((audit.checkpoint, "bold"), f"  {audit.kind}, {audit.model}"))
     console.print(lead(audit))
-    console.print(_worst(audit))
-    console.print(_overview(audit))
+    if audit.records:
+        console.print(_worst(audit))
+        console.print(_overview(audit))
+        console.print(text("Statistics that are neither good nor bad stand in the report.", style="dim"))
     for alert in audit.alerts[:ALERTS]:
         console.print(
             text.assemble(
@@ -40,16 +42,9 @@ def _worst(audit: Audit) -> Any:
 
 
 def _overview(audit: Audit) -> Any:
-    table = _table("All heads", "statistic", "lowest", "at", "median", "highest", "at")
-    for row in overview(audit):
-        table.add_row(
-            row["statistic"],
-            f"{row['lowest']:.4g}",
-            row["at"],
-            f"{row['median']:.4g}",
-            f"{row['highest']:.4g}",
-            row["where"],
-        )
+    table = _table("All heads", "statistic", "worst", "at", "median")
+    for row in most_worrying(audit):
+        table.add_row(row["statistic"], f"{row['worst']:.4g}", row["at"], f"{row['median']:.4g}")
     return table
 
 
@@ -57,5 +52,5 @@ def _table(title: str, *columns: str) -> Any:
     rich = load("rich.table", "study")
     table = rich.Table(title=title, title_justify="left", box=load("rich.box", "study").SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, justify="right" if column in ("score", "lowest", "median", "highest") else "left")
+        table.add_column(column, justify="right" if column in ("score", "worst", "median") else "left")
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..projections import ProjectionError, Projections, projections
-from ..report.optional import load
 from ..site import Site
 from .batches import Batches
+from .configs import config_of, quiet, structure_of
 from .errors import CheckpointError
 from .shallow import Shallow
 from .tensor_files import TensorFiles, read_json
@@ -29,10 +28,10 @@ class TransformersFolder:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
         self.settings = read_json(folder / "config.json")
-        self.config = _config(folder, self.settings)
+        self.config = config_of(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
-        self.model = _structure(self.config, self.settings)
-        self._renamed, self._converts = _renamed(self.model, self.files.names)
+        self.model = structure_of(folder, self.config, self.settings)
+        self._renamed, self._converts, self.unused = _renamed(self.model, self.files.names)
         self._shallow: Shallow | None = None
         self._whole: nn.Module | None = None
 
@@ -64,14 +63,17 @@ class TransformersFolder:
         """
         if self._whole is None:
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+            # The config as it was read: that of the folder may name kernels to fetch.
+            settings["config"] = self.config
             try:
-                with _quiet():
+                with quiet():
                     model, told = type(self.model).from_pretrained(
                         str(self.folder), output_loading_info=True, **settings
                     )
-            except (RuntimeError, OSError, ValueError) as error:
+            except Exception as error:
+                cause = " ".join(str(error).split())[:300]
                 raise CheckpointError(
-                    f"transformers cannot load {self.folder}: {str(error).splitlines()[0]}"
+                    f"transformers cannot load {self.folder} ({type(error).__name__}: {cause})"
                 ) from error
             if missing := sorted(told["missing_keys"]):
                 raise CheckpointError(
@@ -82,67 +84,34 @@ class TransformersFolder:
 
     def batches(self) -> Batches:
         """Give what turns texts and images into batches for this model."""
-        return Batches(self.folder, self.config)
+        return Batches(self.folder, self.config, first=_first_position(self.model))
 
 
-def _config(folder: Path, settings: dict[str, Any]) -> Any:
-    transformers = load("transformers", "hf")
-    kind = settings.get("model_type")
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    if kind is None:
-        raise CheckpointError(f"{folder / 'config.json'} names no model_type: it is no config of transformers")
-    if kind not in known:
-        if "auto_map" in settings:
-            raise CheckpointError(
-                f"the model type {kind!r} of {folder} lives in code of the checkpoint, which headwise never runs. Load the model "
-                "yourself and pass it as module.py:factory"
-            )
-        raise CheckpointError(
-            f"transformers {transformers.__version__} knows no model type {kind!r} ({folder / 'config.json'}): "
-            "update transformers, or pass module.py:factory"
-        )
-    if settings.get("quantization_config"):
-        method = settings["quantization_config"].get("quant_method", "an unknown method")
-        raise CheckpointError(
-            f"{folder} is quantized ({method}); its integers are no weights to take spectra of. Audit the model it was made from"
-        )
-    return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+def _first_position(model: nn.Module) -> int:
+    """Give the number of the first token's position: models in the manner of RoBERTa count from after the padding's own."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None:
+            return part.padding_idx + 1
+    return 0
 
 
-def _structure(config: Any, settings: dict[str, Any]) -> nn.Module:
-    transformers = load("transformers", "hf")
-    wanted = (settings.get("architectures") or [None])[0]
-    cls = getattr(transformers, wanted, None) if wanted else None
-    with torch.device("meta"), _quiet():
-        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
-            return cls(config)
-        return transformers.AutoModel.from_config(config)
+def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, list[str]]:
+    """Match the tensors of a checkpoint to a model's parameters.
 
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    logging = load("transformers", "hf").logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool]:
-    """Give, for each parameter that is one tensor of the checkpoint, that tensor's name there; and whether others are converted."""
+    Returns:
+        For each parameter that is one tensor of the checkpoint, that tensor's name there; whether others are converted; and the
+        names, as the model would have them, of tensors that it has no place for.
+    """
     wanted = model.state_dict()
-    found, converts = {}, False
+    found, converts, unused = {}, False, []
     for name in names:
         target, whole = _rename(model, name, wanted)
         converts = converts or not whole
         if whole and target in wanted:
             found[target] = name
-    return found, converts
+        elif whole:
+            unused.append(target)
+    return found, converts, unused
 
 
 def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:

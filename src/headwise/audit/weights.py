@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,12 +26,16 @@ PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 @dataclass
 class Read:
-    """Everything read of a checkpoint: records, spectra per (site, head, product), and what is to be said beside them."""
+    """Everything read of a checkpoint: records, spectra per (site, head, product), and what is to be said beside them.
+
+    `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the model has not.
+    """
 
     records: list[Record] = field(default_factory=list)
     spectra: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
     layers: list[Record] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
 
 def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, of: None) -> Read:
@@ -48,18 +53,25 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
         raise ValueError(
             f"{checkpoint.name}: {type(checkpoint.model).__name__} has no attention layer that headwise can see"
         )
-    read = Read()
+    read = Read(unused=_of_attention(checkpoint.unused, [one.site.name for one in found]))
     with threads(1) as most:
         for index, one in enumerate(found):
             one.site.model = checkpoint.model
             _read_site(read, checkpoint, one.site, most)
             progress(index + 1, len(found))
-    if not read.records:
+    # Of a training that diverged everywhere no figure is left: that is what there is to say of it.
+    if not read.records and not read.not_finite:
         reasons = "\n".join(f"{layer['site']}: {layer['missing'].get('qk', '')}" for layer in read.layers)
         raise ValueError(
             f"{checkpoint.name}: the weights of none of its attention layers can be told apart:\n{reasons}"
         )
     return read
+
+
+def _of_attention(names: list[str], sites: list[str]) -> list[str]:
+    """Choose the names of attention layers: those that differ from a site of the model in the numbers alone."""
+    known = {re.sub(r"\d+", "#", site) for site in sites}
+    return [name for name in names if any(re.sub(r"\d+", "#", name).startswith(f"{site}.") for site in known)]
 
 
 def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> None:
@@ -72,7 +84,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
         return
     with weights_in_place(checkpoint, found):
         reading = weight_reading(site, found)
-        broken = [b.where for b in found.blocks if not bool(torch.isfinite(b.weight()).all())]
+        broken = [b.where for b in found.blocks if not bool(torch.isfinite(b.weight(torch.float32)).all())]
         layer |= {"layout": found.layout, "missing": reading.missing, "notes": list(reading.notes)}
         layer |= {"heads": found.heads, "kv_heads": found.kv_heads, "reasons": weight_reasons(reading)}
         if broken:

@@ -141,7 +141,7 @@ class Judge:
     def _limits(self, records: dict[str, list[Record]]) -> Iterable[_Found]:
         limits = self.thresholds
         if (limit := limits.entropy_share) is not None:
-            text = f"entropy of {{place}} {{verb}} below {100 * limit:.3g} % of its range ({{to}}{{value:.2g}})"
+            text = f"entropy of {{place}} {{verb}} below {100 * limit:.3g} % of its range ({{to}}{{value:.3g}})"
             for record in records.get("entropy_share", ()):
                 yield _Found("entropy_collapse", record, limit, record["value"] < limit, text, "fell", at_once=False)
         if (limit := limits.max_logit) is not None:
