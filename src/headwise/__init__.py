@@ -35,6 +35,7 @@ _WHERE = {
     "JsonLines": "watching.logs",
     "TensorBoard": "watching.logs",
     "WatchCallback": "watching.callback",
+    "Thresholds": "watching.alerts",
     "audit": "audit",
     **dict.fromkeys(_METHODS, "methods"),
 }
@@ -80,3 +81,4 @@ if TYPE_CHECKING:
     from .site import Site as Site
     from .text import parse as parse
     from .watch import watch as watch
+    from .watching.alerts import Thresholds as Thresholds

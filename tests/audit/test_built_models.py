@@ -42,6 +42,21 @@ def test_images_are_read_by_a_timm_model(weights, tmp_path):
     assert len([r for r in found.records if r["statistic"] == "attention_entropy"]) == 36
 
 
+def test_the_file_of_a_timm_model_is_read_tensor_by_tensor(weights, monkeypatch):
+    from headwise.audit.tensor_files import TensorFiles
+
+    read, asked = TensorFiles.read, []
+
+    def counting(files, names):
+        asked.append(len(names))
+        return read(files, names)
+
+    monkeypatch.setattr(TensorFiles, "read", counting)
+    assert audit(f"vit_tiny_patch16_224:{weights[0]}").records
+    assert len(asked) > 10
+    assert set(asked) == {1}
+
+
 def test_weights_of_another_model_are_refused(weights):
     path, _ = weights
     with pytest.raises(

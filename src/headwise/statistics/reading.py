@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Hosts write "not allowed" into float masks as the lowest number of some dtype; half precision has the highest of these.
-LOWEST_BIAS = -3.0e4
+# Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not allowed. Biases
+# of positions are allowed keys: ALiBi, of at most one nat per token, comes here after 9000 tokens, where its weight has long been 0.
+LOWEST_BIAS = -9.0e3
 
 
 class SiteFacts(NamedTuple):
@@ -34,7 +35,8 @@ class SiteFacts(NamedTuple):
 class Reading:
     """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
 
-    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits); `causal` lets query i see the keys
+    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits; a key is allowed where it is above
+    `LOWEST_BIAS`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal` lets query i see the keys
     up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
     layer statistics: `hidden` (B,T,C) what entered the layer, `output` (B,H,T,dv) per head before the output projection,
     `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, allowed)` takes

@@ -1,0 +1,94 @@
+"""Audits on data: what is told of a head at its only reading, and what models of texts, images or both are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+from audit.spoiled_checkpoints import refused
+from PIL import Image
+
+from headwise import Thresholds
+from headwise.audit import audit
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A text of 200 words and three pictures."""
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i % 30}" for i in range(200)))
+    for index in range(3):
+        image = Image.effect_noise((20, 24), 50 + 40 * index).convert("RGB")
+        (tmp_path / "pictures").mkdir(exist_ok=True)
+        image.save(tmp_path / "pictures" / f"{index}.png")
+    return {"text": tmp_path / "text.txt", "images": tmp_path / "pictures"}
+
+
+def saved(model, folder):
+    """Save a model with a tokenizer of 40 words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{index}": index for index in range(39)} | {"unknown": 39}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="unknown"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="unknown").save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def bert(positions=64):
+    torch.manual_seed(0)
+    return tf.BertModel(tf.BertConfig(**SIZES, vocab_size=40, max_position_embeddings=positions))
+
+
+def clip():
+    torch.manual_seed(0)
+    text = tf.CLIPTextConfig(**SIZES, vocab_size=40, max_position_embeddings=20, eos_token_id=39)
+    vision = tf.CLIPVisionConfig(**SIZES, image_size=16, patch_size=8)
+    return tf.CLIPModel(tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16))
+
+
+def test_a_head_that_has_collapsed_is_told_of_at_its_only_reading(tmp_path, data):
+    model = bert()
+    with torch.no_grad():
+        for part in ("query", "key"):
+            getattr(model.encoder.layer[1].attention.self, part).weight[:8] *= 300
+    folder = saved(model, tmp_path / "model")
+    found = [a for a in audit(folder, text=data["text"]).alerts if a["alert"] == "entropy_collapse"]
+    assert [(a["site"], a["head"]) for a in found] == [("encoder.layer.1.attention.self", 0)]
+    assert "is below 5 % of its range (0.0" in found[0]["sentence"]
+
+
+def test_the_limits_of_activations_can_be_set(tmp_path, data):
+    folder = saved(bert(), tmp_path / "model")
+    assert audit(folder, text=data["text"]).alerts == []
+    found = audit(folder, text=data["text"], activation_thresholds=Thresholds(entropy_share=1.0)).alerts
+    assert {a["alert"] for a in found} == {"entropy_collapse"}
+    assert len(found) == 4
+
+
+def test_a_model_of_texts_and_images_takes_both_in_one_batch(tmp_path, data):
+    folder = saved(clip(), tmp_path / "model")
+    found = audit(folder, **data)
+    read = {r["site"].split(".")[0] for r in found.records if r["statistic"] == "attention_entropy"}
+    assert read == {"text_model", "vision_model"}
+    for name, path in data.items():
+        refused(folder, "CLIPModel did not run on the data .*pass text= and images=", **{name: path})
+
+
+def test_a_model_that_takes_no_text_says_so_and_does_not_fall(tmp_path, data):
+    config = tf.WhisperConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, num_mel_bins=8, max_source_positions=16, max_target_positions=16,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    folder = saved(tf.WhisperModel(config), tmp_path / "model")
+    refused(folder, "WhisperModel did not run on the data", text=data["text"])
+
+
+def test_positions_that_are_counted_from_after_the_padding_are_left_free(tmp_path, data):
+    config = tf.RobertaConfig(**SIZES, vocab_size=40, max_position_embeddings=34, pad_token_id=1)
+    folder = saved(tf.RobertaModel(config), tmp_path / "model")
+    found = audit(folder, text=data["text"])
+    assert any(r["statistic"] == "attention_entropy" for r in found.records)
