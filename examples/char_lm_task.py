@@ -1,18 +1,14 @@
-"""A character language model on any text file: `headwise compare --task char_lm_task.py:CharLM`."""
-
 from pathlib import Path
 
-import torch
-from torch import nn
+from torch import cat, nn, tensor
 
 from headwise.study import Task
 
 
-class CharLM(Task):
+class CharLM(Task):  # headwise compare --task char_lm_task.py:CharLM
     text: str = "input.txt"  # settings: whatever changes a number is a field
     context: int = 64
     dim: int = 64
-    epochs: int = 5
     batch_size: int = 32
 
     def files(self):  # their content becomes part of every run's identity
@@ -24,10 +20,9 @@ class CharLM(Task):
     def data(self, split):
         text = Path(self.text).read_text()
         code = {character: number for number, character in enumerate(sorted(set(text)))}
-        windows = torch.tensor([code[c] for c in text]).unfold(0, self.context + 1, self.context)
-        tenth = max(1, len(windows) // 10)
-        part = {"train": slice(-2 * tenth), "validation": slice(-2 * tenth, -tenth), "test": slice(-tenth, None)}
-        return windows[part[split], :-1], windows[part[split], 1:]
+        tenths = tensor([code[c] for c in text]).unfold(0, self.context + 1, self.context).tensor_split(10)
+        part = cat({"train": tenths[:8], "validation": tenths[8:9], "test": tenths[9:]}[split])
+        return part[:, :-1], part[:, 1:]
 
     def loss(self, output, targets):  # (B, T, characters) and (B, T); nats per character
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
@@ -36,10 +31,10 @@ class CharLM(Task):
 class CharModel(nn.Module):
     def __init__(self, characters, context, dim):
         super().__init__()
-        self.letters, self.places = nn.Embedding(characters, dim), nn.Parameter(0.02 * torch.randn(context, dim))
+        self.letters, self.places = nn.Embedding(characters, dim), nn.Embedding(context, dim)
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(dim, characters)
 
     def forward(self, ids):
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
-        return self.head(self.layers(self.letters(ids) + self.places, mask=mask, is_causal=True))
+        return self.head(self.layers(self.letters(ids) + self.places.weight, mask=mask, is_causal=True))

@@ -6,6 +6,7 @@ import io
 import pickle
 import tarfile
 import threading
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,12 +73,21 @@ def source(tmp_path, monkeypatch):
     return small
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serve one file, with ranges or without, and cut the first answer after some bytes."""
+@pytest.fixture(autouse=True)
+def waited(monkeypatch):
+    """Wait for nothing; give the list of the seconds that would have been waited."""
+    seconds = []
+    monkeypatch.setattr(downloading, "time", types.SimpleNamespace(sleep=seconds.append))
+    return seconds
 
-    def __init__(self, content, *, ranges=True, cut=None):
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serve one file, with ranges or without, its length named or not; cut or refuse the first answers."""
+
+    def __init__(self, content, *, ranges=True, cut=None, length=True, refuse=()):
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.content, self.ranges, self.cut, self.asked = content, ranges, cut, []
+        self.content, self.ranges, self.cut, self.length, self.asked = content, ranges, cut, length, []
+        self.refuse = list(refuse)
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -97,12 +107,16 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         asked = self.headers.get("Range")
         self.server.asked.append(asked)
         start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.ranges else 0
+        if self.server.refuse:
+            self.send_error(self.server.refuse.pop(0))
+            return
         if start >= len(self.server.content):
             self.send_error(416)
             return
         body = self.server.content[start:]
         self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
+        if self.server.length:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         cut, self.server.cut = self.server.cut, None
         self.wfile.write(body if cut is None else body[:cut])
@@ -190,6 +204,29 @@ def test_a_file_that_had_arrived_whole_is_not_fetched_again(tmp_path):
     with Server(content) as server:
         downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), lambda text: None)
     assert (tmp_path / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("codes", [(503,), (500, 429, 502)])
+def test_a_server_that_is_busy_is_asked_again_after_a_while(tmp_path, waited, codes):
+    content, said = b"all of it", []
+    with Server(content, refuse=codes) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), said.append)
+    assert (tmp_path / "x").read_bytes() == content and len(server.asked) == len(codes) + 1
+    assert waited == list(downloading.WAITS[: len(codes)]) and str(codes[0]) in said[0]
+
+
+@pytest.mark.parametrize(("codes", "asked"), [((404,), 1), ((503,) * 9, 4)])
+def test_a_server_that_refuses_is_asked_no_more_than_it_is_worth(tmp_path, codes, asked):
+    with Server(b"x", refuse=codes) as server, pytest.raises(StudyError, match=str(codes[0])):
+        downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
+    assert len(server.asked) == asked
+
+
+def test_a_cut_that_the_server_does_not_show_is_gone_on_from(tmp_path):
+    content = bytes(range(256)) * 20
+    with Server(content, cut=1000, length=False) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), lambda text: None)
+    assert (tmp_path / "x").read_bytes() == content and server.asked == [None, "bytes=1000-"]
 
 
 def test_what_arrives_wrong_is_deleted_and_both_sums_are_shown(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from headwise.study.errors import StudyError
 
-ATTEMPTS = 3
+# seconds before another attempt, each for its own
+WAITS = (1.0, 5.0, 20.0)
+# answers of a server that may have recovered by the next attempt; 408 and 429 ask for it
+PASSING = (408, 429, 500, 502, 503, 504)
 CHUNK = 1 << 20
 # seconds without a byte before a connection counts as cut
 SILENCE = 30.0
@@ -22,25 +26,33 @@ SILENCE = 30.0
 def download(address: str, path: Path, md5: str, tell: Callable[[str], None]) -> None:
     """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5.
 
-    Raises StudyError when the connection fails three times, or when what arrived is not the official file.
+    Raises StudyError when four attempts fail, or when what arrived whole is not the official file.
     """
     part = path.with_name(path.name + ".part")
-    for attempt in range(1, ATTEMPTS + 1):
+    for wait in (*WAITS, None):
         try:
-            _fetch(address, part, tell)
-            break
+            whole = _fetch(address, part, tell)
+            found = _md5(part)
+            if whole or found == md5:
+                break
+            # the server did not say how much would come
+            reason: Exception = ConnectionError("the connection ended before the whole file was there")
         except urllib.error.HTTPError as error:
-            raise StudyError(f"{address} answered {error.code} {error.reason}. {_by_hand(address, path)}") from error
-        except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            kept = part.stat().st_size if part.exists() else 0
-            if attempt == ATTEMPTS:
+            if error.code not in PASSING:
                 raise StudyError(
-                    f"{address} could not be downloaded: {error}. {kept:,} bytes are kept: start again to go on. "
-                    f"{_by_hand(address, path)}"
+                    f"{address} answered {error.code} {error.reason}. {_by_hand(address, path)}"
                 ) from error
-            tell(f"the download was cut after {kept:,} bytes ({error}); going on from there")
-    with open(part, "rb") as stream:
-        found = hashlib.file_digest(stream, "md5").hexdigest()
+            reason = error
+        except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reason = error
+        kept = part.stat().st_size if part.exists() else 0
+        if wait is None:
+            raise StudyError(
+                f"{address} could not be downloaded: {reason}. {kept:,} bytes are kept: start again to go on. "
+                f"{_by_hand(address, path)}"
+            ) from reason
+        tell(f"the download was cut after {kept:,} bytes ({reason}); going on from there in {wait:g} s")
+        time.sleep(wait)
     if found != md5:
         part.unlink()
         raise StudyError(
@@ -49,15 +61,22 @@ def download(address: str, path: Path, md5: str, tell: Callable[[str], None]) ->
     part.replace(path)
 
 
-def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> None:
+def _md5(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
+    """Fetch what is missing of `part`; tell whether it is surely whole, which it is not where the server named no size."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         answer = urllib.request.urlopen(request, timeout=SILENCE)
     except urllib.error.HTTPError as error:
+        error.close()
         # 416: nothing lies beyond what is there already
         if error.code == 416 and start:
-            return
+            return True
         raise
     with answer:
         if answer.status != 206:
@@ -72,6 +91,7 @@ def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> None:
         size = part.stat().st_size
     if total is not None and size < total:
         raise ConnectionError(f"{size:,} of {total:,} bytes arrived")
+    return total is not None
 
 
 @contextmanager
