@@ -1,5 +1,6 @@
 import json
 import math
+import resource
 import subprocess
 import sys
 import warnings
@@ -43,20 +44,17 @@ def test_a_log_that_cannot_be_written_warns_once_and_the_training_goes_on():
     assert {r["step"] for r in watch.records()} == {0, 1}
 
 
-def test_a_reading_that_found_the_disk_full_leaves_whole_lines(tmp_path, monkeypatch):
-    from headwise.watching import logs
-
+def test_a_reading_that_found_the_disk_full_leaves_whole_lines(tmp_path):
     log = JsonLines(tmp_path / "a.jsonl")
     log.write([figure("max_logit", 1.0)], 0)
-
-    def full(file, content):
-        file.write(content[: len(content) // 2])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(logs, "_write_all", full)
-        with pytest.raises(OSError, match="No space"):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A limit on the size of files fails as a full disk does: a part is written, the rest is refused.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
             log.write([figure("max_logit", 2.0)], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.write([figure("max_logit", 3.0)], 2)
     assert [json.loads(line)["value"] for line in log.path.read_text().splitlines()] == [1.0, 3.0]
 
