@@ -88,6 +88,15 @@ def test_a_wrong_setting_is_named_with_its_file(folder, case):
     refused(folder, match)
 
 
+def test_what_is_not_installed_is_no_fault_of_the_file(folder, monkeypatch):
+    def missing(*arguments, **settings):
+        raise ImportError("LlamaConfig needs a package that is not installed")
+
+    monkeypatch.setattr(tf.AutoConfig, "from_pretrained", missing)
+    with pytest.raises(ImportError, match="needs a package"):
+        audit(folder)
+
+
 def test_an_architecture_that_is_no_list_is_read(folder):
     change(folder, architectures="LlamaForCausalLM")
     assert audit(folder).model == "LlamaForCausalLM"

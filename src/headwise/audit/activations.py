@@ -79,6 +79,8 @@ def _run(model: torch.nn.Module, batch: Batch, remedy: str) -> None:
                 model(**{name: value.to(first.device) for name, value in batch.items()})
             else:
                 model(batch.to(first.device))
+    except ImportError:
+        raise
     # A model that gets what it does not take fails as it happens, with an attribute of None as well as with a sentence.
     except Exception as error:
         cause = " ".join(str(error).split())[:300]

@@ -88,6 +88,9 @@ def _refused(file: Path, what: str) -> Iterator[None]:
     """Turn whatever a wrong setting makes transformers raise into a sentence that names the file."""
     try:
         yield
+    except ImportError:
+        # What is not installed is no fault of the file.
+        raise
     except Exception as error:
         cause = " ".join(str(error).split())[:300]
         raise CheckpointError(

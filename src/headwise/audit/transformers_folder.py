@@ -70,6 +70,8 @@ class TransformersFolder:
                     model, told = type(self.model).from_pretrained(
                         str(self.folder), output_loading_info=True, **settings
                     )
+            except ImportError:
+                raise
             except Exception as error:
                 cause = " ".join(str(error).split())[:300]
                 raise CheckpointError(
