@@ -84,6 +84,39 @@ def test_the_forest_plot_has_a_point_for_every_method(visit):
     assert points.count() == 8
 
 
+def test_labels_of_the_forest_plot_keep_clear_of_points_on_a_small_screen(browser, report):
+    small = Visit(browser, report, width=400)
+    boxes = """all => all.map(e => e.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"""
+    labels = small.page.locator("#paired-differences .mark-text.role-mark text")
+    points = small.page.locator("#paired-differences .mark-symbol path").evaluate_all(boxes)
+    touching = [
+        (label, point)
+        for label in labels.evaluate_all(boxes)
+        for point in points
+        if label[0] < point[2] and point[0] < label[2] and label[1] < point[3] + 3 and point[1] < label[3] + 3
+    ]
+    assert len(points) == 8 and not touching
+    # what passes behind a label is covered
+    assert labels.evaluate_all("all => all.filter(e => e.getAttribute('stroke-width') > 3).length") == 8
+
+
+def test_the_source_of_a_run_is_seen_without_scrolling(visit):
+    visit.page.locator("details:has(#runs), #runs details, #runs").first.evaluate(
+        "e => (e.closest('details') || e.querySelector('details') || e).open = true"
+    )
+    right = "e => e.getBoundingClientRect().right"
+    box = visit.page.locator("#runs .scroll")
+    assert box.locator("td a").first.evaluate(right) <= box.evaluate(right)
+
+
+def test_a_study_in_which_every_run_diverged_is_quiet_too(browser, tmp_path):
+    broken = {(method, seed) for method in NINE[:3] for seed in (0, 1)}
+    page = headwise.report.write(write_study(tmp_path, methods=NINE[:3], seeds=2, epochs=3, diverged=broken))
+    seen = Visit(browser, page)
+    assert seen.messages == []
+    assert seen.page.locator("text=no epoch of a run ended with a finite figure").count() == 2
+
+
 def test_a_diverged_run_ends_in_a_cross(visit):
     chart = visit.page.locator("#learning-curves details", has=visit.page.locator("summary", has_text="DropHead"))
     assert chart.locator(".mark-symbol path").count() == 2

@@ -8,7 +8,8 @@ import shutil
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.report.folder import read_lines, read_study
+from headwise.report.folder import read_study
+from headwise.report.records import read_lines
 
 TWO = ("baseline", "Other()")
 
@@ -73,3 +74,46 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_p
     path.write_text('{"epo\n{"epoch": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
         read_lines(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], r"study\.json holds \[\], where a dictionary should be"),
+        ({"methods": "baseline"}, r"study\.json holds something else than it should under methods"),
+        ({"methods": [1, 2]}, "under methods"),
+        ({"baseline": 3, "seeds": ["0"]}, "under baseline, seeds"),
+        ({"metric": "test_accuracy"}, "under metric"),
+        ({"metric": {"name": "test_accuracy"}}, "under metric"),
+        ({"settings": [], "notes": "one", "runs": [1]}, "under settings, notes, runs"),
+    ],
+)
+def test_a_study_of_another_shape_is_named(tmp_path, change, message):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | change if change else change))
+    with pytest.raises(ValueError, match=message):
+        read_study(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '"done"', '{"status": "finished"}', '{"status": 1, "metrics": {}}'])
+def test_what_is_no_result_is_named(tmp_path, content):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    (folder / "runs" / "000100000000" / "result.json").write_text(content)
+    with pytest.raises(ValueError, match=r"000100000000/result\.json holds .*Delete it and run the study again"):
+        read_study(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", '{"method": 1}', r"config\.json names no method and seed"),
+        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, holds no record but \[1\]"),
+        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, names no epoch"),
+    ],
+)
+def test_files_of_a_run_of_another_shape_are_named(tmp_path, name, content, message):
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+    (folder / "runs" / "000100000000" / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_study(folder).runs["Other()", 0].epochs()

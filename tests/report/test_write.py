@@ -10,7 +10,7 @@ import pytest
 from report.synthetic_study import NINE, write_study
 
 import headwise.report
-from headwise.report.folder import read_json
+from headwise.report.records import read_json
 from headwise.report.shell import Cell, Column, Section, figure, page, table
 
 TWO = ("baseline", "Other(p=0.1)")
@@ -51,7 +51,7 @@ def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
     assert f"{100 * difference['mean']:+.2f}" in html
     assert f'data-value="{difference["mean"]}"' in html
     assert "headwise compare synthetic --seeds 10" in html
-    assert 'href="runs/000100000003/result.json"' in html
+    assert 'href="runs/000100000003/result.json">000100000003<' in html
 
 
 def test_a_report_says_which_runs_are_missing(tmp_path):
@@ -158,3 +158,69 @@ def test_the_nine_arms_are_told_apart_in_the_answer_table(tmp_path):
     html = headwise.report.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
     first = html.split("<tbody>")[1].split("</tbody>")[0]
     assert len(re.findall(r'<th scope="row"', first)) == len(NINE)
+
+
+def change_results(folder, names, **changes):
+    for name in names:
+        path = folder / "runs" / name / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_report_names_the_environment_of_the_results_and_not_that_of_the_last_start(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=2)
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | {"commit": "started-later", "versions": {"torch": "9.9"}}))
+    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    assert "0000000" in html and "started-later" not in html and "environments, which differ" not in html
+
+
+def test_results_of_several_environments_are_counted_and_told_apart(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=2)
+    change_results(folder, ["000100000001"], commit="1111111", versions={"torch": "2.0"})
+    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    assert html.count("The results come from 2 environments, which differ in commit, version: torch") == 2
+    assert "0000000" in html and "1111111" in html and "<dt>runs</dt><dd>3</dd>" in html
+    found = read_json(folder / "analysis.json")["environments"]
+    assert [(entry["runs"], entry["commit"]) for entry in found] == [(3, "0000000"), (1, "1111111")]
+
+
+@pytest.mark.parametrize(("named", "words"), [((0, 1), "1 of 4 runs were not watched"), ((), ""), ((0, 1, 2), "")])
+def test_a_report_says_when_some_runs_were_not_watched(tmp_path, named, words):
+    folder = write_study(tmp_path, methods=TWO, seeds=2, watched=bool(named))
+    names = sorted(path.name for path in (folder / "runs").iterdir())
+    change_results(folder, names[:3] if named else [], watched=True)
+    change_results(folder, names[3:], watched=len(named) == 3)
+    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    assert (words or "were not watched") in html if words else "were not watched" not in html
+
+
+def test_what_diverged_is_not_called_missing(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=2, diverged={(TWO[1], 0), (TWO[1], 1)}, epochs=3)
+    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    assert '<span class="missing">missing</span>' not in html
+    row = html.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1]
+    assert row.count('<span class="tag diverged">diverged</span>') == 6
+    last = (folder / "table.md").read_text(encoding="utf-8").splitlines()[-1]
+    assert "missing" not in last and last.count("| diverged ") == 6
+
+
+def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from headwise.study.errors import StudyError
+
+    folder = write_study(tmp_path, methods=TWO, seeds=1)
+
+    def refuse(self, *arguments, **settings):
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(StudyError, match="cannot be written: Read-only file system"):
+        headwise.report.write(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"paragraphs": [1], "tables": [{}]}', '{"tables": 3}'])
+def test_findings_of_another_shape_are_named(tmp_path, content):
+    (tmp_path / "findings.json").write_text(content)
+    with pytest.raises(ValueError, match=r"findings\.json does not hold what a study writes.*Run the study again"):
+        headwise.report.write(tmp_path)

@@ -242,3 +242,16 @@ def test_what_is_no_result_of_the_run_does_not_count_as_finished(tmp_path, conte
     path.write_text(content.replace("HASH", path.parent.name))
     carry(study, tmp_path, listener=listener)
     assert listener.plans == [(1, 0)] and all_numbers(tmp_path) == before
+
+
+def test_a_second_start_does_not_relabel_the_results_of_the_first(tmp_path):
+    from headwise.study.compare import Comparison, compare
+    from headwise.study.engines.here import HereEngine
+
+    for commit, seeds in (("first", 2), ("second", 3)):
+        environment = {"versions": {"torch": commit}, "commit": commit, "hardware": {}}
+        study = tiny_study(epochs=1, seeds=seeds)
+        compare(Comparison(study, tmp_path, HereEngine(), Silent(), environment=environment))
+    described = json.loads((tmp_path / "study.json").read_text())
+    assert (described["commit"], described["versions"]) == ("first", {"torch": "first"})
+    assert [(found["runs"], found["commit"]) for found in described["environments"]] == [(2, "first"), (1, "second")]

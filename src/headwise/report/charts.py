@@ -158,19 +158,21 @@ def forest(rows, *, title: str):
         domain=["better", "worse", "no evidence", "undecided"],
         range=["triangle-right", "triangle-left", "circle", "diamond"],
     )
+    label = functools.partial(base.mark_text, align="left", dy=-19, fontSize=11.5, limit=330, color="var(--ink)")
+    where = {"y": y, "x": alt.value(2), "text": "label:N"}
     layers = [
         zero.encode(x=alt.X("zero", type="quantitative", title=title)),
         base.mark_point(filled=True, size=150, opacity=1).encode(
             x=x, y=y, color=colour, shape=alt.Shape("verdict", type="nominal", legend=None, scale=shapes), tooltip=words
         ),
-        base.mark_text(align="left", dy=-14, fontSize=11.5, limit=330, color="var(--ink)").encode(
-            y=y, x=alt.value(2), text="label:N"
-        ),
+        # the paper behind a label: the zero line passes under it
+        label(stroke="var(--paper)", strokeWidth=5).encode(**where),
+        label().encode(**where),
     ]
     if drawn:
         intervals = intervals.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words)
         layers.insert(1, intervals.transform_calculate(mean="datum.low"))
-    return alt.layer(*layers).properties(width="container", height=44 * len(order) + 8)
+    return alt.layer(*layers).properties(width="container", height=52 * len(order) + 8)
 
 
 def _verdict_scale(alt, otherwise: str):

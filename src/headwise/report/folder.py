@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+
+from headwise.report.records import checked_config, checked_result, checked_study, read_epochs, read_lines
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,14 @@ class RunFolder:
         value = self.result.get("metrics", {}).get(name)
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
+    @property
+    def watched(self) -> bool:
+        """Return whether the health of the heads was recorded; a result of an older version does not say it itself."""
+        return bool((self.result or {}).get("watched", (self.path / "health.jsonl").is_file()))
+
     def epochs(self) -> list[dict]:
         """Return the lines of metrics.jsonl, one an epoch."""
-        return read_lines(self.path / "metrics.jsonl")
+        return read_epochs(self.path / "metrics.jsonl")
 
     def health(self) -> list[dict]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
@@ -79,20 +85,15 @@ class StudyFolder:
 def read_study(folder) -> StudyFolder:
     """Return the study in `folder`.
 
-    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON, for a study whose baseline is not among
-    its methods, and for two results of the same method and seed.
+    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON or does not hold what it should, for a study
+    whose baseline is not among its methods, and for two results of the same method and seed.
     """
     path = Path(folder)
     if not (path / "study.json").is_file():
         raise FileNotFoundError(
             f"{path} holds no study.json, so it is not the folder of a study. Give the folder named by --out."
         )
-    study = read_json(path / "study.json")
-    absent = [key for key in ("methods", "baseline", "seeds", "metric") if key not in study]
-    if absent:
-        raise ValueError(
-            f"{path / 'study.json'} lacks {', '.join(absent)}; run `headwise compare` on this folder again."
-        )
+    study = checked_study(path / "study.json")
     if study["baseline"] not in study["methods"]:
         raise ValueError(
             f"{path / 'study.json'}: the baseline {study['baseline']!r} is not among the methods {study['methods']}."
@@ -108,10 +109,10 @@ def _runs(path: Path, study: dict) -> dict[tuple[str, int], RunFolder]:
     for folder in sorted((path / "runs").glob("*")):
         if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
             continue
-        config = read_json(folder / "config.json")
+        config = checked_config(folder / "config.json")
         if config.get("purpose", "final") != "final":
             continue
-        result = read_json(folder / "result.json") if (folder / "result.json").is_file() else None
+        result = checked_result(folder / "result.json") if (folder / "result.json").is_file() else None
         run = RunFolder(config["method"], config["seed"], folder, result)
         _add(found, run)
     return found
@@ -127,32 +128,3 @@ def _add(found: dict, run: RunFolder) -> None:
         )
     if other is None or run.result:
         found[cell] = run
-
-
-def read_json(path: Path) -> dict:
-    """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not valid JSON ({error}). Delete it and run the study again: it goes on where it stopped."
-        ) from error
-
-
-def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict]:
-    """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
-
-    Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
-    """
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if torn_anywhere or number == len(lines):
-                continue
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
-    return records

@@ -6,7 +6,7 @@ import math
 
 from headwise.report.formats import unit_of
 from headwise.report.line_charts import curves
-from headwise.report.shell import Section, figure, fold, grid, join, legend
+from headwise.report.shell import Section, figure, fold, grid, join, legend, prose
 
 BAND = "95 % interval (Student's t) of the mean over the finished seeds"
 
@@ -53,6 +53,8 @@ def _chart(study, runs, series, label: str, name: str, metric: dict, domain):
     broken = [
         point for run, epochs in runs if run.status == "diverged" for point in _points(run, epochs, name, unit.factor)
     ]
+    if not rows and not broken:
+        return prose([f"{title}: no epoch of a run ended with a finite figure."], kind="note")
     return figure(curves(rows, x="epoch", y=title, domain=domain, broken=broken))
 
 

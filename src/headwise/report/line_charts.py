@@ -37,12 +37,13 @@ def curves(rows, *, x: str, y: str, domain=None, broken=()):
     ]
     band = base.transform_filter("datum.low != null").mark_area(opacity=0.18)
     single = len({row["x"] for row in rows}) == 1  # one epoch makes no line
-    layers = [
-        base.mark_line(strokeWidth=1.8, point=single).encode(
-            x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number]
-        ),
-    ]
     # A layer without a mark makes Vega warn of an infinite extent.
+    layers = []
+    if rows:
+        mean = base.mark_line(strokeWidth=1.8, point=single)
+        layers.append(
+            mean.encode(x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number])
+        )
     if any(row["low"] is not None for row in rows):
         band = band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N")
         layers.insert(0, band.transform_calculate(mean="datum.low"))

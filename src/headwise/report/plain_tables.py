@@ -6,7 +6,7 @@ import csv
 import io
 
 from headwise.report.formats import MINUS, mebibytes, milliseconds, p_value, unit_of
-from headwise.report.study_page import gap_name
+from headwise.report.study_page import all_diverged, gap_name
 
 
 def study_csv(analysis: dict) -> str:
@@ -53,17 +53,16 @@ def study_markdown(analysis: dict) -> str:
     rows = []
     for method in analysis["methods"]:
         mean, difference = method["metrics"][metric["name"]], method["differences"].get(metric["name"])
-        rows.append(
-            [
-                _code(method["label"]),
-                _with_interval(unit.number(mean["mean"]), unit.interval(mean["low"], mean["high"])),
-                *_difference(difference, unit),
-                unit_of(gap, metric).number(method["metrics"][gap]["mean"], signed=True) if gap else None,
-                milliseconds(method["costs"]["seconds_per_step"]),
-                mebibytes(method["costs"]["peak_memory_bytes"]),
-                _state(method["runs"]),
-            ]
-        )
+        cells = [
+            _code(method["label"]),
+            _with_interval(unit.number(mean["mean"]), unit.interval(mean["low"], mean["high"])),
+            *_difference(difference, unit),
+            unit_of(gap, metric).number(method["metrics"][gap]["mean"], signed=True) if gap else None,
+            milliseconds(method["costs"]["seconds_per_step"]),
+            mebibytes(method["costs"]["peak_memory_bytes"]),
+            _state(method["runs"]),
+        ]
+        rows.append(["diverged" if cell is None and all_diverged(method) else cell for cell in cells])
     return f"{escape(analysis['answer'])}\n\n{_markdown(header, rows)}"
 
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from headwise.report.findings_page import findings_page
-from headwise.report.folder import read_json, read_study
+from headwise.report.folder import read_study
 from headwise.report.plain_tables import findings_csv, findings_markdown, study_csv, study_markdown
+from headwise.report.records import read_json
 from headwise.report.study_page import study_page
 
 
@@ -18,19 +19,33 @@ def rebuild(folder) -> Path:
     if (path / "study.json").is_file():
         files = _study_files(path)
     elif (path / "findings.json").is_file():
-        findings = read_json(path / "findings.json")
-        files = {
-            "report.html": findings_page(findings),
-            "table.csv": findings_csv(findings),
-            "table.md": findings_markdown(findings),
-        }
+        files = _findings_files(path)
     else:
         raise FileNotFoundError(
             f"{path} holds neither study.json nor findings.json, so there is nothing to report. Give the folder that --out named."
         )
-    for name, text in files.items():
-        _replace(path / name, text)
+    try:
+        for name, text in files.items():
+            _replace(path / name, text)
+    except OSError as error:
+        from headwise.study.errors import explain
+
+        raise explain(error, path) from error
     return path / "report.html"
+
+
+def _findings_files(path: Path) -> dict[str, str]:
+    findings = read_json(path / "findings.json")
+    try:
+        return {
+            "report.html": findings_page(findings),
+            "table.csv": findings_csv(findings),
+            "table.md": findings_markdown(findings),
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the study again."
+        ) from error
 
 
 def _study_files(path: Path) -> dict[str, str]:

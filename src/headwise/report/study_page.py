@@ -8,7 +8,7 @@ from headwise.report.charts import forest
 from headwise.report.formats import MINUS, label_of, mebibytes, milliseconds, p_value, unit_of
 from headwise.report.health_section import health_sections
 from headwise.report.learning_curves import learning_curves
-from headwise.report.run_records import repeat, runs_table, words_on_runs
+from headwise.report.run_records import differing, figure_cell, repeat, runs_table, words_on_runs
 from headwise.report.shell import Cell, Column, Section, figure, fold, join, page, pairs, prose, table
 
 SIGNS = {"better": "▲ ", "worse": "▼ ", "higher": "↑ ", "lower": "↓ "}
@@ -18,14 +18,17 @@ def study_page(study, analysis: dict) -> str:
     """Return the report of a study as one HTML page; `study` is a StudyFolder, `analysis` what `analyse_study` made of it."""
     described = study.study
     sections = [
-        Section("Result", join(_unfinished(analysis), _answer_table(analysis), _notes_on_table(analysis))),
+        Section(
+            "Result",
+            join(_unfinished(analysis), _mixtures(study, analysis), _answer_table(analysis), _notes_on_table(analysis)),
+        ),
         *_differences(analysis),
         *learning_curves(study, analysis),
         *_other_outcomes(analysis),
         *health_sections(study),
         Section("Runs", runs_table(study, analysis), words_on_runs(study), collapsed=True),
         Section("Settings", pairs(described.get("settings", {})), collapsed=True),
-        Section("How to repeat it", repeat(described)),
+        Section("How to repeat it", repeat(described, analysis["environments"])),
     ]
     facts = [
         (
@@ -69,6 +72,21 @@ def _unfinished(analysis: dict):
     )
 
 
+def _mixtures(study, analysis: dict):
+    """Say what was not the same for all runs, though none of it enters their identity."""
+    watched = [run.watched for run in study.runs.values() if run.result]
+    words = []
+    if len(set(watched)) > 1:
+        words.append(
+            f"{watched.count(False)} of {len(watched)} runs were not watched; time and memory leave the readings out."
+        )
+    if len(analysis["environments"]) > 1:
+        words.append(
+            f"{differing(analysis['environments'])}: see How to repeat it. Times are not comparable between them."
+        )
+    return prose(words, kind="warning") if words else ""
+
+
 def _seeds(seeds: list) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
@@ -102,30 +120,33 @@ def _row(method: dict, analysis: dict, unit, gap: str | None) -> list:
     metric = analysis["metric"]
     mean, costs = method["metrics"][metric["name"]], method["costs"]
     gaps = method["metrics"][gap] if gap else {"mean": None}
+    time, memory, diverged = costs["seconds_per_step"], costs["peak_memory_bytes"], all_diverged(method)
     return [
         Cell(method["label"]),
-        Cell(unit.number(mean["mean"]), mean["mean"], small=unit.interval(mean["low"], mean["high"])),
-        *difference_cells(method["differences"].get(metric["name"]), unit),
-        Cell(unit_of(gap, metric).number(gaps["mean"], signed=True) if gap else None, gaps["mean"]),
-        Cell(milliseconds(costs["seconds_per_step"]), costs["seconds_per_step"]),
-        Cell(mebibytes(costs["peak_memory_bytes"]), costs["peak_memory_bytes"]),
+        figure_cell(unit.number(mean["mean"]), mean["mean"], diverged, unit.interval(mean["low"], mean["high"])),
+        *difference_cells(method["differences"].get(metric["name"]), unit, diverged),
+        figure_cell(unit_of(gap, metric).number(gaps["mean"], signed=True) if gap else None, gaps["mean"], diverged),
+        figure_cell(milliseconds(time), time, diverged),
+        figure_cell(mebibytes(memory), memory, diverged),
         _state(method["runs"]),
     ]
 
 
-def difference_cells(entry: dict | None, unit) -> list[Cell]:
+def all_diverged(method: dict) -> bool:
+    """Tell whether a method has no figures because all of its runs that ended have diverged."""
+    return bool(method["runs"]["diverged"]) and not method["runs"]["finished"]
+
+
+def difference_cells(entry: dict | None, unit, diverged: bool = False) -> list[Cell]:
     """Return the cells of a paired difference: the difference, its corrected p and the verdict (dashes for the baseline)."""
     if entry is None:
         return [Cell("–"), Cell("–"), Cell("–", value=None)]
     tone = entry["verdict"] if entry["verdict"] in ("better", "worse") else "plain"
     text, detail = re.fullmatch(r"(.+?)((?: with | \().*)?", entry["verdict_text"]).groups(default="")
+    interval = unit.interval(entry["low"], entry["high"], signed=True)
     return [
-        Cell(
-            unit.number(entry["mean"], signed=True),
-            entry["mean"],
-            small=unit.interval(entry["low"], entry["high"], signed=True),
-        ),
-        Cell(p_value(entry["p_corrected"]), entry["p_corrected"]),
+        figure_cell(unit.number(entry["mean"], signed=True), entry["mean"], diverged, interval),
+        figure_cell(p_value(entry["p_corrected"]), entry["p_corrected"], diverged),
         Cell(SIGNS.get(entry["verdict"], "") + text, tone=tone, small=detail),
     ]
 
@@ -204,7 +225,9 @@ def _outcome_table(analysis: dict, name: str):
     rows = []
     for method in analysis["methods"]:
         mean = method["metrics"][name]
-        shown = Cell(unit.number(mean["mean"]), mean["mean"], small=unit.interval(mean["low"], mean["high"]))
-        rows.append([Cell(method["label"]), shown, *difference_cells(method["differences"].get(name), unit)])
+        diverged = all_diverged(method)
+        interval = unit.interval(mean["low"], mean["high"])
+        shown = figure_cell(unit.number(mean["mean"]), mean["mean"], diverged, interval)
+        rows.append([Cell(method["label"]), shown, *difference_cells(method["differences"].get(name), unit, diverged)])
     marked = [at for at, method in enumerate(analysis["methods"]) if method["label"] == analysis["baseline"]]
     return table(columns, rows, marked=marked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwise.report.answer import answer, count
+from headwise.study.environment import distinct_environments
 
 ALPHA = 0.05
 BOOTSTRAP_FROM = 20  # pairs; the percentile bootstrap of 5 pairs covers 84 %, so fewer pairs use Student's t
@@ -139,7 +140,7 @@ def _verdict(entry: dict, higher_is_better: bool | None) -> dict:
 def analyse(folder) -> dict:
     """Return the whole analysis of a study folder as a dictionary that JSON can hold.
 
-    Keys: metric, baseline, seeds, complete, missing, answer, and methods: per method its runs (finished, diverged, missing), the
+    Keys: metric, baseline, seeds, complete, missing, answer, environments (commit, versions and hardware of the results, with their numbers of runs), and methods: per method its runs (finished, diverged, missing), the
     interval of every outcome over seeds, costs (medians over seeds), and the paired differences to the baseline per outcome.
     Accuracies in [0, 1], losses in nats, gaps train − test. Raises what `headwise.report.folder.read_study` raises.
     """
@@ -156,6 +157,7 @@ def analyse_study(study) -> dict:
     differences = {name: paired_differences(study, name, better[name]) for name in names}
     methods = [_method(study, label, names, differences) for label in study.methods]
     missing = [{"method": method, "seed": seed} for method, seed in study.missing()]
+    results = [run.result for run in study.runs.values() if run.result]
     found = {
         "metric": metric,
         "baseline": study.baseline,
@@ -165,6 +167,7 @@ def analyse_study(study) -> dict:
         "higher_is_better": better,
         "methods": methods,
         "statistics": _words(len(study.methods) - 1),
+        "environments": distinct_environments(results),
     }
     return found | {"answer": answer(found)}
 

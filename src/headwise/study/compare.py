@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from headwise.study.configuration import RunConfiguration
 from headwise.study.durable import read_json, write_json
-from headwise.study.environment import describe_environment
+from headwise.study.environment import describe_environment, distinct_environments
 from headwise.study.errors import StudyError, explain
 from headwise.study.order import Order, is_first_process
 from headwise.study.study import Study
@@ -87,11 +87,18 @@ def compare(comparison: Comparison) -> list[dict[str, Any]]:
                 configurations, found = tune(comparison)
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
-            if is_first_process():
-                write_json(out / "study.json", describe(comparison, orders, notes))
-            return carry_out(comparison, orders)
+            _write_study(comparison, orders, notes)
+            results = carry_out(comparison, orders)
+            # again: now every result says where it came from
+            _write_study(comparison, orders, notes)
+            return results
     except OSError as error:
         raise explain(error, out) from error
+
+
+def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
+    if is_first_process():
+        write_json(comparison.out / "study.json", describe(comparison, orders, notes))
 
 
 def carry_out(
@@ -142,10 +149,12 @@ def _refuse_several_processes(study: Study) -> None:
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> dict[str, Any]:
-    """Describe the study as `study.json` holds it: only the present runs belong to it."""
+    """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came from."""
     study, task = comparison.study, type(comparison.study.task)
     arms = list(dict.fromkeys(order.configuration.method for order in orders))
     name = task.metric_name
+    environments = distinct_environments(result for order in orders if (result := order.result()))
+    here = environments[0] if environments else comparison.environment
     return {
         "name": study.name,
         "title": study.title,
@@ -163,7 +172,8 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> d
         "settings": _settings(comparison),
         "runs": [{"hash": o.identity, "method": o.configuration.method, "seed": o.configuration.seed} for o in orders],
         "command": comparison.command,
-        **comparison.environment,
+        **{key: value for key, value in here.items() if key != "runs"},
+        "environments": environments,
         "notes": notes,
     }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,15 @@ PACKAGES = ("headwise", "torch", "accelerate", "numpy", "scikit-learn", "scipy",
 def describe_environment() -> dict[str, Any]:
     """Give versions, commit and hardware of this machine, as every result file carries them."""
     return {"versions": versions(), "commit": commit(), "hardware": hardware()}
+
+
+def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """List what results say of their commit, versions and hardware, each with its number of runs, the most frequent first."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        one = {name: result.get(name) for name in ("commit", "versions", "hardware")}
+        found.setdefault(json.dumps(one, sort_keys=True), {"runs": 0, **one})["runs"] += 1
+    return sorted(found.values(), key=lambda environment: -environment["runs"])
 
 
 def versions() -> dict[str, str]:

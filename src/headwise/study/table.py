@@ -31,20 +31,22 @@ def _row(method: dict[str, Any], metric: dict[str, Any]) -> list[str]:
     label = method["label"]
     if method["runs"]["diverged"]:
         label += f" ({len(method['runs']['diverged'])} diverged)"
+    # a method has no figure because nothing finished, or because all that ended diverged
+    absent = "diverged" if method["runs"]["diverged"] and not method["runs"]["finished"] else "none"
     return [
         label,
-        _interval(found[name], percent),
-        _interval(difference, percent, sign=True) if difference else "",
+        _interval(found[name], percent, absent),
+        _interval(difference, percent, absent, sign=True) if difference else "",
         f"{difference['p_corrected']:.3f}" if difference and difference["p_corrected"] is not None else "",
         difference["verdict_text"] if difference else "",
-        _number(gap["mean"], percent) if gap else "",
+        (_number(gap["mean"], percent) or absent) if gap else "",
         _scaled(costs["seconds_per_step"], 1e3),
         _scaled(costs["peak_memory_bytes"], 1e-6),
     ]
 
 
-def _interval(found: dict[str, Any], percent: bool, *, sign: bool = False) -> str:
-    middle = _number(found["mean"], percent, sign=sign)
+def _interval(found: dict[str, Any], percent: bool, absent: str, *, sign: bool = False) -> str:
+    middle = _number(found["mean"], percent, sign=sign) or absent
     if found["low"] is None:
         return middle
     return f"{middle} [{_number(found['low'], percent, sign=sign)}, {_number(found['high'], percent, sign=sign)}]"
@@ -52,7 +54,7 @@ def _interval(found: dict[str, Any], percent: bool, *, sign: bool = False) -> st
 
 def _number(value: float | None, percent: bool, *, sign: bool = False) -> str:
     if value is None:
-        return "none"
+        return ""
     plus = "+" if sign else ""
     return f"{100 * value:{plus}.2f}" if percent else f"{value:{plus}.4f}"
 
