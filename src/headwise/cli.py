@@ -57,13 +57,10 @@ def compare(
 ) -> None:
     """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
     from headwise.study.command import Request, run
-    from headwise.study.errors import StudyError
 
-    if study and task:
-        raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
     run(
         Request(
-            study=study or "digits",
+            study=_named(study, task),
             methods=tuple(method or ()),
             task=task,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
@@ -79,6 +76,14 @@ def compare(
             command=shlex.join(["headwise", *sys.argv[1:]]),
         )
     )
+
+
+def _named(study: str | None, task: str | None) -> str:
+    from headwise.study.errors import StudyError
+
+    if study and task:
+        raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
+    return study or "digits"
 
 
 @app.command()

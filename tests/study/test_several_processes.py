@@ -24,6 +24,8 @@ def test_two_processes_train_to_the_numbers_of_one(tmp_path):
     for method, (lines, metrics) in one.items():
         for ours, theirs in zip(two[method][0], lines, strict=True):
             assert ours == pytest.approx(theirs, abs=2e-5), method
+        # each process holds half of a batch
+        assert two[method][1].pop("peak_memory_bytes") < metrics.pop("peak_memory_bytes")
         assert two[method][1] == pytest.approx(metrics, abs=2e-5), method
 
 
