@@ -43,11 +43,12 @@ def _interval(found: dict | None, factor: float, sign: str) -> str:
     return f"{mean} [{found['low'] * factor:{sign}.{digits}f}, {found['high'] * factor:{sign}.{digits}f}]"
 
 
-def page(folder: Path) -> str:
-    """Give the page of a study: answer, tables, cost, settings and how to repeat it."""
+def page(folder: Path, note: str = "") -> str:
+    """Give the page of a study: answer, what is to be said of it, tables, cost, settings and how to repeat it."""
     study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
     lines = [f"# {study['title']}", "", study["question"], "", analysis["answer"], ""]
+    lines += [note, ""] if note else []
     for metric in METRICS:
         lines += table(analysis, metric)
     lines += ["## Cost", "", "| method | time per step (ms) | memory of a step (MiB) | parameters |", "|---|---|---|---|"]
@@ -70,9 +71,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of a finished study")
     parser.add_argument("kept", type=Path, help="where to keep its results")
+    parser.add_argument("--note", default="", help="what is to be said of the result, below its answer")
     given = parser.parse_args()
     given.kept.mkdir(parents=True, exist_ok=True)
-    (given.kept / "README.md").write_text(page(given.folder), encoding="utf-8")
+    (given.kept / "README.md").write_text(page(given.folder, given.note), encoding="utf-8")
     for name in ("analysis.json", "table.csv"):
         shutil.copyfile(given.folder / name, given.kept / name)
 

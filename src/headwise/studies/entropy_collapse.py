@@ -23,7 +23,7 @@ STEPS, WARM_UP, LEARNING_RATE, RANDOM_LABELS = 250, 100, 0.01, 0.2
 SMOOTHING, RISE = 0.95, 1.2
 # Smoothing delays the loss, which must not make the lead: it is told with this smoothing too.
 QUICK_SMOOTHING = 0.8
-READ_EVERY = 5
+READ_EVERY, THREADS = 5, 1
 # What the alerts judge, and nothing else.
 STATISTICS = ("entropy_share", "max_logit", "token_cosine", "high_frequency", "output_norm", "head_redundancy")
 STATISTICS += ("effective_rank_qk", "effective_rank_vo")
@@ -32,11 +32,19 @@ COLLAPSE = "entropy_collapse"
 
 def run(out: Path, *, seeds: int | None = None, jobs: int = 1, device: str = "cpu", progress=None) -> dict:
     """Train every arm on `seeds` seeds (5 by default), print each lead and return the findings; `jobs` changes nothing."""
+    import torch
+
     say, seeds, trained = progress or (lambda text: None), seeds or 5, []
-    for seed in range(seeds):
-        for label, methods in arms().items():
-            trained.append({"seed": seed, "arm": label, **judge(train(seed, methods, device))})
-            say(f"seed {seed}, {label}: {_told(trained[-1])}")
+    threads = torch.get_num_threads()
+    # Sums of two threads round otherwise than those of one, and a run about to diverge makes that grow.
+    torch.set_num_threads(THREADS)
+    try:
+        for seed in range(seeds):
+            for label, methods in arms().items():
+                trained.append({"seed": seed, "arm": label, **judge(train(seed, methods, device))})
+                say(f"seed {seed}, {label}: {_told(trained[-1])}")
+    finally:
+        torch.set_num_threads(threads)
     return {
         "kind": "findings",
         "name": "entropy-collapse",
@@ -277,5 +285,6 @@ def _settings(seeds: int, device: str) -> dict:
         "batch": BATCH,
         "read_every": READ_EVERY,
         "statistics": ", ".join(STATISTICS),
+        "threads": THREADS,
         "device": device,
     }
