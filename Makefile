@@ -38,7 +38,7 @@ bench-watch: $(VENV)/.test
 	$(STUB) $(PY) benchmarks/watch.py $(ARGS)
 
 bench-audit: $(VENV)/.test
-	$(PY) benchmarks/audit.py $(ARGS)
+	$(STUB) $(PY) benchmarks/audit.py $(ARGS)
 
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
