@@ -58,3 +58,5 @@ def test_a_compiled_step_on_the_device():
     headwise.regularize(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
     compiled = torch.compile(model, fullgraph=True)
     compiled(HOSTS["own"].batch()[0][0].cuda()).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
