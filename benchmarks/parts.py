@@ -13,7 +13,7 @@ import headwise
 from headwise.kernels.largest_logits import largest_logits
 from headwise.lone import attend_with
 from headwise.methods import Decorrelation
-from headwise.study.models import VisionTransformer
+from headwise.studies.tasks.vision_transformer import VisionTransformer
 
 
 def qk_clip(rounds: int) -> None:

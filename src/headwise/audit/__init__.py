@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..study.environment import commit, hardware, versions
+from headwise.files.provenance import commit, hardware, versions
+
 from ..watching.alerts import Thresholds
 from .errors import CheckpointError
 from .judging import WeightThresholds, weight_alerts

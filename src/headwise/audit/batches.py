@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..report.optional import load
+from headwise.files.optional_imports import load
+
 from .errors import CheckpointError
 from .tensor_files import read_json
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.files.optional_imports import load
+
 from ..projections import Projections, projections
-from ..report.optional import load
 from ..site import Site
 from ..text import suggest
 from .batches import Batches

@@ -6,7 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from ..report.optional import load
+from headwise.files.optional_imports import load
+
 from . import audit
 from .result import Audit
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..report.optional import load
+from headwise.files.optional_imports import load
+
 from .errors import CheckpointError
 
 # A name such as "kernels-community/..." in one of these makes transformers fetch a kernel and run it.

@@ -6,8 +6,9 @@ import json
 import math
 from typing import Any
 
-from ..report.charts import heat_map
-from ..report.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
+from headwise.pages.charts import heat_map
+from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
+
 from ..statistics import STATISTICS
 from ..statistics.weights import WEIGHT_STATISTICS
 from .judging import place

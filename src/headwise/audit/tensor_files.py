@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..report.optional import load
+from headwise.files.optional_imports import load
+
 from .errors import CheckpointError
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".msgpack")

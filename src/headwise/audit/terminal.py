@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..report.optional import load
+from headwise.files.optional_imports import load
+
 from .judging import place
 from .result import Audit
 from .summary import lead, most_worrying
