@@ -10,9 +10,9 @@ from timing import interleave, ratio
 from torch import nn
 
 import headwise
-from headwise.kernels.largest_logits import largest_logits
-from headwise.lone import attend_with
+from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.methods import Decorrelation
+from headwise.regularizing.standalone import attend_with
 from headwise.studies.tasks.vision_transformer import VisionTransformer
 
 
@@ -53,7 +53,7 @@ def model_step(methods, rounds: int) -> None:
     images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
     for method in methods:
         plain, fitted = _deit_tiny(), _deit_tiny()
-        handle = headwise.regularize(fitted, method, example=images)
+        handle = headwise.regularizing.handle(fitted, method, example=images)
         runs = {"without": _step(plain, images, labels, None), "with": _step(fitted, images, labels, handle)}
         times = interleave(runs, max(5, rounds // 2))
         handle.remove(discard=True)

@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Keeps `headwise.regularize`, `watch` and `audit` the functions, though modules of the same names are imported."""
+    """Keeps `headwise.regularizing.handle`, `watch` and `audit` the functions, though modules of the same names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _WHERE and isinstance(value, ModuleType):
@@ -68,17 +68,17 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from .audit import audit as audit
-    from .method import Method as Method
-    from .parameter_groups import parameter_groups as parameter_groups
-    from .plan import handle as handle
-    from .regularize import Regularized as Regularized
-    from .regularize import regularize as regularize
-    from .regularize import sites as sites
-    from .schedule import ByDepth as ByDepth
-    from .schedule import Ramp as Ramp
-    from .schedule import VShape as VShape
-    from .site import Site as Site
-    from .text import parse as parse
-    from .watch import watch as watch
-    from .watching.alerts import Thresholds as Thresholds
+    from headwise.auditing.audit import audit as audit
+    from headwise.core.method import Method as Method
+    from headwise.core.schedule import ByDepth as ByDepth
+    from headwise.core.schedule import Ramp as Ramp
+    from headwise.core.schedule import VShape as VShape
+    from headwise.core.site import Site as Site
+    from headwise.methods.text import parse as parse
+    from headwise.regularizing.handle import Regularized as Regularized
+    from headwise.regularizing.handle import regularize as regularize
+    from headwise.regularizing.handle import sites as sites
+    from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
+    from headwise.regularizing.plan import handle as handle
+    from headwise.watch import watch as watch
+    from headwise.watching.alerts import Thresholds as Thresholds

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import methods as shelf
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 
@@ -37,7 +37,7 @@ def make(name, settings=None):
     torch.manual_seed(0)
     model = Checkpointed().train()
     cls = REGISTRY[name]
-    handle = headwise.regularize(model, cls(**(settings or cls.strong)), example=torch.randn(2, 5, 32))
+    handle = headwise.regularizing.handle(model, cls(**(settings or cls.strong)), example=torch.randn(2, 5, 32))
     return model, handle
 
 
@@ -141,7 +141,7 @@ def test_accumulated_micro_batches_draw_apart_and_sum_their_penalties():
 
 
 def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
-    from headwise import attention
+    from headwise.attention import computation as attention
 
     results = []
     for limit in (1 << 24, 200):
@@ -155,7 +155,7 @@ def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
 def test_transformers_checkpointing_repeats_the_draws():
     host = HOSTS["llama"]
     model = fresh(host)
-    handle = headwise.regularize(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
+    handle = headwise.regularizing.handle(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
     found = []
     for checkpointed in (False, True):
         if checkpointed:

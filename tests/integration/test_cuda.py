@@ -6,8 +6,8 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
-from headwise.lone import attend_with
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
+from headwise.regularizing.standalone import attend_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NAMES = list(shelf.__all__)
@@ -22,7 +22,7 @@ def test_every_method_trains_on_the_device(name, host):
     args, kwargs = HOSTS[host].batch()
     args, kwargs = [a.cuda() for a in args], {k: v.cuda() for k, v in kwargs.items()}
     cls = REGISTRY[name]
-    handle = headwise.regularize(model, cls(**cls.strong), example=kwargs or tuple(args))
+    handle = headwise.regularizing.handle(model, cls(**cls.strong), example=kwargs or tuple(args))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(2):
         out = model(*args, **kwargs)
@@ -55,7 +55,7 @@ def test_both_forms_agree_in_bf16(name):
 
 def test_a_compiled_step_on_the_device():
     model = fresh(HOSTS["own"]).cuda()
-    headwise.regularize(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
+    headwise.regularizing.handle(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
     compiled = torch.compile(model, fullgraph=True)
     compiled(HOSTS["own"].batch()[0][0].cuda()).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 import headwise
-
-from ..fitted import Fitted
-from ..plan import Where, _selection, handle
-from ..statistics import STATISTICS
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.plan import Where, _selection, handle
+from headwise.statistics import STATISTICS
 
 if TYPE_CHECKING:
-    from ..regularize import Regularized
+    from headwise.regularizing.handle import Regularized
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -42,7 +41,7 @@ class Places:
             self.handle = handle(inner)
         except ValueError:
             # The package's name is the function, whatever was imported before; the module of that name would hide it.
-            self.handle = self._own = headwise.regularize(inner, where=where, allow_none=True)
+            self.handle = self._own = headwise.regularizing.handle(inner, where=where, allow_none=True)
             self.fitted = list(self._own.fitted)
             return
         self.fitted = self._beside(where)

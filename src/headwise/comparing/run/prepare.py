@@ -52,7 +52,8 @@ def _regularize(
 ) -> Regularized | None:
     if order.configuration.method == BASELINE:
         return None
-    from headwise import parse, regularize
+    from headwise import parse
+    from headwise.regularizing import handle as regularize
 
     example = task.batch(train[0][:2].to(device), None)
     seed = derive(order.configuration.seed, "methods")
