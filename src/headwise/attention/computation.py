@@ -11,11 +11,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.row_readings import Rows
+from headwise.attention.softmax import fused, logits, normalize
 from headwise.core.call import Call
 from headwise.core.method import Method
-
-# The host's own function, kept before a host adapter may stand in its place.
-fused = F.scaled_dot_product_attention
 
 # Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one (`make bench`); with fewer
 # entries in all there is nothing to gain, and the fused kernel's bits are the host's own.
@@ -44,7 +42,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
     # Made before attention, its gradient is made after that of attention, when attention's own tensors are gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
     if any(m.random or m.penalizes for m in active):
-        _ = call.this  # the pass is opened before any block that may be run again
+        call.open_pass()  # before any block, for a block may be run again
     out, weights, made = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or call.sinks is not None
     if form == "fast" and not matrix and not _small(call, active):
@@ -53,7 +51,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
         del call.penalties[made:]
         call.norms.clear()
         out, weights = _explicit(call, active, need_weights)
-        call.fitted.ran("explicit")
+        call.context.ran("explicit")
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)
@@ -92,11 +90,11 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
     if not _read(call, active, rows):
         return None
     if rows.output() is not None and not edits and kept_after is None and call.dropout == 0:
-        call.fitted.ran("rows")
+        call.context.ran("rows")
         return rows.output()
     both = keep if kept_after is None else kept_after if keep is None else keep & kept_after
     attend = Fused(call, q, k, both)
-    call.fitted.ran("fused, one coordinate wider" if attend.width else "fused")
+    call.context.ran("fused, one coordinate wider" if attend.width else "fused")
     step: Callable[[Tensor], Tensor] = attend
     for method in edits:
         edited = method.attend(step, call)
@@ -203,37 +201,3 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
     if call.dropout > 0:
         a = F.dropout(a, call.dropout)
     return a.to(v.dtype) @ v, a
-
-
-def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
-    """Give the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
-    s = q @ k.transpose(-1, -2) * call.scale
-    s = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
-    if call.softcap is not None:
-        s = call.softcap * torch.tanh(s / call.softcap)
-    if call.mask is not None and call.mask.dtype != torch.bool:
-        s = s + call.mask
-    if call.causal or (call.mask is not None and call.mask.dtype == torch.bool):
-        s = s.masked_fill(~_hard(call), float("-inf"))
-    return s
-
-
-def _hard(call: Call) -> Tensor:
-    allowed = call.allowed()
-    assert allowed is not None
-    if call.causal and call.mask is not None and call.mask.dtype != torch.bool:
-        start = 0 if call.rows is None else call.rows.start
-        query = torch.arange(start, start + call.queries, device=call.q.device)[:, None]
-        return (torch.arange(call.keys, device=call.q.device) <= query)[None, None]
-    return allowed
-
-
-def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Tensor:
-    """Give the softmax of logits over keys; a row without any allowed key gives 0, as the fused kernel does."""
-    if sinks is not None:
-        column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(s.shape[0], s.shape[1], s.shape[2], 1)
-        return torch.cat([s, column], dim=-1).softmax(-1)[..., :-1]
-    if not empty:
-        return s.softmax(-1)
-    none = (s == float("-inf")).all(-1, keepdim=True)
-    return s.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.kernels.row_statistics import AttendRows, logits_block, spans
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
+from headwise.attention.softmax import fused, normalize
+from headwise.core.call import Call
 
 
 class Rows:
@@ -69,8 +66,6 @@ class Rows:
 
     def attend(self, z: Tensor) -> Tensor:
         """Give A z for z (B, H, N, D), in the dtype of z."""
-        from headwise.attention.computation import fused
-
         mask = self.mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(z.dtype)
@@ -85,8 +80,6 @@ class Rows:
         return total
 
     def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
-        from headwise.attention.computation import normalize
-
         with torch.autocast(q.device.type, enabled=False):
             a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
             return a.transpose(-1, -2) @ z.float()

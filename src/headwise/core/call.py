@@ -3,24 +3,69 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headwise.core import random_draws as draws
-from headwise.core import recompute as passes
 from headwise.core.method import Method
-
-if TYPE_CHECKING:
-    from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Fitted, Store
+from headwise.core.method_state import Store
+from headwise.core.recompute import Pass
+from headwise.core.site import Site
 
 CHUNK = 128
 
 # What an additive mask adds at least to a key that a query may see. Models mask with -1e4, -1e9, the least number or -inf;
 # position biases (ALiBi) stay above this up to distances whose weight is 0 in any case.
 MASKED = -9e3
+
+
+class CallContext(Protocol):
+    """What a call asks of whatever it passes through: a fitted site, or one that is only looked at."""
+
+    @property
+    def site(self) -> Site:
+        """Give the site."""
+        ...
+
+    def active(self, training: bool) -> Sequence[Method]:
+        """Give the methods that act in this mode, in order."""
+        ...
+
+    @property
+    def shares_values(self) -> bool:
+        """Tell whether the layers above get this site's values."""
+        ...
+
+    def strength(self, method: Method, name: str) -> Tensor:
+        """Give the live field `name` of a method as a 0-d fp32 tensor."""
+        ...
+
+    def state_of(self, method: Method) -> Store:
+        """Give what a method keeps on the site."""
+        ...
+
+    def salt(self, method: Method) -> int:
+        """Give what tells the draws of a method from those of all others."""
+        ...
+
+    def open_pass(self) -> Pass:
+        """Count one pass through the site, or find the one that it repeats."""
+        ...
+
+    def sites_of(self, method: Method) -> int:
+        """Give the number of sites on which a method acts."""
+        ...
+
+    def first_values(self, call: Call) -> Tensor | None:
+        """Give the values of the stack's first self attention, or None on that site itself."""
+        ...
+
+    def ran(self, kernel: str) -> None:
+        """Take note of which kernel served a call."""
+        ...
 
 
 class Call:
@@ -41,7 +86,7 @@ class Call:
 
     def __init__(
         self,
-        fitted: Fitted,
+        context: CallContext,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -56,7 +101,7 @@ class Call:
         hidden: Tensor | None = None,
         samples: int | None = None,
     ) -> None:
-        self.fitted = fitted
+        self.context = context
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -69,31 +114,32 @@ class Call:
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
-        self._pass: passes.Pass | None = None
+        # set on a block of queries: the call it is cut from
+        self.whole: Call | None = None
+        self._pass: Pass | None = None
         self._allowed: Tensor | None = None
         self._allowed_known = False
 
     @property
     def site(self) -> Site:
         """Give the site the call passes through."""
-        return self.fitted.site
+        return self.context.site
 
-    @property
-    def this(self) -> passes.Pass:
-        """Give the pass this call is: the key of its draws, and whether it repeats an earlier one."""
+    def open_pass(self) -> Pass:
+        """Give the pass this call is, and open it when it is asked for first: opening one counts it."""
         if self._pass is None:
-            self._pass = passes.begin(self.fitted)
+            self._pass = self.context.open_pass()
         return self._pass
 
     # Settings and parameters
 
     def value(self, method: Method, name: str) -> Tensor:
         """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
-        return self.fitted.values[self.fitted.index(method)][name]
+        return self.context.strength(method, name)
 
     def store(self, method: Method) -> Store:
         """Give the method's own parameters on this site."""
-        return self.fitted.stores[self.fitted.index(method)]
+        return self.context.state_of(method)
 
     # Draws
 
@@ -105,15 +151,15 @@ class Call:
         if rows_dim is not None and rows_dim != len(shape) - 2:
             raise ValueError(f"rows_dim must be the dimension before the last of {shape}, got {rows_dim}")
         rows = self.rows if rows_dim is not None else None
-        return draws.uniform(self.this.key, self.salt(method, name), tuple(shape), self.q.device, rows)
+        return draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, rows)
 
     def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
-        return draws.normal(self.this.key, self.salt(method, name), tuple(shape), self.q.device)
+        return draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
     def salt(self, method: Method, name: str) -> int:
         """Give what tells the draws of a method and name from all others of the pass."""
-        return self.fitted.salts[self.fitted.index(method)] ^ _crc(name)
+        return self.context.salt(method) ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
         """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
@@ -211,7 +257,7 @@ class Call:
                 real = real.expand_as(value)
                 total, weight = value.masked_fill(~real, 0.0).sum(), real.sum().float()
         if method.over_layers == "mean":
-            total = total / self.fitted.owner.count(method)
+            total = total / self.context.sites_of(method)
         self.penalties.append((total, weight))
 
     def penalize_norm(self, method: Method, squares: Tensor, count: Tensor, strength: Tensor) -> None:
@@ -220,12 +266,13 @@ class Call:
         A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
         """
         if method.over_layers == "mean":
-            strength = strength / self.fitted.owner.count(method)
+            strength = strength / self.context.sites_of(method)
         self.norms.append((squares.float(), count.float(), strength.clone()))
 
     def _real(self) -> Tensor | None:
         if self.rows is None:
             return self.real_queries()
+        assert self.whole is not None
         whole = self.whole.real_queries()
         return whole if whole is None or whole.shape[1] == 1 else whole[:, self.rows]
 
@@ -233,23 +280,32 @@ class Call:
 
     def first_values(self) -> Tensor | None:
         """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
-        return self.fitted.owner.first_values(self)
+        return self.context.first_values(self)
 
     # Blocks
 
     def block(self, rows: slice) -> Call:
         """Give the call restricted to a block of queries; draws are those of the whole."""
-        part = object.__new__(Call)
-        part.__dict__.update(self.__dict__)
-        part.q, part.rows, part.whole, part.penalties = self.q[:, :, rows], rows, self, []
-        part.queries = rows.stop - rows.start
-        if self.mask is not None and self.mask.shape[-2] != 1:
-            part.mask = self.mask[..., rows, :]
-        part._allowed_known = False
-        part._pass = self._pass
+        mask = self.mask
+        if mask is not None and mask.shape[-2] != 1:
+            mask = mask[..., rows, :]
+        part = Call(
+            self.context,
+            self.q[:, :, rows],
+            self.k,
+            self.v,
+            mask=mask,
+            causal=self.causal,
+            scale=self.scale,
+            dropout=self.dropout,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            training=self.training,
+            hidden=self.hidden,
+            samples=self.samples,
+        )
+        part.rows, part.whole, part.norms, part._pass = rows, self, self.norms, self._pass
         return part
-
-    whole: Call
 
 
 @torch.compiler.assume_constant_result

@@ -1,4 +1,4 @@
-"""Passes: which pass through a site this is, and whether it is the first time or a recompute.
+"""Recompute: which checkpointed region runs now, and whether it runs for the first time.
 
 Activation checkpointing runs a layer again in the backward. Its draws must then be those of the first time, and its
 penalties must not count again. The saved-tensor hooks that checkpointing itself installs tell both.
@@ -6,28 +6,12 @@ penalties must not count again. The saved-tensor hooks that checkpointing itself
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from headwise.core.random_draws import mix
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
-
-REENTRANT = (
-    "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
-    "penalise or carry values a second time and its gradient would be silently wrong. "
-    "Use checkpoint(..., use_reentrant=False), or gradient_checkpointing_kwargs={{'use_reentrant': False}}."
-)
-COMPILED = (
-    "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would draw "
-    "again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, use_reentrant=False)."
-)
 
 
 @dataclass
@@ -104,71 +88,3 @@ class Pass:
     again: bool | Tensor = False
     region: Region | None = None
     first_runs: list[Region] = field(default_factory=list)
-
-
-def begin(fitted: Fitted) -> Pass:
-    """Open a pass through a site: count it, or find the pass that it repeats."""
-    if torch.compiler.is_compiling():
-        token = compiled_token(fitted.counter, fitted.number)
-        return Pass(token[0], token[1])
-    return _begin(fitted)
-
-
-def _begin(fitted: Fitted) -> Pass:
-    first, repeated, recompute = regions()
-    if repeated is not None:
-        at = repeated.replay.setdefault(recompute, {})
-        nth = at.get(fitted.number, 0)
-        at[fitted.number] = nth + 1
-        known = repeated.keys.get(fitted.number, [])
-        if nth < len(known):
-            _remember(first, fitted, known[nth])
-            return Pass(known[nth], True, repeated, first)
-    if in_backward():
-        raise RuntimeError(REENTRANT.format(site=fitted.site.name, method=fitted.stateful()))
-    key = mix(fitted.seed(), fitted.site.index, int(fitted.counter))
-    fitted.counter.add_(1)
-    _remember(first, fitted, key)
-    return Pass(key, False, first[-1] if first else None, first)
-
-
-def _remember(first: list[Region], fitted: Fitted, key: int) -> None:
-    for region in first:
-        region.keys.setdefault(fitted.number, []).append(key)
-
-
-_numbers = itertools.count(1)
-_fitted: weakref.WeakValueDictionary[int, Fitted] = weakref.WeakValueDictionary()
-
-
-def enroll(fitted: Fitted) -> int:
-    """Give a fitted site the number by which compiled graphs find it."""
-    number = next(_numbers)
-    _fitted[number] = fitted
-    return number
-
-
-def enrolled() -> list[Fitted]:
-    """Give the fitted sites that are still in use."""
-    return [fitted for fitted in _fitted.values() if fitted.alive]
-
-
-@torch.library.custom_op("headwise::token", mutates_args={"counter"})
-def compiled_token(counter: Tensor, number: int) -> Tensor:
-    """Give (key, again) of a pass when a compiled graph runs; the graph itself holds no state."""
-    fitted = _fitted[number]
-    first, repeated, _ = regions()
-    if in_backward() and repeated is None:
-        raise RuntimeError(COMPILED.format(site=fitted.site.name, method=fitted.stateful()))
-    if repeated is not None:
-        made = _begin(fitted)
-        return torch.tensor([made.key, int(made.again)], dtype=torch.int64)
-    key = mix(fitted.seed(), fitted.site.index, int(counter))
-    counter.add_(1)
-    _remember(first, fitted, key)
-    return torch.tensor([key, 0], dtype=torch.int64)
-
-
-@compiled_token.register_fake
-def _(counter: Tensor, number: int) -> Tensor:
-    return torch.empty(2, dtype=torch.int64)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import forward_of, speaks_of_attention
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.hosts.hosted_site import HostedSite
 
 
 class Adapter(Protocol):
     """Stands in one site's attention. `attach` may not fail half-way; `detach` leaves no trace."""
 
-    def attach(self, fitted: Fitted) -> None:
+    def attach(self, fitted: HostedSite) -> None:
         """Route the site's calls through `fitted`."""
 
     def detach(self) -> None:
@@ -94,7 +92,7 @@ class Hooks:
         inside: whether the output projection runs inside the site's forward, so that one that never ran is noticed.
     """
 
-    def __init__(self, fitted: Fitted, inside: bool = False) -> None:
+    def __init__(self, fitted: HostedSite, inside: bool = False) -> None:
         self.fitted, self.inside = fitted, inside
         self.left = False
 

@@ -12,7 +12,7 @@ from headwise.methods.real_tokens import key_counts, only_real_rows, query_count
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.regularizing.fitted_site import Rows
+    from headwise.core.row_readings import RowReadings
 
 
 class AttentionNormPenalty(Method):
@@ -42,7 +42,7 @@ class AttentionNormPenalty(Method):
     def read(self, a: Tensor, call: Call) -> None:
         self._penalize(a.float().square().sum(-1), call)
 
-    def read_free(self, rows: Rows, call: Call) -> None:
+    def read_free(self, rows: RowReadings, call: Call) -> None:
         self._penalize(rows.sum_of_squares().float(), call)
 
     def _penalize(self, squares: Tensor, call: Call) -> None:

@@ -11,8 +11,8 @@ from headwise.methods.real_tokens import key_counts, only_real_rows
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
+    from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Rows
 
 
 class Decorrelation(Method):
@@ -56,7 +56,7 @@ class Decorrelation(Method):
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
         return self._penalize(total / 2, call)
 
-    def read_free(self, rows: Rows, call: Call) -> Any:
+    def read_free(self, rows: RowReadings, call: Call) -> Any:
         if self.probes is None:
             return NotImplemented
         return self._penalize(self._estimate(rows.attend(self._signs(call)).float(), call), call)

@@ -12,8 +12,8 @@ from headwise.methods.real_tokens import key_counts, only_real_rows, query_count
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
+    from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Rows
 
 
 class Disagreement(Method):
@@ -66,7 +66,7 @@ class Disagreement(Method):
             overlap = a.float().mean(1).square().sum(-1) * query_counts(call)[:, None]
             call.penalize(self, call.value(self, "strength") * overlap)
 
-    def read_free(self, rows: Rows, call: Call) -> Any:
+    def read_free(self, rows: RowReadings, call: Call) -> Any:
         # The logsumexp of all pairs of heads is exact too, but slower than blocks of queries and wrong with additive masks.
         return NotImplemented if self.on == "position" else None
 

@@ -11,7 +11,7 @@ from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.regularizing.fitted_site import Rows
+    from headwise.core.row_readings import RowReadings
 
 
 class EntropyPenalty(Method):
@@ -49,7 +49,7 @@ class EntropyPenalty(Method):
         logs = a.float().clamp(min=torch.finfo(torch.float32).tiny).log()
         self._penalize(-(a * logs).sum(-1), call)
 
-    def read_free(self, rows: Rows, call: Call) -> Any:
+    def read_free(self, rows: RowReadings, call: Call) -> Any:
         if self.head_mean:
             return NotImplemented
         return self._penalize(rows.entropy(), call)

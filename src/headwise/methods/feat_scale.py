@@ -12,8 +12,8 @@ from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
+    from headwise.core.method_state import Store
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Store
 
 
 class FeatScale(Method):

@@ -12,8 +12,8 @@ from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
+    from headwise.core.method_state import Store
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Store
 
 
 class InputNoise(Method):
@@ -79,7 +79,7 @@ class InputNoise(Method):
         factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
         level = call.value(self, "scale") * self._level(x)
         sizes = [weight.shape[1] for weight, _ in blocks]
-        key = torch.as_tensor(call.this.key, device=x.device)
+        key = torch.as_tensor(call.open_pass().key, device=x.device)
         added: list[tuple[Tensor, ...]] = []
         for head in range(call.heads):
             # Grouped keys and values are repeated by now: each query head's copy gets that head's noise.

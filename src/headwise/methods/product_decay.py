@@ -11,8 +11,8 @@ from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
+    from headwise.core.method_state import Store
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Store
 
 
 class ProductDecay(Method):

@@ -12,10 +12,10 @@ from headwise.core.method import Method
 from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
-    from headwise.attention.row_readings import Rows
     from headwise.core.call import Call
+    from headwise.core.method_state import Store
+    from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Store
 
 SHARING = "_headwise_qk_clip"
 
@@ -65,7 +65,7 @@ class QKClip(Method):
             if not module.__dict__[SHARING]:
                 del module.__dict__[SHARING]
 
-    def read_free(self, rows: Rows, call: Call) -> None:
+    def read_free(self, rows: RowReadings, call: Call) -> None:
         # What the weights made, before other methods edit it; a position bias is no part of what the weights can shrink.
         hard = call.rows is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)

@@ -13,8 +13,8 @@ from headwise.projections.block import Block, multiply_, whole
 from headwise.projections.reparametrization import reparametrize, restore
 
 if TYPE_CHECKING:
+    from headwise.core.method_state import Store
     from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Store
 
 ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from headwise.core.forward import Forward
 from headwise.hosts.host import Found
 from headwise.hosts.sdpa.samples import run_and_learn
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.forward import Forward
 
 if TYPE_CHECKING:
     from headwise.core.call import Call

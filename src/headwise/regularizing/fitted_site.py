@@ -8,26 +8,20 @@ import torch
 from torch import Tensor
 
 from headwise.attention.computation import attention
-from headwise.core import recompute as passes
+from headwise.core import live_sites
 from headwise.core.call import Call
-from headwise.core.method import Method
+from headwise.core.forward import Entered, Running
+from headwise.core.method import Method, touches_call
 from headwise.core.method_state import Store
 from headwise.core.random_draws import mix
+from headwise.core.recompute import Pass
 from headwise.core.site import Site
-from headwise.regularizing.forward import Entered
+from headwise.regularizing import pass_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headwise.regularizing.handle import Regularized
-
-
-CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
-
-
-def touches_call(method: Method) -> bool:
-    """Tell whether a method acts on the attention call itself (not only on what enters, leaves, or on weights)."""
-    return any(method.overrides(stage) for stage in CALL_STAGES)
 
 
 class Fitted:
@@ -48,7 +42,7 @@ class Fitted:
             store.follow(values)
         self.salts = [mix(name, i) >> 1 for i, name in enumerate(names)]
         self.counter = torch.zeros((), dtype=torch.int64)
-        self.number = passes.enroll(self)
+        self.number = live_sites.enroll(self)
         self.shares_values = False
         self.reached = False
         self.alive = True
@@ -73,7 +67,7 @@ class Fitted:
             elif name != "number":
                 setattr(twin, name, deepcopy(value, memo))
         twin.armed = False
-        twin.number = passes.enroll(twin)
+        twin.number = live_sites.enroll(twin)
         return twin
 
     @property
@@ -212,13 +206,43 @@ class Fitted:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""
         if not self.site.windowed:
             return None
-        samples = self._owner.forward.now().samples
+        samples = self.running().samples
         if samples is None or batch % samples:
             raise RuntimeError(
                 f"{self.site.name} attends in windows and its call has {batch} rows, which cannot be shared out to the "
                 f"{samples} samples of the batch; call the whole model, not a part of it, or leave the site out with where="
             )
         return samples
+
+    def running(self) -> Running:
+        """Give the forward of the whole model that runs now, or the last one."""
+        return self._owner.forward.now()
+
+    # What a call asks
+
+    def strength(self, method: Method, name: str) -> Tensor:
+        """Give the live field `name` of a method as a 0-d fp32 tensor."""
+        return self.values[self.index(method)][name]
+
+    def state_of(self, method: Method) -> Store:
+        """Give what a method keeps on the site."""
+        return self.stores[self.index(method)]
+
+    def salt(self, method: Method) -> int:
+        """Give what tells the draws of a method from those of all others."""
+        return self.salts[self.index(method)]
+
+    def open_pass(self) -> Pass:
+        """Count one pass through the site, or find the one that it repeats."""
+        return pass_keys.begin(self)
+
+    def sites_of(self, method: Method) -> int:
+        """Give the number of sites on which a method acts."""
+        return self._owner.count(method)
+
+    def first_values(self, call: Call) -> Tensor | None:
+        """Give the values of the stack's first self attention, or None on that site itself."""
+        return self._owner.first_values(call)
 
     def needs(self, stage: str) -> bool:
         """Tell whether any method here defines the stage."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise import hosts
 from headwise.core.call import Call
+from headwise.core.forward import Forward
 from headwise.core.method import Method
 from headwise.core.recompute import Pass
 from headwise.core.schedule import Schedule
@@ -22,7 +23,6 @@ from headwise.regularizing import penalties as ledger
 from headwise.regularizing import shared_values as carried
 from headwise.regularizing.coverage import Report, Row
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.forward import Forward
 from headwise.regularizing.plan import HANDLE, Plan, Where, handle, plan
 from headwise.regularizing.strengths import Strengths
 
@@ -168,7 +168,7 @@ class Regularized:
 
     def record(self, call: Call) -> None:
         """Take the penalties of a call, unless the call repeats an earlier one."""
-        this: Pass = call.this
+        this: Pass = call.open_pass()
         if this.again is True or not torch.is_grad_enabled():
             return
         for total, weight in call.penalties:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from headwise import hosts
-from headwise.core import recompute as passes
+from headwise.core import live_sites
 from headwise.core.method import Method
+from headwise.core.refusal import refusal
 from headwise.core.site import Site
 from headwise.hosts.host import Found
 from headwise.methods.text import suggest
@@ -104,7 +105,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A copy that failed half-way leaves sites without a module until it is collected.
-    whole = {vars(f.site).get("module"): f.owner for f in passes.enrolled()}
+    whole = {vars(f.site).get("module"): f.owner for f in live_sites.live_sites()}
     for name, module in model.named_modules():
         if module in whole and whole[module].model not in model.modules():
             raise ValueError(
@@ -151,17 +152,6 @@ def _place(made: Plan, site: Site, named: bool) -> list[str]:
     else:
         made.reasons[site] = ("not applicable", "; ".join(refused))
     return [f"{site.name}: {text}" for text in refused] if named else []
-
-
-def refusal(method: Method, site: Site) -> str | None:
-    """Say why a method has no meaning on a site, or None where it has."""
-    if method.self_only and site.is_cross:
-        return "has no meaning on cross attention"
-    if method.carries and site.windowed:
-        return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
-    if (method.self_only or method.carries) and site.pooled:
-        return "needs queries and keys of the same tokens, and this layer pools one of them"
-    return method.refuse(site)
 
 
 def _no_first(made: Plan, site: Site) -> str | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.regularizing.forward import Forward
+    from headwise.core.forward import Forward
 
 
 def share(forward: Forward, call: Call) -> None:
@@ -17,7 +17,7 @@ def share(forward: Forward, call: Call) -> None:
     Raises:
         RuntimeError: where that layer computes attention twice in one forward.
     """
-    if call.this.again is True:
+    if call.open_pass().again is True:
         return
     now = forward.now()
     if now.running and call.site.stack in now.carried:
@@ -34,8 +34,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
     Raises:
         RuntimeError: where that site did not run in this forward, or has other tokens or heads.
     """
-    stack, this = call.site.stack, call.this
-    if call.fitted.shares_values:
+    stack, this = call.site.stack, call.open_pass()
+    if call.context.shares_values:
         return None
     if this.again is True and this.region is not None:
         for inner in this.first_runs:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import calls, passes_true, uses
 from headwise.hosts.host import Found, Hooks, attends_across, first_number, looks_like_attention, over_channels
+from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.sdpa import call as fused_call
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
 
 NAME = "scaled_dot_product_attention"
 HEADS = ("num_heads", "n_head", "n_heads", "heads", "num_attention_heads", "nhead", "nheads", "num_head")
@@ -35,7 +33,7 @@ class FusedAdapter:
         self.site = site
         # As the module declares them: the site's own number may be what an example showed.
         self.heads = site.heads
-        self.fitted: Fitted | None = None
+        self.fitted: HostedSite | None = None
         self.hooks: Hooks | None = None
         self.handles: list[Any] = []
         # The calls seen while the model is examined on an example.
@@ -48,7 +46,7 @@ class FusedAdapter:
         _give_back_with(twin)
         return twin
 
-    def attach(self, fitted: Fitted) -> None:
+    def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
         output = fitted.site.projections().need("o", "branch")[0].module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)

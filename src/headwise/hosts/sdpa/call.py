@@ -6,19 +6,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attention.computation import fused
+from headwise.attention.softmax import fused
 from headwise.core import recompute as passes
-from headwise.hosts.sdpa.limits import samples_of
+from headwise.core.live_sites import live_sites
+from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.shape import Shape, broadcast, with_causality
-
-if TYPE_CHECKING:
-    from headwise.hosts.sdpa.adapter import FusedAdapter
 
 _CALL = nn.Module._call_impl.__code__  # type: ignore[attr-defined]
 _RESUMED = "torch_dynamo_resume_in"
@@ -36,7 +34,7 @@ class _Open:
     """
 
     def __init__(
-        self, adapter: FusedAdapter, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
+        self, adapter: Limited, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
     ) -> None:
         self.adapter, self.module, self.region, self.outer, self.thread = adapter, module, region, outer, thread
 
@@ -81,13 +79,13 @@ def stand_in() -> None:
 
 def step_aside() -> None:
     """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
-    left = any(f.site.host == "fused" for f in passes.enrolled())
+    left = any(f.site.host == "fused" for f in live_sites())
     if not left and F.scaled_dot_product_attention is routed:
         F.scaled_dot_product_attention = standing.plain
         standing.on = False
 
 
-def enter(adapter: FusedAdapter, module: nn.Module) -> None:
+def enter(adapter: Limited, module: nn.Module) -> None:
     """Say that the calls from now on are this site's."""
     if torch.compiler.is_compiling():
         current.top = _Open(adapter, module, None, current.top, None)
@@ -97,21 +95,21 @@ def enter(adapter: FusedAdapter, module: nn.Module) -> None:
     current.top = current.mine.top = _Open(adapter, module, passes.region()[0], outer, threading.get_ident())
 
 
-def leave(adapter: FusedAdapter) -> None:
+def leave(adapter: Limited) -> None:
     """Say that they no longer are; sites inside that an exception left open are closed too."""
     current.top = _outside(current.top, adapter)
     if not torch.compiler.is_compiling():
         current.mine.top = _outside(getattr(current.mine, "top", None), adapter)
 
 
-def _outside(top: _Open | None, adapter: FusedAdapter) -> _Open | None:
+def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
     found = top
     while found is not None and found.adapter is not adapter:
         found = found.outer
     return top if found is None else found.outer
 
 
-def _adapter() -> FusedAdapter | None:
+def _adapter() -> Limited | None:
     """Give the adapter of the site whose forward runs now."""
     if torch.compiler.is_compiling():
         return None if current.top is None else current.top.adapter
@@ -153,7 +151,7 @@ def _runs(module: nn.Module) -> bool:
     return False
 
 
-def _recalled() -> FusedAdapter | None:
+def _recalled() -> Limited | None:
     """Give the site of a call made in the recompute of a region that was checkpointed inside of a site's forward.
 
     No module is entered there: the region's first run told whose calls these are.

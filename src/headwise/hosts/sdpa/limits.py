@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Shape, batch
-
-if TYPE_CHECKING:
-    from headwise.core.method import Method
-    from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.core.method import Method
+from headwise.core.refusal import refusal
+from headwise.core.site import Site
+from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Served, Shape, batch
 
 
 class Limits:
@@ -21,7 +20,7 @@ class Limits:
     What the module did not declare is seen in its calls alone; each reason is asked for once, when the site is fitted.
     """
 
-    def __init__(self, fitted: Fitted) -> None:
+    def __init__(self, fitted: HostedSite) -> None:
         site, methods = fitted.site, fitted.methods
         self.causal = _first(methods, _as(site, causal=True))
         self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
@@ -51,7 +50,6 @@ def _as(site: Site, **facts: Any) -> Site:
 
 
 def _first(methods: list[Method], site: Site) -> str | None:
-    from headwise.regularizing.plan import refusal
 
     for method in methods:
         reason = refusal(method, site)
@@ -60,7 +58,7 @@ def _first(methods: list[Method], site: Site) -> str | None:
     return None
 
 
-def samples_of(fitted: Fitted, limits: Limits, shape: Shape, rows: int) -> int | None:
+def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> int | None:
     """Give how many samples a call of so many rows holds, or None where each row is one.
 
     Raises:
@@ -87,7 +85,7 @@ def samples_of(fitted: Fitted, limits: Limits, shape: Shape, rows: int) -> int |
     return samples
 
 
-def _unknown(fitted: Fitted, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
+def _unknown(fitted: HostedSite, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
     start = f"{fitted.site.name} is called with {rows} rows"
     if samples is None:
         return (
@@ -100,3 +98,9 @@ def _unknown(fitted: Fitted, limits: Limits, rows: int, samples: int | None, ord
         else "which rows belong to which sample is not known"
     )
     return f"{start} for {samples} samples, while {limits.per_sample} acts per sample: {why}; {EXAMPLE}"
+
+
+class Limited(Served, Protocol):
+    """A served site that knows which calls its methods refuse."""
+
+    limits: Limits

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headwise.core import recompute as passes
-
-if TYPE_CHECKING:
-    from headwise.core.site import Site
-    from headwise.hosts.sdpa.adapter import FusedAdapter
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.core.site import Site
+from headwise.hosts.hosted_site import HostedSite
 
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
@@ -20,6 +17,20 @@ EXAMPLE = (
     "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or leave the site "
     "out with where="
 )
+
+
+class Served(Protocol):
+    """A site whose calls of the function are served, as the parts of this host see it.
+
+    Attributes:
+        heads: as the module declares them; the site's own number may be what an example showed.
+        record: the calls seen while the model is examined on an example, None afterwards.
+    """
+
+    site: Site
+    heads: int | None
+    fitted: HostedSite | None
+    record: list[tuple[Tensor, Tensor, Tensor, int]] | None
 
 
 class Shape:
@@ -37,7 +48,7 @@ class Shape:
         self.window_major = samples
 
     @classmethod
-    def of(cls, adapter: FusedAdapter, q: Tensor, k: Tensor) -> Shape:
+    def of(cls, adapter: Served, q: Tensor, k: Tensor) -> Shape:
         """Read the layout of a call off its queries and keys and the number of heads the module declares.
 
         Raises:
@@ -110,9 +121,9 @@ def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
     return mask & order if mask.dtype == torch.bool else mask.masked_fill(~order, float("-inf"))
 
 
-def batch(fitted: Fitted) -> int | None:
+def batch(fitted: HostedSite) -> int | None:
     """Give the number of samples the whole model was called with, or None where that is not known."""
-    forward = fitted.owner.forward.now()
+    forward = fitted.running()
     known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
     return forward.samples if known else None
 
@@ -130,7 +141,7 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     return places[0]
 
 
-def _folded(adapter: FusedAdapter, fitted: Fitted, heads: int, q: Tensor) -> int:
+def _folded(adapter: Served, fitted: HostedSite, heads: int, q: Tensor) -> int:
     """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
     order = fitted.site.rows
     if order == OWN or q.shape[0] % heads:

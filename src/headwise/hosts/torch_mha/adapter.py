@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.hosts.host import Found, is_cross
+from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
-from headwise.regularizing.fitted_site import touches_call
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
@@ -68,10 +66,10 @@ class TorchAdapter:
 
     def __init__(self, site: Site, layers: list[nn.TransformerEncoderLayer]) -> None:
         self.site, self.layers = site, layers
-        self.fitted: Fitted | None = None
+        self.fitted: HostedSite | None = None
         self.native: list[int] = []
 
-    def attach(self, fitted: Fitted) -> None:
+    def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
         self.site.module.__dict__["forward"] = self.forward
@@ -129,7 +127,7 @@ class TorchAdapter:
         )
 
     def _routed(
-        self, fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+        self, fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
     ) -> tuple[Tensor, Tensor | None]:
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(fitted, query, key, value, given)
@@ -143,7 +141,7 @@ class TorchAdapter:
         return attend(fitted, query, key, value, given)
 
     def _nested(
-        self, fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+        self, fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
     ) -> tuple[Tensor, Tensor | None]:
         one = query is key and key is value and query.layout == torch.strided
         masked = given.key_padding_mask is not None or given.attn_mask is not None
@@ -161,7 +159,7 @@ class TorchAdapter:
         return torch.nested.as_nested_tensor([rows[:n] for rows, n in zip(out, lengths, strict=True)]), None
 
 
-def _acts(fitted: Fitted) -> bool:
+def _acts(fitted: HostedSite) -> bool:
     """Tell whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
     acting: Any = fitted.active(False)
     return fitted.shares_values or any(

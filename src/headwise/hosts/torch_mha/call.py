@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attention.computation import fused
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.attention.softmax import fused
+from headwise.hosts.hosted_site import HostedSite
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
     return padding is None or tuple(padding.shape) == wanted
 
 
-def attend(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
+def attend(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
     """Compute the module's forward with the methods of `fitted` at their stages."""
     module = fitted.site.module
     batched = query.dim() == 3
@@ -87,7 +84,7 @@ def attend(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arg
     return _left(fitted, out, batched), weights
 
 
-def _entered(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _entered(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
     batched, batch_first = query.dim() == 3, fitted.site.module.batch_first
     x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
@@ -217,7 +214,7 @@ def _own(
     return torch.bmm(a, v.flatten(0, 1)).unflatten(0, (batch, heads)), a.unflatten(0, (batch, heads))
 
 
-def _left(fitted: Fitted, out: Tensor, batched: bool) -> Tensor:
+def _left(fitted: HostedSite, out: Tensor, batched: bool) -> Tensor:
     """Project the heads' output and show it to the `branch` stages; give it in the layout of the inputs."""
     module = fitted.site.module
     tokens, batch = out.shape[2], out.shape[0]

@@ -9,19 +9,17 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from headwise.core.site import Site
 from headwise.hosts.code import calls
 from headwise.hosts.host import Found, Hooks
+from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.transformers.cache import asks_for_own_tokens
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.site import describe
-
-if TYPE_CHECKING:
-    from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Fitted
 
 KEY = "headwise"
 PLACE = "_headwise"
@@ -104,7 +102,7 @@ class HuggingFaceAdapter:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.fitted: Fitted | None = None
+        self.fitted: HostedSite | None = None
         self.config: Any = None
         self.cache: Any = None
         self.verified = False
@@ -115,7 +113,7 @@ class HuggingFaceAdapter:
         """Give the host's own implementation: what the shared config names now."""
         return self.config._attn_implementation or "eager"
 
-    def attach(self, fitted: Fitted) -> None:
+    def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`."""
         register()
         module = self.site.module

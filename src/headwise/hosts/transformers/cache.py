@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from headwise.hosts.transformers.adapter import HuggingFaceAdapter
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.transformers.routed import Routed
 
 
-def asks_for_own_tokens(fitted: Fitted) -> bool:
+def asks_for_own_tokens(fitted: HostedSite) -> bool:
     """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
     return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))
 
 
 def newest_last(
-    adapter: HuggingFaceAdapter, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    adapter: Routed, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
@@ -45,7 +44,7 @@ def newest_last(
     return k, v, mask
 
 
-def _layer(adapter: HuggingFaceAdapter) -> Any:
+def _layer(adapter: Routed) -> Any:
     """Give the cache's layer of this module, or None without a cache."""
     index = getattr(adapter.site.module, "layer_idx", None)
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())

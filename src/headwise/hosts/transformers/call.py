@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from headwise.attention import computation as core
 from headwise.core.call import Call
 from headwise.hosts.transformers import cache as caches
-
-if TYPE_CHECKING:
-    from headwise.hosts.transformers.adapter import HuggingFaceAdapter
+from headwise.hosts.transformers.routed import Routed
 
 # Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of caches,
 # outputs and losses, and what was applied to queries, keys and masks before.
@@ -78,7 +76,7 @@ def routed(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _adapter(module: nn.Module) -> HuggingFaceAdapter:
+def _adapter(module: nn.Module) -> Routed:
     adapter = module.__dict__.get("_headwise")
     if adapter is None:
         raise RuntimeError(
@@ -88,7 +86,7 @@ def _adapter(module: nn.Module) -> HuggingFaceAdapter:
     return adapter
 
 
-def _refuse_unknown(adapter: HuggingFaceAdapter, kwargs: dict[str, Any]) -> None:
+def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
     unknown = [k for k, x in kwargs.items() if k not in IGNORED and x is not None]
     if unknown:
         raise RuntimeError(
@@ -119,7 +117,7 @@ def _weights_wanted(kwargs: dict[str, Any]) -> bool:
 
 
 def masking(
-    adapter: HuggingFaceAdapter, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool | None, bias: Tensor | None
+    adapter: Routed, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool | None, bias: Tensor | None
 ) -> tuple[Tensor | None, bool]:
     """Give the mask, (B|1, H|1, T|1, N) bool or float with the bias in it, and whether causality is to be added."""
     implementation, name = adapter.implementation, adapter.site.name
@@ -162,7 +160,7 @@ def _four(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
 
 
 def verify(
-    adapter: HuggingFaceAdapter, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
+    adapter: Routed, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
 ) -> None:
     """Compare a family's own eager function with the core once: what its keywords do not tell must not be lost.
 

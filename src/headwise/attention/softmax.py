@@ -1,0 +1,46 @@
+"""The logits of a call, their softmax, and the fused function that computes both in one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.core.call import Call
+
+# The host's own function, kept before a host adapter may stand in its place.
+fused = F.scaled_dot_product_attention
+
+
+def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
+    """Give the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
+    s = q @ k.transpose(-1, -2) * call.scale
+    s = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
+    if call.softcap is not None:
+        s = call.softcap * torch.tanh(s / call.softcap)
+    if call.mask is not None and call.mask.dtype != torch.bool:
+        s = s + call.mask
+    if call.causal or (call.mask is not None and call.mask.dtype == torch.bool):
+        s = s.masked_fill(~_hard(call), float("-inf"))
+    return s
+
+
+def _hard(call: Call) -> Tensor:
+    allowed = call.allowed()
+    assert allowed is not None
+    if call.causal and call.mask is not None and call.mask.dtype != torch.bool:
+        start = 0 if call.rows is None else call.rows.start
+        query = torch.arange(start, start + call.queries, device=call.q.device)[:, None]
+        return (torch.arange(call.keys, device=call.q.device) <= query)[None, None]
+    return allowed
+
+
+def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Tensor:
+    """Give the softmax of logits over keys; a row without any allowed key gives 0, as the fused kernel does."""
+    if sinks is not None:
+        column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(s.shape[0], s.shape[1], s.shape[2], 1)
+        return torch.cat([s, column], dim=-1).softmax(-1)[..., :-1]
+    if not empty:
+        return s.softmax(-1)
+    none = (s == float("-inf")).all(-1, keepdim=True)
+    return s.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)

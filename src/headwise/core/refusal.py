@@ -1,0 +1,17 @@
+"""Refusal: why a method has no meaning on a site."""
+
+from __future__ import annotations
+
+from headwise.core.method import Method
+from headwise.core.site import Site
+
+
+def refusal(method: Method, site: Site) -> str | None:
+    """Say why a method has no meaning on a site, or None where it has."""
+    if method.self_only and site.is_cross:
+        return "has no meaning on cross attention"
+    if method.carries and site.windowed:
+        return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+    if (method.self_only or method.carries) and site.pooled:
+        return "needs queries and keys of the same tokens, and this layer pools one of them"
+    return method.refuse(site)

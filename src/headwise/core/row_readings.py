@@ -1,0 +1,27 @@
+"""What a method may read of the attention weights without the T x N matrix."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class RowReadings(Protocol):
+    """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for."""
+
+    def lse(self) -> Tensor:
+        """Give the log-sum-exp of each row of logits, (B, H, T)."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """Give the entropy of each row in nats, (B, H, T); 0 in a row without any key."""
+        ...
+
+    def sum_of_squares(self) -> Tensor:
+        """Give the sum of squared weights of each row, (B, H, T)."""
+        ...
+
+    def attend(self, z: Tensor) -> Tensor:
+        """Give A z for z (B, H, N, D), in the dtype of z."""
+        ...

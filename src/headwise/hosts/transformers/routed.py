@@ -1,0 +1,33 @@
+"""The module whose calls come through transformers' attention interface, as the parts of this host see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headwise.core.site import Site
+from headwise.hosts.hosted_site import HostedSite
+
+
+class Routed(Protocol):
+    """An attention module that was routed to headwise: its site, what stands on it, and what it used before.
+
+    Attributes:
+        fitted: what stands on the site now; None while nothing does.
+        cache: the cache of the forward that runs now, where one was given.
+        verified: whether an eager implementation of the module's own was compared with the textbook.
+    """
+
+    site: Site
+    fitted: HostedSite | None
+    cache: Any
+    verified: bool
+
+    @property
+    def implementation(self) -> str:
+        """Give the name of the host's own implementation."""
+        ...
+
+    def original(self) -> Callable[..., Any]:
+        """Give the host's own attention function."""
+        ...
