@@ -53,7 +53,7 @@ def model_step(methods, rounds: int) -> None:
     images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
     for method in methods:
         plain, fitted = _deit_tiny(), _deit_tiny()
-        handle = headwise.regularizing.handle(fitted, method, example=images)
+        handle = headwise.regularize(fitted, method, example=images)
         runs = {"without": _step(plain, images, labels, None), "with": _step(fitted, images, labels, handle)}
         times = interleave(runs, max(5, rounds // 2))
         handle.remove(discard=True)

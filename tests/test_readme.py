@@ -34,4 +34,4 @@ def test_functions_are_not_hidden_by_modules_of_their_names():
     from headwise.regularizing.handle import Regularized
     from headwise.regularizing.plan import plan  # noqa: F401
 
-    assert headwise.Regularized is Regularized and callable(headwise.regularizing.handle) and callable(headwise.sites)
+    assert headwise.Regularized is Regularized and callable(headwise.regularize) and callable(headwise.sites)

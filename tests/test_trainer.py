@@ -68,11 +68,11 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_accumulated_gradients_are_those_of_the_mean_of_the_penalties(tmp_path):
     plain = FAMILIES["Llama"].build().train()
     model, data = copy.deepcopy(plain), rows(2)
-    handle = headwise.regularizing.handle(model, EntropyPenalty(strength=3.0))
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
     trainer(model, data, tmp_path, handle).train()
 
     twin = copy.deepcopy(plain)
-    judge = headwise.regularizing.handle(twin, EntropyPenalty(strength=3.0))
+    judge = headwise.regularize(twin, EntropyPenalty(strength=3.0))
     items = sum(int((row["labels"][1:] != -100).sum()) for row in data)
     task, penalties = [], []
     for row in data:
@@ -88,7 +88,7 @@ def test_a_last_step_with_fewer_micro_batches_divides_by_their_number(tmp_path):
     grads = {}
     for steps in (1, 2):
         model = copy.deepcopy(plain)
-        handle = headwise.regularizing.handle(model, EntropyPenalty(strength=3.0))
+        handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
         # One epoch of one micro batch: the only step has one, whatever was asked for.
         trainer(
             model, rows(1), tmp_path, handle, gradient_accumulation_steps=steps, max_steps=-1, num_train_epochs=1
@@ -102,12 +102,12 @@ def test_penalties_on_weights_count_once_a_step(tmp_path):
     head = nn.Linear(32, 2)
     model = Classifier(copy.deepcopy(plain), copy.deepcopy(head))
     bare = copy.deepcopy(model)
-    handle = headwise.regularizing.handle(model, ProductDecay(strength=1.0))
+    handle = headwise.regularize(model, ProductDecay(strength=1.0))
     trainer(
         model, rows(2, classes=2), tmp_path, handle, base=lambda o, y, num_items_in_batch=None: 0.0 * o["logits"].sum()
     ).train()
 
-    judge = headwise.regularizing.handle(bare, ProductDecay(strength=1.0))
+    judge = headwise.regularize(bare, ProductDecay(strength=1.0))
     bare(input_ids=rows(1)[0]["input_ids"][None])
     assert close(step_taken(bare, model), gradients(bare, judge.loss()))
 
@@ -135,7 +135,7 @@ def test_without_base_the_step_is_that_of_the_host_models_own_loss(labels, tmp_p
     for row in data:
         row["labels"] = row["labels"] if labels == 2 else row["labels"].float() + 0.5
     model = copy.deepcopy(plain)
-    made = trainer(model, data, tmp_path, headwise.regularizing.handle(model, DropHead(p=0.0)), per_device_eval_batch_size=2)
+    made = trainer(model, data, tmp_path, headwise.regularize(model, DropHead(p=0.0)), per_device_eval_batch_size=2)
     made.train()
 
     batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
@@ -149,7 +149,7 @@ def test_encoder_decoder_labels_are_not_shifted():
     family = FAMILIES["T5"]
     model, batch = family.build().train(), family.batch()
     labels = batch["decoder_input_ids"].clone()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0))
+    handle = headwise.regularize(model, DropHead(p=0.0))
     wanted = model(**batch, labels=labels).loss
     assert torch.allclose(compute_loss_func(handle)(model(**batch), labels), wanted)
 
@@ -165,7 +165,7 @@ def test_a_trainer_that_divides_by_itself_is_left_to_it(tmp_path):
     grads = []
     for cls, base in ((Dividing, mean_loss), (None, lambda *a, **k: mean_loss(*a, **k) / 2)):
         model = copy.deepcopy(plain)
-        trainer(model, rows(2), tmp_path, headwise.regularizing.handle(model, EntropyPenalty(strength=3.0)), base, cls).train()
+        trainer(model, rows(2), tmp_path, headwise.regularize(model, EntropyPenalty(strength=3.0)), base, cls).train()
         grads.append(step_taken(plain, model))
     assert close(*grads)
 
@@ -173,7 +173,7 @@ def test_a_trainer_that_divides_by_itself_is_left_to_it(tmp_path):
 def test_evaluation_gets_the_tasks_loss_alone(tmp_path):
     model, data = FAMILIES["Llama"].build(), rows(2)
     expected = trainer(model, data, tmp_path, per_device_eval_batch_size=2).evaluate(data)["eval_loss"]
-    handle = headwise.regularizing.handle(model, EntropyPenalty(strength=3.0))
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
     fitted = trainer(model, data, tmp_path, handle, per_device_eval_batch_size=2)
     model.train()(input_ids=data[0]["input_ids"][None])
     assert fitted.evaluate(data)["eval_loss"] == pytest.approx(expected, abs=1e-6)
@@ -182,7 +182,7 @@ def test_evaluation_gets_the_tasks_loss_alone(tmp_path):
 
 def test_the_callback_takes_each_optimizer_step_and_no_micro_batch(tmp_path):
     model = FAMILIES["Llama"].build()
-    handle = headwise.regularizing.handle(model, EntropyPenalty())
+    handle = headwise.regularize(model, EntropyPenalty())
     trainer(model, rows(6), tmp_path, handle, max_steps=3).train()
     assert handle.step == 3
 
@@ -190,7 +190,7 @@ def test_the_callback_takes_each_optimizer_step_and_no_micro_batch(tmp_path):
 def test_a_resumed_run_goes_on_with_the_same_draws(tmp_path):
     def run(folder, steps, **settings):
         model = FAMILIES["Llama"].build().train()
-        handle = headwise.regularizing.handle(model, DropHead(p=0.5), seed=3)
+        handle = headwise.regularize(model, DropHead(p=0.5), seed=3)
         made = trainer(model, rows(8), folder, handle, max_steps=steps, save_strategy="steps", save_steps=2, **settings)
         return model, handle, made
 
@@ -208,7 +208,7 @@ def test_a_resumed_run_goes_on_with_the_same_draws(tmp_path):
 
 def test_a_loss_that_cannot_be_told_is_asked_for():
     model = FAMILIES["BERT"].build().train()
-    handle = headwise.regularizing.handle(model, DropHead())
+    handle = headwise.regularize(model, DropHead())
     outputs = model(**FAMILIES["BERT"].batch())
     with pytest.raises(
         ValueError, match=r"the loss of BertModel \(loss_type None\) cannot be computed .*pass the task's loss"
@@ -222,7 +222,7 @@ def test_a_loss_that_cannot_be_told_is_asked_for():
 
 def test_outside_a_trainer_the_penalty_is_added_once():
     model = FAMILIES["Llama"].build().train()
-    handle = headwise.regularizing.handle(model, EntropyPenalty(strength=3.0))
+    handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
     loss = compute_loss_func(handle, base=lambda outputs, labels, num_items_in_batch=None: torch.zeros(()))
     batch = FAMILIES["Llama"].batch()
     model(**batch)

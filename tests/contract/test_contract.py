@@ -25,13 +25,13 @@ def on(*hosts):
 def test_a_method_without_meaning_says_why(host):
     model = fresh(HOSTS[host])
     with pytest.raises(ValueError, match="causal"):
-        headwise.regularizing.handle(model, REGISTRY["FeatScale"](), example=HOSTS[host].example())
+        headwise.regularize(model, REGISTRY["FeatScale"](), example=HOSTS[host].example())
 
 
 def fit(name, host, settings, model=None):
     """Fit one method onto a host."""
     model = model if model is not None else fresh(HOSTS[host])
-    return model, headwise.regularizing.handle(model, REGISTRY[name](**settings), example=HOSTS[host].example())
+    return model, headwise.regularize(model, REGISTRY[name](**settings), example=HOSTS[host].example())
 
 
 def run(host, model, seed=3):
@@ -110,7 +110,7 @@ def test_removal_before_any_step_gives_back_the_same_bits_and_keys(name, host):
 @pytest.mark.parametrize(("name", "host"), on("own", "llama", "bert-padded", "torch"))
 def test_every_gradient_is_finite_and_training_steps_work(name, host):
     model, handle = fit(name, host, REGISTRY[name].strong)
-    optimizer = torch.optim.AdamW(headwise.regularizing.parameter_groups(model, lr=1e-3, weight_decay=0.1, attention_weight_decay=0.01))
+    optimizer = torch.optim.AdamW(headwise.parameter_groups(model, lr=1e-3, weight_decay=0.1, attention_weight_decay=0.01))
     for _ in range(3):
         loss = run(host, model).square().mean() + handle.loss()
         optimizer.zero_grad()

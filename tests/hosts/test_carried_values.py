@@ -40,7 +40,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("method", [NeuTRENO(), ValueResidual()], ids=repr)
 def test_layers_that_attend_twice_in_a_forward_carry_nothing_and_say_so(method):
     model = Model()
-    headwise.regularizing.handle(model, method)
+    headwise.regularize(model, method)
     assert model(torch.randn(1, 4, 16)).shape == (1, 4, 16)
     with pytest.raises(RuntimeError, match=r"layers\.0 computes attention more than once in a forward"):
         model(torch.randn(1, 8, 16))
@@ -50,7 +50,7 @@ def test_layers_that_attend_twice_in_a_forward_carry_nothing_and_say_so(method):
 
 def test_other_methods_work_on_layers_that_attend_twice():
     model, x = Model().eval(), torch.randn(1, 8, 16)
-    headwise.regularizing.handle(model, RelaxedAttention(gamma=0.5, matched_inference=True))
+    headwise.regularize(model, RelaxedAttention(gamma=0.5, matched_inference=True))
     assert torch.allclose(model(x)[:, :4], model(x[:, :4]), atol=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_caches_are_known_under_other_names(family, method):
     else:
         config = transformers.GPTBigCodeConfig(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=64)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    headwise.regularizing.handle(model, method)
+    headwise.regularize(model, method)
     settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     ids = torch.randint(3, 60, (2, 5))
     whole, cached = (model.generate(input_ids=ids, use_cache=cache, **settings) for cache in (False, True))
@@ -79,7 +79,7 @@ def test_pooling_heads_are_left_by_methods_that_need_all_tokens(example):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(image_size=16, patch_size=4, **shape))
     batch = {"pixel_values": torch.randn(2, 3, 16, 16)}
-    handle = headwise.regularizing.handle(model, FeatScale(), example=batch if example else None)
+    handle = headwise.regularize(model, FeatScale(), example=batch if example else None)
     pooling = [row for row in handle.report().rows if "head" in row.name]
     assert [row.status for row in pooling] == ["not applicable"]
     assert model(**batch).pooler_output.shape == (2, 32)

@@ -59,7 +59,7 @@ def check(inputs, expected, settings, heads=H):
     """Compare neutral with the host and a strong setting with `expected`, values and gradients."""
     model = Attention(heads)
     plain = model(*inputs, **settings)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0))
+    handle = headwise.regularize(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0))
     mask = settings.get("attn_mask")
     if mask is not None and mask.dim() == 3:
         # The function has no fused kernel for these; with the first dimension spelled out it has.
@@ -67,7 +67,7 @@ def check(inputs, expected, settings, heads=H):
     else:
         assert torch.equal(model(*inputs, **settings), plain)
     handle.remove()
-    handle = headwise.regularizing.handle(model, *NEUTRAL)
+    handle = headwise.regularize(model, *NEUTRAL)
     torch.testing.assert_close(model(*inputs, **settings), plain, rtol=0, atol=1e-6)
     handle.set(RelaxedAttention, gamma=0.75)
     out, wanted = model(*inputs, **settings), expected(0.75)
@@ -140,7 +140,7 @@ def test_keys_and_values_that_broadcast_over_the_batch():
     k, v = draw(1, H, N, D, seed=1), draw(1, H, N, D, seed=2)
     model = Attention()
     plain = model(q, k.expand(B, -1, -1, -1), v.expand(B, -1, -1, -1))
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.0))
     torch.testing.assert_close(model(q, k, v), plain)
     handle.set(RelaxedAttention, gamma=0.75)
     torch.testing.assert_close(model(q, k, v), relaxed(q, k, v, 0.75))
@@ -155,7 +155,7 @@ def test_calls_of_other_dimensions(lead, masked):
     bias = draw(*lead[-1:], T, N) if masked else None
     model = Attention(heads)
     plain = model(q, k, v, attn_mask=bias)
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.0))
     torch.testing.assert_close(model(q, k, v, attn_mask=bias), plain)
     handle.set(RelaxedAttention, gamma=0.75)
     torch.testing.assert_close(model(q, k, v, attn_mask=bias), relaxed(q, k, v, 0.75, bias=bias))
@@ -177,7 +177,7 @@ def test_arguments_by_keyword_and_by_position_are_the_same():
 
     wanted = relaxed(q, k, v, 0.75, allowed=torch.ones(T, T).tril().bool(), scale=0.3)
     for model in (ByKeyword(), ByPosition()):
-        handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.75))
+        handle = headwise.regularize(model, RelaxedAttention(gamma=0.75))
         torch.testing.assert_close(model(q, k, v), wanted)
         handle.remove()
 
@@ -185,7 +185,7 @@ def test_arguments_by_keyword_and_by_position_are_the_same():
 def test_an_unknown_argument_is_the_same_error_as_without():
     q, k, v = three()
     model = Attention()
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.75))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.75))
     with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
         model(q, k, v, window=3)
     handle.remove()
@@ -204,7 +204,7 @@ def test_a_mask_and_causality_at_once_are_both_kept(kind):
         settings = bias if kind == "learned" else bias.detach()
         expected = lambda g: relaxed(q, k, v, g, allowed=order, bias=settings)
     model = Attention()
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.75))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.75))
     torch.testing.assert_close(model(q, k, v, attn_mask=settings, is_causal=True), expected(0.75))
     handle.remove()
 
@@ -215,7 +215,7 @@ def test_the_hosts_dropout_is_the_same_from_the_same_seed(method):
     model = Attention()
     torch.manual_seed(0)
     plain = model(q, k, v, dropout_p=0.3)
-    handle = headwise.regularizing.handle(model, method)
+    handle = headwise.regularize(model, method)
     torch.manual_seed(0)
     torch.testing.assert_close(model(q, k, v, dropout_p=0.3), plain)
     handle.remove()
@@ -225,14 +225,14 @@ def test_evaluation_without_methods_that_act_there_is_the_hosts_own_call():
     q, k, v = three()
     model = Attention().eval()
     plain = model(q, k, v)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.9), DropColumn(p=0.9), RelaxedAttention(gamma=0.9))
+    handle = headwise.regularize(model, DropHead(p=0.9), DropColumn(p=0.9), RelaxedAttention(gamma=0.9))
     assert torch.equal(model(q, k, v), plain)
     handle.remove()
 
 
 def test_a_causal_layer_like_nanogpts_relaxes_over_the_past_alone():
     model, x = stack(CausalAttention), tokens()
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.8), DropKey(p=0.5, unit="column"), DropHead(p=0.3))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.8), DropKey(p=0.5, unit="column"), DropHead(p=0.3))
     out = model(x)
     later = x.clone()
     later[:, 5:] += 1.0
@@ -245,7 +245,7 @@ def test_a_causal_layer_like_nanogpts_relaxes_over_the_past_alone():
 
 def test_a_mean_over_tokens_is_refused_on_a_causal_layer():
     with pytest.raises(ValueError, match="a causal layer generates with only the new one at hand"):
-        headwise.regularizing.handle(stack(CausalAttention), FeatScale(), example=tokens())
+        headwise.regularize(stack(CausalAttention), FeatScale(), example=tokens())
 
     class Hidden(SelfAttention):
         causal_now = True
@@ -257,7 +257,7 @@ def test_a_mean_over_tokens_is_refused_on_a_causal_layer():
     model = stack(Hidden)
     for layer in model.layers:
         layer.causal_now = False
-    handle = headwise.regularizing.handle(model, FeatScale(), example=tokens())
+    handle = headwise.regularize(model, FeatScale(), example=tokens())
     for layer in model.layers:
         layer.causal_now = True
     with pytest.raises(RuntimeError, match=r"layers\.0 .*FeatScale"):
@@ -270,7 +270,7 @@ def test_cross_attention_takes_keys_of_another_length():
     model = CrossAttention()
     x, context = tokens(length=5), tokens(length=11, seed=6)
     plain = model(x, context)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0), Temperature(value=1.0))
+    handle = headwise.regularize(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0), Temperature(value=1.0))
     assert handle.fitted[0].site.is_cross
     torch.testing.assert_close(model(x, context), plain)
     handle.set(RelaxedAttention, gamma=1.0)
@@ -278,7 +278,7 @@ def test_cross_attention_takes_keys_of_another_length():
     torch.testing.assert_close(model(x, context), model(x + 1.0, context))
     handle.remove()
     with pytest.raises(ValueError, match="SymmetricAttention has no meaning on cross attention"):
-        headwise.regularizing.handle(model, SymmetricAttention())
+        headwise.regularize(model, SymmetricAttention())
 
 
 def test_pooled_keys_are_refused_by_what_needs_the_queries_own_tokens():
@@ -289,13 +289,13 @@ def test_pooled_keys_are_refused_by_what_needs_the_queries_own_tokens():
 
     model, x = stack(Pooled), tokens()
     with pytest.raises(ValueError, match="needs queries and keys of the same tokens, and this layer pools one of them"):
-        headwise.regularizing.handle(model, NeuTRENO(), example=x)
-    handle = headwise.regularizing.handle(model, NeuTRENO())
+        headwise.regularize(model, NeuTRENO(), example=x)
+    handle = headwise.regularize(model, NeuTRENO())
     with pytest.raises(
         RuntimeError, match=r"layers\.0 attends from 8 queries to 4 keys, and NeuTRENO|layers\.1 attends from 8"
     ):
         model(x)
     handle.remove()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), RelaxedAttention(gamma=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5), RelaxedAttention(gamma=0.5))
     model(x).sum().backward()
     handle.remove()

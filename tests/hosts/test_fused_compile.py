@@ -47,7 +47,7 @@ CASES = {
 def test_one_graph_and_no_other_over_five_steps_with_a_changing_strength(case):
     make, batch, methods = CASES[case]
     model, x = make().train(), batch()
-    handle = headwise.regularizing.handle(model, *headwise.parse(methods), example=x)
+    handle = headwise.regularize(model, *headwise.parse(methods), example=x)
     eager = copy.deepcopy(model)
     twin = headwise.handle(eager)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -71,7 +71,7 @@ def test_one_graph_and_no_other_over_five_steps_with_a_changing_strength(case):
 def test_a_removed_method_leaves_the_compiled_model():
     model, x = stack(), tokens()
     plain = model(x)
-    handle = headwise.regularizing.handle(model, headwise.RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert not torch.allclose(compiled(x), plain)
     handle.remove()
@@ -94,7 +94,7 @@ class Breaking(SelfAttention):
 
 def test_a_broken_graph_stays_inside_its_site_and_an_exception_leaves_it():
     model, x = stack(Breaking), tokens()
-    handle = headwise.regularizing.handle(model, headwise.RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))
     relaxed = model(x)
     compiled = torch.compile(model, backend="eager")
     torch.testing.assert_close(compiled(x), relaxed)
@@ -113,7 +113,7 @@ def test_a_broken_graph_stays_inside_its_site_and_an_exception_leaves_it():
 def test_an_exception_in_eager_mode_misroutes_no_model_compiled_later():
     model, other, x = stack(Breaking), stack(SelfAttention), tokens()
     plain = other(x)
-    handle = headwise.regularizing.handle(model, headwise.RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))
     model.layers[1].error = ValueError("broken")
     with pytest.raises(ValueError, match="broken"):
         model(x)
@@ -123,7 +123,7 @@ def test_an_exception_in_eager_mode_misroutes_no_model_compiled_later():
 
 def test_a_compiled_model_runs_in_another_thread():
     model, x = stack(), tokens()
-    handle = headwise.regularizing.handle(model, headwise.RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0))
     relaxed = model(x)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     results = [compiled(x)]
@@ -138,7 +138,7 @@ def test_a_compiled_model_runs_in_another_thread():
 
 def test_a_compiled_layer_inside_of_an_eager_model_belongs_to_its_site():
     model, x = stack(), tokens()
-    handle = headwise.regularizing.handle(model, headwise.RelaxedAttention(gamma=1.0), headwise.DropHead(p=0.5))
+    handle = headwise.regularize(model, headwise.RelaxedAttention(gamma=1.0), headwise.DropHead(p=0.5))
     twin = copy.deepcopy(model)
     model.layers[1].compile(fullgraph=True, backend="eager")
     torch.testing.assert_close(model(x), twin(x))
@@ -150,6 +150,6 @@ def test_a_compiled_neutral_setting_is_the_host():
     model, x = stack(), tokens()
     plain = torch.compile(model, fullgraph=True, backend="eager")(x)
     torch._dynamo.reset()
-    handle = headwise.regularizing.handle(model, headwise.DropHead(p=0.0), headwise.RelaxedAttention(gamma=0.0))
+    handle = headwise.regularize(model, headwise.DropHead(p=0.0), headwise.RelaxedAttention(gamma=0.0))
     assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x), plain)
     handle.remove()

@@ -44,7 +44,7 @@ def _nothing_is_left():
 def test_imported_by_name_is_never_reached_and_says_so_in_the_first_step():
     for call in ("loss", "after_step"):
         model = Stack(SelfAttention(), ImportedByName())
-        handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+        handle = headwise.regularize(model, DropHead(p=0.5))
         model(tokens()).sum().backward()
         with pytest.raises(
             RuntimeError, match=r"never reached in the first training step: layers\.1\. The methods there did nothing"
@@ -58,7 +58,7 @@ def test_a_helper_that_makes_the_call_belongs_to_the_layer_around(kind):
     model, x = stack(kind, depth=2), tokens()
     plain = model(x).detach()
     assert [s.name for s in headwise.sites(model)] == ["layers.0", "layers.1"]
-    handle = headwise.regularizing.handle(model, DropColumn(p=0.9), InputNoise(scale=0.1, unit="std"))
+    handle = headwise.regularize(model, DropColumn(p=0.9), InputNoise(scale=0.1, unit="std"))
     assert (model(x) - plain).abs().max() > 1e-3
     handle.loss()
     handle.remove()
@@ -68,11 +68,11 @@ def test_two_calls_in_one_forward_both_go_through_the_methods():
     model, x = stack(TwoCalls, depth=1), tokens()
     (layer,) = model.layers
     v = layer.split(x)[2]
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     mean = v.mean(2, keepdim=True).expand_as(v)
     torch.testing.assert_close(model(x), x + layer.join(mean - 0.5 * mean))
     handle.remove()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), Decorrelation(strength=1.0))
+    handle = headwise.regularize(model, DropHead(p=0.5), Decorrelation(strength=1.0))
     model(x)
     assert int(handle.fitted[0].counter) == 2
     assert len(handle._ledger) == 2
@@ -81,13 +81,13 @@ def test_two_calls_in_one_forward_both_go_through_the_methods():
 
 def test_a_layer_that_runs_several_times_draws_each_time_and_penalizes_each_time():
     model, x = Shared(times=3), tokens()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), Decorrelation(strength=1.0))
+    handle = headwise.regularize(model, DropHead(p=0.5), Decorrelation(strength=1.0))
     model(x)
     assert int(handle.fitted[0].counter) == 3
     thrice = handle.loss()
     handle.remove()
     model.times = 1
-    handle = headwise.regularizing.handle(model, Decorrelation(strength=1.0))
+    handle = headwise.regularize(model, Decorrelation(strength=1.0))
     model(x)
     assert thrice > 2 * handle.loss()
     handle.remove()
@@ -96,18 +96,18 @@ def test_a_layer_that_runs_several_times_draws_each_time_and_penalizes_each_time
 @pytest.mark.parametrize("method", [NeuTRENO(), ValueResidual()], ids=repr)
 def test_the_only_layer_of_a_stack_has_no_earlier_values_to_carry(method):
     with pytest.raises(ValueError, match="this is the only self attention of its stack"):
-        headwise.regularizing.handle(Shared(), method)
+        headwise.regularize(Shared(), method)
     with pytest.raises(
         ValueError, match="changes nothing on the first self attention of a stack, and no layer above it was chosen"
     ):
-        headwise.regularizing.handle(stack(), method, where=["layers.0"])
+        headwise.regularize(stack(), method, where=["layers.0"])
 
 
 def test_layers_that_share_weights_are_sites_of_their_own():
     model, x = stack(depth=3), tokens()
     for layer in model.layers[1:]:
         layer.qkv.weight, layer.proj.weight = model.layers[0].qkv.weight, model.layers[0].proj.weight
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), AttnScale(), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), AttnScale(), example=x)
     model(x).sum().backward()
     assert [int(f.counter) for f in handle.fitted] == [1, 1, 1]
     assert len([n for n, _ in model.named_parameters() if ".headwise." in n]) == 3
@@ -120,7 +120,7 @@ def test_an_output_projection_that_never_runs_as_a_module_is_told():
             return F.linear(o.transpose(-2, -3).flatten(-2), self.proj.weight, self.proj.bias)
 
     model, x = stack(ByItsWeight), tokens()
-    handle = headwise.regularizing.handle(model, headwise.FeatScale(), example=x)
+    handle = headwise.regularize(model, headwise.FeatScale(), example=x)
     with pytest.raises(RuntimeError, match=r"layers\.0 never called its output projection as a module"):
         model(x)
     handle.remove()
@@ -136,7 +136,7 @@ def test_a_forward_set_on_the_module_itself_is_found():
 
     layer.forward = forward.__get__(layer)
     plain = model(x).detach()
-    handle = headwise.regularizing.handle(model, DropColumn(p=0.9))
+    handle = headwise.regularize(model, DropColumn(p=0.9))
     assert not torch.allclose(model(x), plain)
     handle.remove()
     assert torch.equal(model(x), plain)
@@ -164,7 +164,7 @@ def test_stages_before_and_after_a_layer_see_the_tokens_of_a_map(channels_first)
     x = torch.randn(2, 16, 3, 5) if channels_first else torch.randn(2, 3, 5, 16)
     axes, place = ((2, 3), (-1, 1, 1)) if channels_first else ((1, 2), (-1,))
     plain = layer(x)
-    handle = headwise.regularizing.handle(layer, headwise.FeatScale(), example=x)
+    handle = headwise.regularize(layer, headwise.FeatScale(), example=x)
     gains = {key.rpartition(".")[2]: p for key, p in layer.named_parameters() if ".headwise." in f".{key}"}
     for gain in gains.values():
         nn.init.normal_(gain)
@@ -172,7 +172,7 @@ def test_stages_before_and_after_a_layer_see_the_tokens_of_a_map(channels_first)
     wanted = plain + gains["mean_gain"].view(place) * mean + gains["rest_gain"].view(place) * (plain - mean)
     torch.testing.assert_close(layer(x), wanted)
     handle.remove(discard=True)
-    handle = headwise.regularizing.handle(layer, headwise.GatedOutput(), InputNoise(scale=0.0, unit="std"), example=x)
+    handle = headwise.regularize(layer, headwise.GatedOutput(), InputNoise(scale=0.0, unit="std"), example=x)
     for key, p in layer.named_parameters():
         if key.endswith("GatedOutput.bias"):
             nn.init.constant_(p, 100.0)
@@ -186,7 +186,7 @@ def test_a_mean_over_tokens_leaves_those_out_that_no_query_may_see():
             return super().forward(x, mask=(torch.arange(x.shape[1]) < 5)[None])
 
     model, x = stack(Masked), tokens()
-    handle = headwise.regularizing.handle(model, headwise.FeatScale(), example=x)
+    handle = headwise.regularize(model, headwise.FeatScale(), example=x)
     for key, p in model.named_parameters():
         if ".headwise." in key:
             nn.init.normal_(p)

@@ -59,7 +59,7 @@ def test_an_exception_inside_a_forward_misroutes_no_later_call(error):
     plain, x = alone(), tokens()
     model, other = stack(Failing), stack()
     others = other(x)
-    handle = headwise.regularizing.handle(model, *STRONG)
+    handle = headwise.regularize(model, *STRONG)
     good = model(x)
     model.layers[1].error = error
     with pytest.raises(type(error)):
@@ -105,12 +105,12 @@ class CallsSeen(Method):
 def test_after_a_nested_layer_the_calls_are_those_of_the_one_around_again(fails):
     model = Stack(Around())
     model.layers[0].inner.error = ValueError("broken") if fails else None
-    handle = headwise.regularizing.handle(model, CallsSeen())
+    handle = headwise.regularize(model, CallsSeen())
     CALLS.clear()
     model(tokens())
     assert CALLS == ["layers.0", "layers.0.inner", "layers.0"]
     handle.remove()
-    handle = headwise.regularizing.handle(model, CallsSeen(), where=["layers.0.inner"])
+    handle = headwise.regularize(model, CallsSeen(), where=["layers.0.inner"])
     CALLS.clear()
     model(tokens())
     assert CALLS == ["layers.0.inner"]
@@ -122,7 +122,7 @@ def test_models_are_removed_in_any_order_and_the_last_gives_the_function_back(or
     x = tokens()
     models = [stack(), stack()]
     plain = models[0](x)
-    handles = [headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0)) for model in models]
+    handles = [headwise.regularize(model, RelaxedAttention(gamma=1.0)) for model in models]
     models.append(copy.deepcopy(models[0]))
     handles.append(headwise.handle(models[2]))
     regularized = models[0](x)
@@ -137,7 +137,7 @@ def test_models_are_removed_in_any_order_and_the_last_gives_the_function_back(or
 
 def test_a_model_thrown_away_without_remove_gives_the_function_back():
     model = stack()
-    headwise.regularizing.handle(model, *STRONG)
+    headwise.regularize(model, *STRONG)
     twin = copy.deepcopy(model)
     del model
     gc.collect()
@@ -149,7 +149,7 @@ def test_a_model_thrown_away_without_remove_gives_the_function_back():
 
 def test_a_call_that_was_on_its_way_when_the_function_was_given_back_is_made():
     plain = alone()
-    handle = headwise.regularizing.handle(stack(), *STRONG)
+    handle = headwise.regularize(stack(), *STRONG)
     routed = F.scaled_dot_product_attention
     handle.remove()
     q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(7)).unbind(0)
@@ -165,7 +165,7 @@ def test_somebody_elses_wrapper_is_called_and_left_in_place(monkeypatch):
 
     model, x = stack(), tokens()
     monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     model.eval()(x)
     assert len(calls) == 2
     handle.remove()
@@ -176,7 +176,7 @@ def test_somebody_elses_wrapper_is_called_and_left_in_place(monkeypatch):
 def test_a_wrapper_put_over_ours_keeps_working_after_remove(monkeypatch):
     model, x = stack(), tokens()
     plain = model(x)
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     below = F.scaled_dot_product_attention
     over = lambda *args, **kwargs: below(*args, **kwargs)
     F.scaled_dot_product_attention = over
@@ -185,9 +185,9 @@ def test_a_wrapper_put_over_ours_keeps_working_after_remove(monkeypatch):
     handle.remove()
     assert F.scaled_dot_product_attention is over
     assert torch.equal(model(x), plain)
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     assert torch.equal(model(x), relaxed)
     handle.remove()
     F.scaled_dot_product_attention = below
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     handle.remove()

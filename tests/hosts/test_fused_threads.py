@@ -35,7 +35,7 @@ def _nothing_is_left():
 def test_threads_with_models_of_their_own_do_not_meet():
     x = tokens(length=32)
     models = [stack(depth=4) for _ in range(4)]
-    handles = [headwise.regularizing.handle(m, DropHead(p=0.1 * (i + 1)), NeuTRENO()) for i, m in enumerate(models[:3])]
+    handles = [headwise.regularize(m, DropHead(p=0.1 * (i + 1)), NeuTRENO()) for i, m in enumerate(models[:3])]
 
     def together(results, index):
         for _ in range(20):
@@ -62,7 +62,7 @@ def test_threads_with_models_of_their_own_do_not_meet():
 def test_threads_may_evaluate_one_model_at_once():
     model = stack(depth=4).eval()
     batches = [tokens(batch=2 + i, length=8 + i, seed=i) for i in range(4)]
-    handle = headwise.regularizing.handle(model, NeuTRENO(strength=0.9), example=batches[0])
+    handle = headwise.regularize(model, NeuTRENO(strength=0.9), example=batches[0])
     serial = [model(x) for x in batches]
     wrong = []
 
@@ -105,7 +105,7 @@ def test_a_call_that_is_checkpointed_inside_of_the_forward_has_the_same_gradient
         model, x = stack(CheckpointsItsCall), tokens()
         for layer in model.layers:
             layer.checkpoints = checkpoints
-        handle = headwise.regularizing.handle(model, *headwise.parse(methods))
+        handle = headwise.regularize(model, *headwise.parse(methods))
         (model(x).square().sum() + handle.loss()).backward()
         gradients.append([p.grad for p in model.parameters()])
         assert len(handle._ledger) == 0
@@ -135,7 +135,7 @@ def test_the_recompute_of_an_unfitted_layer_stays_unfitted():
         torch.manual_seed(0)
         model, x = Checkpointed(SelfAttention(), SelfAttention()), tokens()
         model.checkpoints = checkpoints
-        handle = headwise.regularizing.handle(model, DropHead(p=0.5), RelaxedAttention(gamma=0.8), where=["layers.1"])
+        handle = headwise.regularize(model, DropHead(p=0.5), RelaxedAttention(gamma=0.8), where=["layers.1"])
         model(x).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
         handle.remove()

@@ -56,7 +56,7 @@ WINDOWED |= {"DaViT": lambda: made(PARTLY["DaViT"][0]), "Swin": swin}
 @pytest.mark.parametrize("name", WINDOWED)
 def test_all_windows_of_a_sample_share_its_draw_on_timm(name, example):
     model, x = WINDOWED[name](), images()
-    handle = headwise.regularizing.handle(model, RowsSeen(), example=x if example else None)
+    handle = headwise.regularize(model, RowsSeen(), example=x if example else None)
     # Statistics of a batch would let samples see each other.
     for m in model.modules():
         if isinstance(m, torch.nn.BatchNorm2d):
@@ -73,7 +73,7 @@ def test_all_windows_of_a_sample_share_its_draw_on_timm(name, example):
 def test_what_an_example_shows_is_what_timm_is_known_for(name):
     declared = {s.name: (s.windowed, s.rows) for s in headwise.sites(WINDOWED[name]())}
     model = WINDOWED[name]()
-    handle = headwise.regularizing.handle(model, AttnScale(), example=images())
+    handle = headwise.regularize(model, AttnScale(), example=images())
     for f in handle.fitted:
         if f.site.rows:
             assert (f.site.windowed, f.site.rows) == declared[f.site.name]
@@ -85,7 +85,7 @@ def test_what_an_example_shows_is_what_timm_is_known_for(name):
 def test_the_order_of_windows_of_ones_own_is_seen_on_an_example(order):
     model, x = stack(InGroups, order=order), tokens(length=16)
     plain = model(x)
-    handle = headwise.regularizing.handle(model, RowsSeen(), DropHead(p=0.0), RelaxedAttention(gamma=0.0), example=x)
+    handle = headwise.regularize(model, RowsSeen(), DropHead(p=0.0), RelaxedAttention(gamma=0.0), example=x)
     assert torch.equal(model(x), plain)
     rows = {"samples first": "sample-major", "windows first": "window-major"}[order]
     assert [(f.site.windowed, f.site.rows) for f in handle.fitted] == [(True, rows)] * 2
@@ -102,7 +102,7 @@ def test_windows_give_the_same_as_whole_samples_would(order):
     model = Stack(InGroups(order))
     torch.nn.init.eye_(model.layers[0].proj.weight)
     torch.nn.init.zeros_(model.layers[0].proj.bias)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.6), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.6), example=x)
     dropped = ((model(x) - x) == 0).view(3, 16, 4, 4)
     per_sample = dropped.all(-1).all(1)
     assert torch.equal(dropped, per_sample[:, None, :, None].expand_as(dropped))
@@ -113,7 +113,7 @@ def test_windows_give_the_same_as_whole_samples_would(order):
 
 def test_unknown_windows_raise_by_name_rather_than_draw_per_window():
     model = stack(InGroups)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     with pytest.raises(
         RuntimeError, match=r"layers\.0 is called with 12 rows for 3 samples, while DropHead\(p=0\.5\) acts per sample"
     ):
@@ -122,14 +122,14 @@ def test_unknown_windows_raise_by_name_rather_than_draw_per_window():
         model(tokens(length=16))
     handle.remove()
     # What does not act per sample needs to know nothing.
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=0.5))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.5))
     model(tokens(length=16)).sum().backward()
     handle.remove()
 
 
 def test_rows_in_no_order_are_refused_after_an_example_too():
     model, x = stack(InGroups, depth=1, order="shuffled"), tokens(length=16)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), example=x)
     with pytest.raises(RuntimeError, match="which rows belong to which sample could not be seen on the example"):
         model(x)
     handle.remove()
@@ -140,14 +140,14 @@ def test_rows_in_no_order_are_refused_after_an_example_too():
 def test_methods_that_need_whole_samples_refuse_windows_of_ones_own(method, kind):
     model, x = stack(kind), tokens(length=16)
     with pytest.raises(ValueError, match="window"):
-        headwise.regularizing.handle(model, method, example=x)
+        headwise.regularize(model, method, example=x)
     if isinstance(method, NeuTRENO):
-        handle = headwise.regularizing.handle(model, method)
+        handle = headwise.regularize(model, method)
     elif kind is GroupsOfTheirOwn:
         return
     else:
         # It learns parameters, whose shapes an example of one row a sample may show.
-        handle = headwise.regularizing.handle(model, method, example=tokens(length=4))
+        handle = headwise.regularize(model, method, example=tokens(length=4))
     with pytest.raises(
         RuntimeError, match=r"layers\.\d is called with 12 rows for 3 samples, as layers that attend in windows are"
     ):
@@ -163,7 +163,7 @@ def test_a_dimension_of_windows_is_told_from_that_of_heads(heads_first, heads):
     torch.nn.init.eye_(model.layers[0].proj.weight)
     torch.nn.init.zeros_(model.layers[0].proj.bias)
     plain = model(x)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0))
+    handle = headwise.regularize(model, DropHead(p=0.0))
     torch.testing.assert_close(model(x), plain)
     handle.set(DropHead, p=0.6)
     dropped = ((model(x) - x) == 0).view(3, 16, heads, -1)
@@ -176,7 +176,7 @@ def test_a_dimension_of_windows_is_told_from_that_of_heads(heads_first, heads):
 def test_heads_that_cannot_be_told_from_windows_raise_by_name():
     model = Stack(GroupsOfTheirOwn(heads_first=True))
     model.layers[0].num_heads = 4
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     # Contiguous copies hide how the projection laid its heads.
     split = model.layers[0].split
     model.layers[0].split = lambda x: tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in split(x))
@@ -191,13 +191,13 @@ def test_heads_that_cannot_be_told_from_windows_raise_by_name():
 def test_heads_folded_into_the_batch_are_unfolded_once_an_example_showed_them():
     model, x = stack(HeadsInTheBatch), tokens()
     plain = model(x)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     with pytest.raises(
         RuntimeError, match=r"has 4 heads and calls attention with q of shape \(12, 8, 4\) for 3 samples"
     ):
         model(x)
     handle.remove()
-    handle = headwise.regularizing.handle(model, RowsSeen(), DropHead(p=0.0), example=x)
+    handle = headwise.regularize(model, RowsSeen(), DropHead(p=0.0), example=x)
     torch.testing.assert_close(model(x), plain)
     assert SEEN["layers.0"][0].shape == (3, 4, 8, 4)
     said, truth = rows_and_truth(model, x, "layers.1")
@@ -209,7 +209,7 @@ def test_heads_before_samples_are_refused():
     model, x = stack(HeadsInTheBatch), tokens()
     for layer in model.layers:
         layer.order = "heads first"
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), example=x)
     with pytest.raises(RuntimeError, match="whether its first dimension holds heads, and in which order, is not known"):
         model(x)
     handle.remove()
@@ -217,11 +217,11 @@ def test_heads_before_samples_are_refused():
 
 def test_a_batch_that_stands_second_is_seen_on_an_example():
     model, x = SequenceFirst(), tokens().transpose(0, 1)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     with pytest.raises(RuntimeError, match="attn is called with 3 rows for 8 samples"):
         model(x)
     handle.remove()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), example=x)
     model(x).sum().backward()
     assert [(f.site.windowed, f.site.rows) for f in handle.fitted] == [(False, "own")]
     handle.remove()
@@ -231,7 +231,7 @@ def test_a_batch_that_stands_second_is_seen_on_an_example():
 def test_an_example_that_shows_nothing_leaves_the_order_unknown(example):
     x = {None: None, "one sample": tokens(1, 16), "samples all alike": tokens(1, 16).expand(3, -1, -1).clone()}[example]
     model = stack(InGroups)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), example=x)
     if example == "samples all alike":
         model(tokens(length=16))
     else:
@@ -253,7 +253,7 @@ class OnAList(torch.nn.Module):
 
 def test_where_the_batch_of_the_whole_is_unknown_rows_are_taken_for_samples():
     model = OnAList(SelfAttention())
-    handle = headwise.regularizing.handle(model, RowsSeen(), DropHead(p=0.5))
+    handle = headwise.regularize(model, RowsSeen(), DropHead(p=0.5))
     model([tokens(2), tokens(3)])
     assert SEEN["layer"][1].tolist() == [0, 1, 2, 3, 4]
     handle.remove()
@@ -261,7 +261,7 @@ def test_where_the_batch_of_the_whole_is_unknown_rows_are_taken_for_samples():
 
 def test_windows_need_the_batch_of_the_whole():
     model = OnAList(WINDOWED["MaxViT"]().stages[0].blocks[0].attn_block)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     with pytest.raises(RuntimeError, match="the batch of the whole model is not known here"):
         model([torch.randn(2, 8, 8, 8)])
     handle.remove()
@@ -269,7 +269,7 @@ def test_windows_need_the_batch_of_the_whole():
 
 def test_a_part_of_the_model_called_alone_does_not_use_the_batch_of_an_earlier_call():
     model = stack()
-    handle = headwise.regularizing.handle(model, RowsSeen(), DropHead(p=0.5))
+    handle = headwise.regularize(model, RowsSeen(), DropHead(p=0.5))
     model(tokens(3))
     model.layers[0](tokens(5))
     assert SEEN["layers.0"][1].tolist() == [0, 1, 2, 3, 4]

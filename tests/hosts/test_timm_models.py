@@ -37,11 +37,11 @@ def test_a_neutral_setting_changes_no_bit(name, settings, training):
         assert not torch.equal(run(model, x, training=True, seed=4), plain), "the dropout does nothing here"
     model.load_state_dict(before)
     # Under dropout, what edits the weights runs on the matrix: another kernel, and the same dropout.
-    handle = headwise.regularizing.handle(model, *(OUTSIDE if settings else NEUTRAL))
+    handle = headwise.regularize(model, *(OUTSIDE if settings else NEUTRAL))
     out = run(model, x, training=training)
     handle.remove()
     model.load_state_dict(before)
-    handle = headwise.regularizing.handle(model, *NEUTRAL)
+    handle = headwise.regularize(model, *NEUTRAL)
     close = run(model, x, training=training)
     handle.remove()
     # Each layer is within 1e-6; these weights are large, and the layers above make more of it.
@@ -61,7 +61,7 @@ def test_every_layer_is_reached_and_a_strong_setting_acts_on_each(name):
     plain = run(model, x, training=True).detach()
     for site in sites:
         model.load_state_dict(before)
-        handle = headwise.regularizing.handle(model, DropColumn(p=0.9), where=[site.name])
+        handle = headwise.regularize(model, DropColumn(p=0.9), where=[site.name])
         assert (run(model, x, training=True) - plain).abs().max() > 1e-5, site
         assert handle.report().status(site.name) == "regularized"
         handle.loss()
@@ -74,7 +74,7 @@ def test_removal_gives_back_the_same_bits_keys_and_attributes(name):
     before, attributes = state(model), [set(vars(m)) for m in model.modules()]
     plain = run(model, x, training=True)
     model.load_state_dict(before)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), AttnScale(), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), AttnScale(), example=x)
     assert set(model.state_dict()) > set(before)
     handle.remove()
     assert list(model.state_dict()) == list(before)
@@ -88,7 +88,7 @@ def test_removal_gives_back_the_same_bits_keys_and_attributes(name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_deep_copy_is_a_regularized_model_of_its_own(name):
     model, x = made(WHOLE[name]), images()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5), AttnScale(), example=x)
+    handle = headwise.regularize(model, DropHead(p=0.5), AttnScale(), example=x)
     twin = copy.deepcopy(model)
     twin.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(run(model, x, training=True), run(twin, x, training=True))
@@ -106,7 +106,7 @@ def test_a_deep_copy_is_a_regularized_model_of_its_own(name):
 def test_a_plain_state_dict_is_explained_to_a_regularized_model():
     model, x = made(WHOLE["ViT"]), images()
     plain = state(model)
-    handle = headwise.regularizing.handle(model, AttnScale(), example=x)
+    handle = headwise.regularize(model, AttnScale(), example=x)
     with pytest.raises(RuntimeError, match="these weights are those of a plain model"):
         model.load_state_dict(plain)
     handle.remove()
@@ -116,7 +116,7 @@ def test_a_plain_state_dict_is_explained_to_a_regularized_model():
 def test_values_are_carried_through_a_flat_transformer(name):
     model, x = made(WHOLE[name]), images()
     plain = run(model, x, training=False)
-    handle = headwise.regularizing.handle(model, NeuTRENO(strength=0.9))
+    handle = headwise.regularize(model, NeuTRENO(strength=0.9))
     assert (run(model, x, training=False) - plain).abs().max() > 1e-4
     assert {row.name: row.status for row in handle.report().rows}.get("attn_pool", "not applicable") == "not applicable"
     handle.remove()
@@ -128,7 +128,7 @@ def test_a_relative_position_bias_learns_through_every_method():
     tables = {name: p.grad.clone() for name, p in model.named_parameters() if "relative_position_bias_table" in name}
     assert len(tables) == 2
     assert all(grad.abs().max() > 0 for grad in tables.values())
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0))
+    handle = headwise.regularize(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0))
     model.zero_grad()
     run(model, x, training=True).square().sum().backward()
     for name, p in model.named_parameters():
@@ -154,7 +154,7 @@ def test_naflexvit_takes_padded_patches():
     valid = torch.arange(16) < torch.tensor([[16], [9]])
     batch = {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}
     plain = run(model, batch, training=True)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0), example=(batch,))
+    handle = headwise.regularize(model, DropHead(p=0.0), RelaxedAttention(gamma=0.0), example=(batch,))
     assert torch.equal(run(model, batch, training=True), plain)
     handle.set(RelaxedAttention, gamma=1.0)
     relaxed = run(model, batch, training=True)
@@ -171,7 +171,7 @@ def test_timms_own_gradient_checkpointing_gives_the_same_gradients_and_one_penal
     for checkpoints in (False, True):
         model = made(WHOLE[name])
         model.set_grad_checkpointing(checkpoints)
-        handle = headwise.regularizing.handle(
+        handle = headwise.regularize(
             model, *headwise.parse("DropHead(p=0.3) + DropKey(p=0.3) + Decorrelation(strength=1.0)")
         )
         loss = run(model, images(), training=True).square().sum() + handle.loss()
@@ -185,7 +185,7 @@ def test_features_and_head_called_apart_train_as_the_whole_does():
     results = []
     for apart in (False, True):
         model, x = made(WHOLE["ViT"]).train(), images()
-        handle = headwise.regularizing.handle(model, DropHead(p=0.3), NeuTRENO())
+        handle = headwise.regularize(model, DropHead(p=0.3), NeuTRENO())
         out = model.forward_head(model.forward_features(x)) if apart else model(x)
         out.sum().backward()
         handle.loss()
@@ -197,7 +197,7 @@ def test_features_and_head_called_apart_train_as_the_whole_does():
 
 def test_autocast_trains_a_windowed_model():
     model = made(WHOLE["Twins"])
-    handle = headwise.regularizing.handle(
+    handle = headwise.regularize(
         model, *headwise.parse("DropHead(p=0.3) + RelaxedAttention(gamma=0.3) + EntropyPenalty(strength=0.1)")
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -31,7 +31,7 @@ def test_what_is_reached_acts_and_what_is_not_is_listed_with_the_reason(name):
     assert reached
     assert "|".join(sorted(left, reverse=True)) == unreachable
     model.load_state_dict(before)
-    handle = headwise.regularizing.handle(model, DropColumn(p=0.9))
+    handle = headwise.regularize(model, DropColumn(p=0.9))
     assert (run(model, x, training=True) - plain).abs().max() > 1e-5
     handle.loss()
     rows = handle.report().rows
@@ -48,7 +48,7 @@ def test_asking_for_an_unreachable_layer_by_name_is_an_error(name):
     model = made(PARTLY[name][0])
     layer = next(f.site.name for f in hosts.find(model) if f.adapter is None)
     with pytest.raises(ValueError, match=re.escape(layer) + r" \(\w+\) cannot be reached: it (attends|computes)"):
-        headwise.regularizing.handle(model, DropHead(p=0.2), where=[layer])
+        headwise.regularize(model, DropHead(p=0.2), where=[layer])
 
 
 @pytest.mark.parametrize("name", EXPLICIT)
@@ -58,7 +58,7 @@ def test_an_explicit_softmax_is_refused_by_name_with_reason_and_remedy(name):
     with pytest.raises(
         ValueError, match=f"none of the attention layers of {type(model).__name__} can be reached"
     ) as caught:
-        headwise.regularizing.handle(model, DropHead(p=0.2))
+        headwise.regularize(model, DropHead(p=0.2))
     text = str(caught.value)
     for found in hosts.find(model):
         assert f"{found.site.name} ({type(found.site.module).__name__}) cannot be reached: it" in text
@@ -84,7 +84,7 @@ def test_the_remedy_that_is_named_works(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     plain = run(model, x, training=True).detach()
     model.load_state_dict(before)
-    handle = headwise.regularizing.handle(model, DropHead(p=0.7))
+    handle = headwise.regularize(model, DropHead(p=0.7))
     assert (run(model, x, training=True) - plain).abs().max() > 1e-4
     assert {row.status for row in handle.report().rows} == {"regularized"}
     handle.remove()
@@ -102,7 +102,7 @@ def test_carrying_values_is_refused_where_token_order_or_count_differ(name):
     with pytest.raises(
         ValueError, match=r"no attention layer is left for NeuTRENO|applies to no layer above it"
     ) as caught:
-        headwise.regularizing.handle(model, NeuTRENO())
+        headwise.regularize(model, NeuTRENO())
     why = {
         "Hiera": "windows",
         "Twins": "windows",

@@ -20,7 +20,7 @@ def test_at_neutral_settings_training_keeps_every_bit_and_every_random_number(ki
         it = case(kind, *way, dropout=0.1)
         plain, state = it(), torch.get_rng_state()
         with_weights = it(need_weights=True, average_attn_weights=False)
-        handle = headwise.regularizing.handle(it.module, DropHead(p=0.0))
+        handle = headwise.regularize(it.module, DropHead(p=0.0))
         assert same(it()[0], plain[0]), way
         assert torch.equal(torch.get_rng_state(), state), way
         neutral = it(need_weights=True, average_attn_weights=False)
@@ -37,7 +37,7 @@ def test_where_no_method_acts_outputs_weights_and_gradients_are_the_hosts_bits(k
         it = case(kind, *way, padding, dropout=0.1)
         results = []
         for fit in (False, True):
-            handle = headwise.regularizing.handle(it.module, allow_none=True) if fit else None
+            handle = headwise.regularize(it.module, allow_none=True) if fit else None
             out, weights = it(need_weights=need, average_attn_weights=average)
             results.append((out, weights, *torch.autograd.grad(out.square().sum(), list(it.module.parameters()))))
         assert all(same(a, b) for a, b in zip(*results, strict=True)), (way, padding, need, average)
@@ -51,7 +51,7 @@ def test_a_method_that_acts_in_training_alone_leaves_evaluation_to_the_native_pa
         it.module.eval()
         with torch.no_grad():
             plain = it(need_weights=need)
-            headwise.regularizing.handle(it.module, DropHead(p=0.7))
+            headwise.regularize(it.module, DropHead(p=0.7))
             assert all(same(a, b) for a, b in zip(it(need_weights=need), plain, strict=True))
 
 
@@ -62,10 +62,10 @@ def test_a_method_that_acts_in_evaluation_acts_on_the_native_path_too(kind):
         it.module.eval()
         with torch.no_grad():
             plain = it()[0]
-            handle = headwise.regularizing.handle(it.module, RelaxedAttention(gamma=0.9, matched_inference=True))
+            handle = headwise.regularize(it.module, RelaxedAttention(gamma=0.9, matched_inference=True))
             relaxed = it()[0]
             handle.remove()
-            handle = headwise.regularizing.handle(it.module, AttnScale())
+            handle = headwise.regularize(it.module, AttnScale())
             assert close(it()[0], plain)
         assert (relaxed - plain).abs().max() > 1e-2
 
@@ -75,7 +75,7 @@ def test_the_weights_given_back_are_those_that_a_method_left(kind):
     for layout in LAYOUTS:
         it = case(kind, layout, "keys apart")
         plain = it(need_weights=True, average_attn_weights=False)[1]
-        headwise.regularizing.handle(it.module, RelaxedAttention(gamma=0.4))
+        headwise.regularize(it.module, RelaxedAttention(gamma=0.4))
         mixed = it(need_weights=True, average_attn_weights=False)[1]
         assert close(mixed, 0.6 * plain + 0.4 / plain.shape[-1])
         assert close(it(need_weights=True)[1], mixed.mean(-3))
@@ -85,7 +85,7 @@ def test_the_weights_given_back_are_those_that_a_method_left(kind):
 @pytest.mark.parametrize("source", SOURCES)
 def test_stages_see_samples_first_and_an_edit_reaches_what_is_the_same_tensor(layout, source, monkeypatch):
     it = case(layout=layout, source=source)
-    fitted = headwise.regularizing.handle(it.module, DropHead(p=0.0)).fitted[0]
+    fitted = headwise.regularize(it.module, DropHead(p=0.0)).fitted[0]
     q, k, v = it.inputs
     plain = type(it.module).forward
     moved = plain(it.module, q + 1, k + 1 if k is q else k, v + 1 if v is q else v)[0]
@@ -112,7 +112,7 @@ def test_methods_that_read_what_enters_the_layer_act_in_every_layout(method):
     for layout in LAYOUTS:
         it = case(layout=layout)
         plain = it()[0]
-        headwise.regularizing.handle(it.module, method)
+        headwise.regularize(it.module, method)
         acted = it()[0]
         assert acted.shape == plain.shape
         assert (acted - plain).abs().max() > 1e-3
@@ -130,7 +130,7 @@ def test_values_carried_between_layers_are_those_of_the_tokens_and_not_of_extra_
         "padding": {"key_padding_mask": (torch.arange(T) >= torch.tensor([5, 3, 4])[:, None])},
     }[mask]
     first, plain, weights = model(x, **settings)
-    headwise.regularizing.handle(model, NeuTRENO(strength=0.5))
+    headwise.regularize(model, NeuTRENO(strength=0.5))
     again, carried, same_weights = model(x, **settings)
     values = [
         nn.functional.linear(t, m.in_proj_weight[2 * C :], m.in_proj_bias[2 * C :])
@@ -152,7 +152,7 @@ def test_penalties_average_over_real_queries_in_every_layout():
             x = torch.cat([it.inputs[0], junk], dim=axis)
             it.inputs = (x, x, x)
             it.settings["key_padding_mask"] = nn.functional.pad(it.settings["key_padding_mask"], (0, T), value=True)
-        handle = headwise.regularizing.handle(it.module, EntropyPenalty(strength=1.0))
+        handle = headwise.regularize(it.module, EntropyPenalty(strength=1.0))
         it()
         found.append(float(handle.loss().detach()))
     assert found[0] < 0

@@ -19,13 +19,13 @@ from headwise import DropHead, GatedOutput, NeuTRENO, RelaxedAttention, SigmaRep
 def test_parametrized_projections_are_read_at_each_call_and_fold_bit_for_bit():
     it = case()
     plain = it()[0]
-    headwise_handle = headwise.regularizing.handle(it.module, DropHead(p=0.0))
+    headwise_handle = headwise.regularize(it.module, DropHead(p=0.0))
     parametrize.register_parametrization(it.module, "in_proj_weight", Doubled())
     assert (it()[0] - plain).abs().max() > 1e-2
     parametrize.remove_parametrizations(it.module, "in_proj_weight", leave_parametrized=False)
     assert same(it()[0], plain)
     headwise_handle.remove()
-    handle = headwise.regularizing.handle(it.module, SigmaReparam(init="one"), DropHead(p=0.5))
+    handle = headwise.regularize(it.module, SigmaReparam(init="one"), DropHead(p=0.5))
     it.module.eval()
     with torch.no_grad():
         shown = it()[0]
@@ -46,7 +46,7 @@ def test_an_observer_in_evaluation_sees_the_call_and_changes_no_bit():
     seen = []
     with torch.no_grad():
         plain = it()[0]
-        fitted = headwise.regularizing.handle(it.module, DropHead()).fitted[0]
+        fitted = headwise.regularize(it.module, DropHead()).fitted[0]
         fitted.armed, fitted.observer = True, lambda call, out: seen.append(tuple(out.shape))
         assert same(it()[0], plain)
     assert seen == [(B, H, T, C // H)]
@@ -55,7 +55,7 @@ def test_an_observer_in_evaluation_sees_the_call_and_changes_no_bit():
 def test_removal_gives_back_bits_keys_class_and_attributes():
     it = case(dropout=0.1)
     plain, keys, names = it()[0], list(it.module.state_dict()), list(it.module.__dict__)
-    handle = headwise.regularizing.handle(it.module, GatedOutput(), SigmaReparam(), RelaxedAttention(gamma=0.5))
+    handle = headwise.regularize(it.module, GatedOutput(), SigmaReparam(), RelaxedAttention(gamma=0.5))
     it()
     handle.remove()
     assert same(it()[0], plain)
@@ -67,7 +67,7 @@ def test_removal_gives_back_bits_keys_class_and_attributes():
 def test_copies_stand_on_their_own():
     model, x = Pair().train(), torch.randn(B, T, C)
     plain = model(x)[1]
-    handle = headwise.regularizing.handle(model, NeuTRENO(), DropHead(p=0.5))
+    handle = headwise.regularize(model, NeuTRENO(), DropHead(p=0.5))
     twin = copy.deepcopy(model)
     stored = io.BytesIO()
     torch.save(model, stored)
@@ -85,7 +85,7 @@ def test_copies_stand_on_their_own():
 
 def test_a_wrapper_put_around_the_fitted_forward_survives_removal():
     it = case()
-    plain, handle = it()[0], headwise.regularizing.handle(it.module, DropHead(p=0.7))
+    plain, handle = it()[0], headwise.regularize(it.module, DropHead(p=0.7))
     inner = it.module.forward
     it.module.forward = lambda *args, **settings: inner(*args, **settings)
     handle.remove()
@@ -101,19 +101,19 @@ def test_what_cannot_be_reached_is_named_with_its_remedy():
     with pytest.raises(
         ValueError, match=r"Own overrides nn.MultiheadAttention.forward.*let it hold an nn.MultiheadAttention"
     ):
-        headwise.regularizing.handle(nn.Sequential(Own(C, H)), DropHead())
+        headwise.regularize(nn.Sequential(Own(C, H)), DropHead())
     patched = nn.MultiheadAttention(C, H)
     patched.forward = patched.forward
     with pytest.raises(
         ValueError, match=r"its forward was replaced on the module itself by MultiheadAttention.forward: take that off"
     ):
-        headwise.regularizing.handle(nn.ModuleList([patched]), DropHead())
+        headwise.regularize(nn.ModuleList([patched]), DropHead())
 
 
 def test_wrong_arguments_get_the_hosts_own_error():
     it = case()
     x = it.inputs[0]
-    headwise.regularizing.handle(nn.ModuleList([it.module]), DropHead())
+    headwise.regularize(nn.ModuleList([it.module]), DropHead())
     for inputs, settings, error, text in (
         ((x, x, x[:, :3]), {}, AssertionError, "does not match value shape"),
         ((x, x, x), {"is_causal": True}, RuntimeError, "Need attn_mask"),
@@ -141,5 +141,5 @@ def test_what_a_site_is_known_as():
     assert [name for name in facts if facts[name][-1]] == ["cross_attn", "apart", "multihead_attn"]
     alone = headwise.sites(nn.Sequential(nn.ModuleDict({"multihead_attn": nn.MultiheadAttention(C, H)})))
     assert not alone[0].is_cross
-    headwise.regularizing.handle(model, DropHead())
+    headwise.regularize(model, DropHead())
     assert len(headwise.sites(model)) == 4

@@ -67,10 +67,10 @@ def test_at_neutral_settings_encoders_give_the_hosts_bits(mode):
         model, x = encoder(*kind).train(mode == "train"), tokens(kind[0])
         with torch.set_grad_enabled(mode != "no grad"):
             plain = run(model, x, **settings)
-            handle = headwise.regularizing.handle(model, DropHead(p=0.0))
+            handle = headwise.regularize(model, DropHead(p=0.0))
             assert same(run(model, x, **settings), plain), (kind, settings)
             handle.remove()
-            handle = headwise.regularizing.handle(model, NeuTRENO(strength=0.0))
+            handle = headwise.regularize(model, NeuTRENO(strength=0.0))
             carried = run(model, x, **settings)
             # The native path is another kernel, twice over and behind layer norms.
             assert same(carried, plain) if mode != "no grad" else (carried - plain).abs().max() < 5e-6, (kind, settings)
@@ -87,7 +87,7 @@ def test_in_evaluation_without_gradients_a_method_acts_as_with_gradients():
     for *kind, settings in kinds():
         model, x = encoder(*kind).eval(), tokens(kind[0])
         plain = run(model, x, **settings)
-        headwise.regularizing.handle(model, NeuTRENO(strength=0.9))
+        headwise.regularize(model, NeuTRENO(strength=0.9))
         acted = run(model, x, **settings)
         with torch.no_grad():
             native = run(model, x, **settings)
@@ -100,7 +100,7 @@ def test_in_evaluation_without_gradients_a_method_acts_as_with_gradients():
 def test_rows_of_padding_are_zero_where_the_encoder_makes_them_zero():
     model, x = encoder(), tokens()
     model.eval()
-    headwise.regularizing.handle(model, NeuTRENO())
+    headwise.regularize(model, NeuTRENO())
     with torch.no_grad():
         assert run(model, x, src_key_padding_mask=PADDING)[PADDING].abs().max() == 0
     assert run(model, x, src_key_padding_mask=PADDING)[PADDING].abs().max() > 0
@@ -108,7 +108,7 @@ def test_rows_of_padding_are_zero_where_the_encoder_makes_them_zero():
 
 def test_layers_that_are_left_out_keep_their_native_path():
     model, x = encoder(dropout=0.0).eval(), tokens()
-    handle = headwise.regularizing.handle(model, AttnScale(), where=["layers.1.self_attn"])
+    handle = headwise.regularize(model, AttnScale(), where=["layers.1.self_attn"])
     assert [layer.activation_relu_or_gelu for layer in model.layers] == [1, 0]
     with torch.no_grad():
         assert (run(model, x) - run(encoder(dropout=0.0).eval(), x)).abs().max() < 5e-6
@@ -121,7 +121,7 @@ def test_removal_gives_evaluation_its_native_bits_back():
     model, x = encoder().eval(), tokens()
     with torch.no_grad():
         plain = run(model, x, src_key_padding_mask=PADDING)
-        twin_of = headwise.regularizing.handle(model, NeuTRENO())
+        twin_of = headwise.regularize(model, NeuTRENO())
         twin = copy.deepcopy(model)
         twin_of.remove()
         headwise.handle(twin).remove()
@@ -152,11 +152,11 @@ def test_decoders_are_reached_in_self_and_cross_attention():
     ]
     for drop in ({}, {"tgt_key_padding_mask": None}):
         plain = run(model, x, memory, **settings | drop)
-        handle = headwise.regularizing.handle(model, DropHead(p=0.0), DropKey(p=0.0))
+        handle = headwise.regularize(model, DropHead(p=0.0), DropKey(p=0.0))
         assert (run(model, x, memory, **settings | drop) - plain).abs().max() < 2e-6
         handle.remove()
         for where in (lambda s: s.is_cross, lambda s: not s.is_cross):
-            handle = headwise.regularizing.handle(model, DropHead(p=0.7), where=where)
+            handle = headwise.regularize(model, DropHead(p=0.7), where=where)
             assert (run(model, x, memory, **settings | drop) - plain).abs().max() > 1e-2
             handle.remove()
 
@@ -166,7 +166,7 @@ def test_a_whole_transformer_is_reached():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = randomized(nn.Transformer(C, H, 2, 2, 32, dropout=0.0, batch_first=True))
-    handle = headwise.regularizing.handle(model, EntropyPenalty(strength=1.0))
+    handle = headwise.regularize(model, EntropyPenalty(strength=1.0))
     plain = run(model, tokens(), tokens(count=4), src_key_padding_mask=PADDING, memory_key_padding_mask=PADDING)
     assert plain.shape == (B, 4, C)
     assert float(handle.loss().detach()) < 0
@@ -182,7 +182,7 @@ def test_a_whole_transformer_is_reached():
 def test_compiled_models_have_one_graph_and_the_same_numbers(method, mode):
     torch._dynamo.reset()
     model, x = encoder(dropout=0.0).train(mode == "train"), tokens()
-    handle = headwise.regularizing.handle(model, method)
+    handle = headwise.regularize(model, method)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     with torch.set_grad_enabled(mode == "train"):

@@ -37,7 +37,7 @@ def make(name, settings=None):
     torch.manual_seed(0)
     model = Checkpointed().train()
     cls = REGISTRY[name]
-    handle = headwise.regularizing.handle(model, cls(**(settings or cls.strong)), example=torch.randn(2, 5, 32))
+    handle = headwise.regularize(model, cls(**(settings or cls.strong)), example=torch.randn(2, 5, 32))
     return model, handle
 
 
@@ -155,7 +155,7 @@ def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
 def test_transformers_checkpointing_repeats_the_draws():
     host = HOSTS["llama"]
     model = fresh(host)
-    handle = headwise.regularizing.handle(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
+    handle = headwise.regularize(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
     found = []
     for checkpointed in (False, True):
         if checkpointed:

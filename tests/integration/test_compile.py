@@ -32,7 +32,7 @@ def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name
     cls = REGISTRY[name]
     model = fresh(HOSTS[host])
     method = cls(**cls.strong)
-    handle = headwise.regularizing.handle(model, method, example=HOSTS[host].example())
+    handle = headwise.regularize(model, method, example=HOSTS[host].example())
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     results = {}
@@ -60,7 +60,7 @@ def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name
 
 def test_inductor_runs_random_and_carrying_methods():
     model = fresh(HOSTS["own"])
-    handle = headwise.regularizing.handle(model, headwise.DropHead(p=0.4), headwise.NeuTRENO(strength=0.6), headwise.DropColumn(p=0.3))
+    handle = headwise.regularize(model, headwise.DropHead(p=0.4), headwise.NeuTRENO(strength=0.6), headwise.DropColumn(p=0.3))
     eager = [HOSTS["own"].run(model).detach() for _ in range(2)]
     rewind(handle)
     compiled = torch.compile(model, fullgraph=True)

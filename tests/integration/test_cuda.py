@@ -22,7 +22,7 @@ def test_every_method_trains_on_the_device(name, host):
     args, kwargs = HOSTS[host].batch()
     args, kwargs = [a.cuda() for a in args], {k: v.cuda() for k, v in kwargs.items()}
     cls = REGISTRY[name]
-    handle = headwise.regularizing.handle(model, cls(**cls.strong), example=kwargs or tuple(args))
+    handle = headwise.regularize(model, cls(**cls.strong), example=kwargs or tuple(args))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(2):
         out = model(*args, **kwargs)
@@ -55,7 +55,7 @@ def test_both_forms_agree_in_bf16(name):
 
 def test_a_compiled_step_on_the_device():
     model = fresh(HOSTS["own"]).cuda()
-    headwise.regularizing.handle(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
+    headwise.regularize(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
     compiled = torch.compile(model, fullgraph=True)
     compiled(HOSTS["own"].batch()[0][0].cuda()).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

@@ -34,7 +34,7 @@ def step_gradients(name, rank, world, padded, steps=2):
     cls = REGISTRY[name]
     # A strength of 1000 would only scale the rounding of the penalty with it.
     method = cls() if cls.penalizes else cls(**cls.strong)
-    handle = headwise.regularizing.handle(model, method, example={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    handle = headwise.regularize(model, method, example={"input_ids": torch.ones(1, 4, dtype=torch.long)})
     wrapped = model
     if world > 1:
         wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
@@ -115,7 +115,7 @@ def _fsdp(rank, port, folder, names):
         try:
             model = fresh(HOSTS["own"])
             cls = REGISTRY[name]
-            handle = headwise.regularizing.handle(model, cls(**settings(cls)), example=HOSTS["own"].example())
+            handle = headwise.regularize(model, cls(**settings(cls)), example=HOSTS["own"].example())
             for block in model.blocks:
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
@@ -162,7 +162,7 @@ def test_sharded_training_gives_the_loss_of_one_process_or_is_refused_by_name(fs
         return
     cls = REGISTRY[name]
     model = fresh(HOSTS["own"])
-    handle = headwise.regularizing.handle(model, cls(**settings(cls)), example=HOSTS["own"].example())
+    handle = headwise.regularize(model, cls(**settings(cls)), example=HOSTS["own"].example())
     losses, norms = _train(model, handle)
     if cls.random:
         assert all(torch.isfinite(torch.tensor(result["losses"])))

@@ -51,7 +51,7 @@ def test_at_strength_0_the_gradients_are_those_without_it_and_a_ramp_may_start_t
     gradients = []
     for strength in (None, 0.0, headwise.Ramp(start=0.0, end=1.0, steps=10)):
         net = model()
-        handle = headwise.regularizing.handle(net, AttentionNormPenalty(strength=0.0)) if strength is not None else None
+        handle = headwise.regularize(net, AttentionNormPenalty(strength=0.0)) if strength is not None else None
         if isinstance(strength, headwise.Ramp):
             handle.set(AttentionNormPenalty, strength=strength)
         (loss_of(net, ids()) + (handle.loss() if handle else 0.0)).backward()

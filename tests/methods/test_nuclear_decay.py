@@ -15,7 +15,7 @@ from headwise.methods.nuclear_decay import nuclear_norm
 @pytest.mark.parametrize("groups", [3, 1])
 def test_the_penalty_and_its_gradient_are_those_of_the_products(groups):
     net = model(groups=groups)
-    handle = headwise.regularizing.handle(net, NuclearDecay(strength=0.3))
+    handle = headwise.regularize(net, NuclearDecay(strength=0.3))
     net(ids())
     got = handle.loss()
     want = 0.3 * sum(torch.linalg.svdvals(p).sum() for layer in net.layers for p in products(layer))

@@ -30,7 +30,7 @@ def products(layer):
 @pytest.mark.parametrize("groups", [3, 1])
 def test_the_penalty_and_its_gradient_are_those_of_the_products(groups):
     net = model(groups=groups)
-    handle = headwise.regularizing.handle(net, ProductDecay(strength=0.3))
+    handle = headwise.regularize(net, ProductDecay(strength=0.3))
     net(ids())
     want = 0.15 * sum(p.square().sum() for layer in net.layers for p in products(layer))
     got = handle.loss()
@@ -42,7 +42,7 @@ def test_the_penalty_and_its_gradient_are_those_of_the_products(groups):
 
 def test_it_counts_once_per_loss_and_not_in_evaluation():
     net = model()
-    handle = headwise.regularizing.handle(net, ProductDecay(strength=1.0))
+    handle = headwise.regularize(net, ProductDecay(strength=1.0))
     net(ids())
     once = handle.loss()
     for seed in range(3):
@@ -56,7 +56,7 @@ def test_it_counts_once_per_loss_and_not_in_evaluation():
 @pytest.mark.parametrize("cls", [ProductDecay, NuclearDecay])
 def test_its_strength_can_change_while_training(cls):
     net = model()
-    handle = headwise.regularizing.handle(net, cls(strength=1.0))
+    handle = headwise.regularize(net, cls(strength=1.0))
     net(ids())
     once = handle.loss()
     handle.set(cls, strength=0.25)
@@ -71,7 +71,7 @@ def test_its_strength_can_change_while_training(cls):
 
 def test_training_with_it_shrinks_the_products():
     plain, decayed = model(), model()
-    handle = headwise.regularizing.handle(decayed, ProductDecay(strength=0.5))
+    handle = headwise.regularize(decayed, ProductDecay(strength=0.5))
     for net, penalty in ((plain, lambda: 0.0), (decayed, handle.loss)):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for step in range(5):

@@ -31,7 +31,7 @@ def largest(net, batch, layer=0):
 def test_heads_above_the_threshold_land_on_it_and_others_keep_their_bits(balance):
     net, batch = model(), ids()
     threshold = largest(net, batch).sort().values[1].item() * 0.99
-    handle = headwise.regularizing.handle(net, QKClip(threshold=threshold, balance=balance), where=["layers.0"])
+    handle = headwise.regularize(net, QKClip(threshold=threshold, balance=balance), where=["layers.0"])
     before, tall = net.layers[0].c_attn.weight.detach().clone(), largest(net, batch)
     loss_of(net, batch)
     handle.after_step()
@@ -49,7 +49,7 @@ def test_heads_above_the_threshold_land_on_it_and_others_keep_their_bits(balance
 def test_a_group_shares_its_largest_logit():
     net, batch = model(groups=1), ids()
     tall = largest(net, batch)
-    handle = headwise.regularizing.handle(net, QKClip(threshold=tall.max().item() / 2), where=["layers.0"])
+    handle = headwise.regularize(net, QKClip(threshold=tall.max().item() / 2), where=["layers.0"])
     loss_of(net, batch)
     handle.after_step()
     torch.testing.assert_close(largest(net, batch), tall / 2, rtol=1e-4, atol=1e-5)
@@ -57,7 +57,7 @@ def test_a_group_shares_its_largest_logit():
 
 def test_all_forwards_of_a_step_count_and_the_next_step_starts_anew():
     net, batches = model(), [ids(seed=0), ids(seed=1)]
-    handle = headwise.regularizing.handle(net, QKClip(threshold=1e6), where=["layers.0"])
+    handle = headwise.regularize(net, QKClip(threshold=1e6), where=["layers.0"])
     want = torch.maximum(largest(net, batches[0]), largest(net, batches[1]))
     for batch in batches:
         loss_of(net, batch)
@@ -70,7 +70,7 @@ def test_all_forwards_of_a_step_count_and_the_next_step_starts_anew():
 def test_evaluation_does_not_count_and_the_state_dict_stays_plain():
     net = model()
     keys = list(net.state_dict())
-    handle = headwise.regularizing.handle(net, QKClip())
+    handle = headwise.regularize(net, QKClip())
     net.eval()
     net(ids())
     assert (handle.fitted[0].stores[0].largest == float("-inf")).all()
@@ -81,7 +81,7 @@ def test_a_recomputed_layer_counts_once():
     from torch.utils.checkpoint import checkpoint
 
     net, batch = model(), ids()
-    handle = headwise.regularizing.handle(net, QKClip(threshold=1e6))
+    handle = headwise.regularize(net, QKClip(threshold=1e6))
     x = net.embedding(batch)
     checkpoint(net.layers[0], x, use_reentrant=False).sum().backward()
     torch.testing.assert_close(handle.fitted[0].stores[0].largest, largest(net, batch), rtol=1e-5, atol=1e-6)
@@ -90,7 +90,7 @@ def test_a_recomputed_layer_counts_once():
 def test_training_outputs_are_those_without_it():
     net, batch = model(), ids()
     before = net(batch)
-    headwise.regularizing.handle(net, QKClip())
+    headwise.regularize(net, QKClip())
     torch.testing.assert_close(net(batch), before, rtol=0, atol=1e-6)
 
 
@@ -113,13 +113,13 @@ def test_bad_settings_are_refused(settings, message):
 @pytest.mark.parametrize("whole", [1 << 24, 64])
 def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole, monkeypatch):
     net = model()
-    alone = headwise.regularizing.handle(net, QKClip())
+    alone = headwise.regularize(net, QKClip())
     net(ids())
     wanted = [f.stores[0].largest.clone() for f in alone.fitted]
     alone.remove()
     # On the matrix, and on the matrix in blocks of queries, the same.
     monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
-    handle = headwise.regularizing.handle(net, *others, QKClip())
+    handle = headwise.regularize(net, *others, QKClip())
     net(ids())
     torch.testing.assert_close(handle.fitted[0].stores[-1].largest, wanted[0])
 
@@ -127,7 +127,7 @@ def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole
 def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum():
     net = model()
     net.layers[1].c_attn = net.layers[0].c_attn
-    handle = headwise.regularizing.handle(net, QKClip(threshold=0.01, balance=0.5))
+    handle = headwise.regularize(net, QKClip(threshold=0.01, balance=0.5))
     before = net.layers[0].c_attn.weight.detach()[:WIDTH].clone()
     net(ids()).sum().backward()
     joint = torch.stack([f.stores[0].largest for f in handle.fitted]).amax(0)

@@ -23,13 +23,13 @@ def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:
 def test_starting_at_the_current_weights_changes_no_bit():
     net = model()
     before = net(ids())
-    headwise.regularizing.handle(net, SigmaReparam())
+    headwise.regularize(net, SigmaReparam())
     assert torch.equal(net(ids()), before)
 
 
 def test_starting_at_one_gives_each_block_spectral_norm_one():
     net = model()
-    headwise.regularizing.handle(net, SigmaReparam(init="one"))
+    headwise.regularize(net, SigmaReparam(init="one"))
     for block in net.layers[0].c_attn.weight.split(WIDTH):
         assert torch.linalg.matrix_norm(block, 2).item() == pytest.approx(1.0, abs=1e-5)
     assert torch.linalg.matrix_norm(net.layers[1].c_proj.weight, 2).item() == pytest.approx(1.0, abs=1e-5)
@@ -53,7 +53,7 @@ def test_the_gradient_is_that_of_the_paper_and_stands_at_right_angles_to_the_wei
 
 def test_forwards_change_no_state_and_a_step_takes_one_power_iteration():
     net = model()
-    handle = headwise.regularizing.handle(net, SigmaReparam())
+    handle = headwise.regularize(net, SigmaReparam())
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     loss_of(net, ids()).backward()
     optimizer.step()
@@ -73,7 +73,7 @@ def test_forwards_change_no_state_and_a_step_takes_one_power_iteration():
 def test_folding_gives_plain_weights_with_the_bits_of_the_eval_model():
     net = model()
     keys = list(net.state_dict())
-    handle = headwise.regularizing.handle(net, SigmaReparam(init="one"))
+    handle = headwise.regularize(net, SigmaReparam(init="one"))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     for step in range(3):
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def test_folding_gives_plain_weights_with_the_bits_of_the_eval_model():
 def test_removal_before_a_step_gives_back_the_same_parameter_in_its_place():
     net = model()
     weight, keys, bits = net.layers[0].c_attn.weight, list(net.state_dict()), copy.deepcopy(net.state_dict())
-    headwise.regularizing.handle(net, SigmaReparam(init="one")).remove()
+    headwise.regularize(net, SigmaReparam(init="one")).remove()
     assert net.layers[0].c_attn.weight is weight
     assert list(net.state_dict()) == keys
     assert all(torch.equal(net.state_dict()[key], bits[key]) for key in keys)
@@ -101,7 +101,7 @@ def test_removal_before_a_step_gives_back_the_same_parameter_in_its_place():
 def test_optimizers_see_the_plain_parameter_and_gamma():
     net = model()
     weight = net.layers[0].c_attn.weight
-    headwise.regularizing.handle(net, SigmaReparam())
+    headwise.regularize(net, SigmaReparam())
     names = dict(net.named_parameters())
     assert names["layers.0.c_attn.parametrizations.weight.original"] is weight
     assert names["layers.0.c_attn.parametrizations.weight.0.gamma"].shape == (3,)
@@ -109,7 +109,7 @@ def test_optimizers_see_the_plain_parameter_and_gamma():
 
 def test_half_precision_computes_sigma_in_fp32():
     net = model()
-    headwise.regularizing.handle(net, SigmaReparam(init="one"))
+    headwise.regularize(net, SigmaReparam(init="one"))
     sharp = net.layers[0].c_attn.weight.detach().clone()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(net.layers[0].c_attn.weight, sharp)
@@ -155,7 +155,7 @@ def test_leading_vectors_of_a_large_matrix_converge():
 
 def test_rescaling_by_head_scales_what_is_computed():
     net = model()
-    headwise.regularizing.handle(net, SigmaReparam(init="one"), QKClip())
+    headwise.regularize(net, SigmaReparam(init="one"), QKClip())
     site = headwise.handle(net).fitted[0].site
     before = net.layers[0].c_attn.weight.detach().clone()
     site.projections().q.scale_(torch.tensor([0.5, 1.0, 2.0]))

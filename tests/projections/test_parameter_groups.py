@@ -16,7 +16,7 @@ BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num
 
 def grouped(model: nn.Module, **options) -> dict[str, set[str]]:
     """Give the names in each group, after checking that each trainable parameter stands in one group once."""
-    groups = headwise.regularizing.parameter_groups(model, lr=0.1, weight_decay=0.1, attention_weight_decay=0.02, **options)
+    groups = headwise.parameter_groups(model, lr=0.1, weight_decay=0.1, attention_weight_decay=0.02, **options)
     names = {id(p): name for name, p in model.named_parameters()}
     listed = [id(p) for group in groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
@@ -72,7 +72,7 @@ def test_logit_scales_and_class_tokens_do_not_decay():
 def test_methods_parameters_are_in_the_groups_of_a_regularized_model():
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=32)
-    headwise.regularizing.handle(model, SigmaReparam(), QKNorm(), GatedOutput(per="element"), example=torch.randn(1, 3, 32, 32))
+    headwise.regularize(model, SigmaReparam(), QKNorm(), GatedOutput(per="element"), example=torch.randn(1, 3, 32, 32))
     groups = grouped(model)
     home = "blocks.0.attn"
     assert f"{home}.qkv.parametrizations.weight.original" in groups["attention"]
@@ -131,4 +131,4 @@ def test_what_cannot_be_told_asks_for_an_example_and_takes_it():
 
 def test_a_negative_decay_is_refused():
     with pytest.raises(ValueError, match=r"attention_weight_decay must be at least 0, got -0\.1"):
-        headwise.regularizing.parameter_groups(nn.Linear(2, 2), 0.1, 0.1, -0.1)
+        headwise.parameter_groups(nn.Linear(2, 2), 0.1, 0.1, -0.1)

@@ -12,7 +12,7 @@ from headwise import AttnScale, DropHead, DropKey, RelaxedAttention, VShape
 @pytest.mark.parametrize("leave", ["remove", "fold"])
 def test_a_handle_that_left_answers_every_call_with_why(leave):
     model = fresh()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.2))
+    handle = headwise.regularize(model, DropHead(p=0.2))
     getattr(handle, leave)()
     before = untouched(model)
     calls = [handle.remove, handle.fold, handle.loss, handle.after_step, lambda: handle.set(DropHead, p=0.1)]
@@ -26,7 +26,7 @@ def test_a_handle_that_left_answers_every_call_with_why(leave):
 
 def test_learned_parameters_are_not_thrown_away_unasked():
     model = fresh()
-    handle = headwise.regularizing.handle(model, AttnScale(), example=HOSTS["own"].example())
+    handle = headwise.regularize(model, AttnScale(), example=HOSTS["own"].example())
     HOSTS["own"].run(model).sum().backward()
     handle.after_step()
     before = untouched(model)
@@ -58,7 +58,7 @@ def test_learned_parameters_are_not_thrown_away_unasked():
 )
 def test_a_strength_that_cannot_be_set_changes_none(chosen, changes, kind, message):
     model = fresh()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.2), RelaxedAttention(gamma=0.3))
+    handle = headwise.regularize(model, DropHead(p=0.2), RelaxedAttention(gamma=0.3))
     with pytest.raises(kind, match=message):
         handle.set(chosen, **changes)
     assert [float(v["p" if "p" in v else "gamma"]) for f in handle.fitted for v in f.values] == pytest.approx(
@@ -71,7 +71,7 @@ def test_a_strength_that_cannot_be_set_changes_none(chosen, changes, kind, messa
 
 def test_a_layer_that_never_ran_is_named_in_the_first_step():
     model = fresh()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.2))
+    handle = headwise.regularize(model, DropHead(p=0.2))
     blocks = model.blocks
     model.blocks = nn.ModuleList(blocks[:2])
     HOSTS["own"].run(model).sum().backward()
@@ -88,7 +88,7 @@ def test_a_layer_that_never_ran_is_named_in_the_first_step():
 def test_heads_that_are_not_as_declared_are_named():
     model = fresh()
     model.blocks[1].attn.num_heads = 2
-    handle = headwise.regularizing.handle(model, DropHead(p=0.2))
+    handle = headwise.regularize(model, DropHead(p=0.2))
     model.blocks[1].attn.num_heads = 4
     with pytest.raises(
         RuntimeError, match=r"blocks\.1\.attn was taken to have 2 heads, but .* shape \(3, 4, 9, 8\); pass example="

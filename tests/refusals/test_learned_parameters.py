@@ -13,7 +13,7 @@ from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
 def fitted(method, seed=0):
     torch.manual_seed(seed)
     model = Own()
-    return model, headwise.regularizing.handle(model, method, example=torch.randn(2, 5, 32))
+    return model, headwise.regularize(model, method, example=torch.randn(2, 5, 32))
 
 
 @pytest.mark.parametrize("method", [SigmaReparam(), AttnScale(), GatedOutput()], ids=repr)

@@ -103,12 +103,12 @@ def test_a_refused_call_says_why_and_changes_nothing(case):
     model = fresh()
     before = untouched(model)
     with pytest.raises(kind, match=message):
-        headwise.regularizing.handle(choose(model) if choose else model, *methods, **settings)
+        headwise.regularize(choose(model) if choose else model, *methods, **settings)
     same(before, untouched(model))
     with pytest.raises(ValueError, match=r"Own is not regularized: call headwise\.regularize"):
         headwise.handle(model)
     # And nothing stands in the way of the right call.
-    handle = headwise.regularizing.handle(model, DropHead(p=0.5))
+    handle = headwise.regularize(model, DropHead(p=0.5))
     handle.remove()
     same(before, untouched(model))
 
@@ -118,7 +118,7 @@ def test_a_failure_half_way_changes_nothing_on_any_host(host):
     model = fresh(host)
     before = untouched(model)
     with pytest.raises(ValueError, match="no room left"):
-        headwise.regularizing.handle(model, DropKey(), Exploding(), AttnScale(), example=HOSTS[host].example())
+        headwise.regularize(model, DropKey(), Exploding(), AttnScale(), example=HOSTS[host].example())
     same(before, untouched(model))
 
 
@@ -127,7 +127,7 @@ def test_a_missing_output_projection_is_named_and_nothing_stays():
     x = torch.randn(2, 5, 32)
     before = untouched(model)
     with pytest.raises(ValueError, match="needs the output projection; 0 has no output projection of its own"):
-        headwise.regularizing.handle(model, Branching(), example=x)
+        headwise.regularize(model, Branching(), example=x)
     same(before, untouched(model))
 
 
@@ -137,7 +137,7 @@ def test_a_model_without_attention_says_what_was_looked_for():
     with pytest.raises(
         ValueError, match=r"Sequential has no attention layer that headwise can see: no nn\.MultiheadAttention"
     ):
-        headwise.regularizing.handle(model, DropHead())
+        headwise.regularize(model, DropHead())
     same(before, untouched(model))
 
 
@@ -157,10 +157,10 @@ def test_a_softmax_by_hand_is_found_though_its_class_does_not_say_attention():
     model = nn.Sequential(ByHand())
     before = untouched(model)
     with pytest.raises(ValueError, match=r"0 \(ByHand\) cannot be reached: it computes its attention by itself"):
-        headwise.regularizing.handle(model, DropHead())
+        headwise.regularize(model, DropHead())
     same(before, untouched(model))
     both = nn.Sequential(ByHand(), fresh().blocks[0])
-    handle = headwise.regularizing.handle(both, DropHead())
+    handle = headwise.regularize(both, DropHead())
     assert [(row.name, row.status) for row in handle.report().rows] == [("0", "unreachable"), ("1.attn", "regularized")]
     handle.remove()
 
@@ -168,13 +168,13 @@ def test_a_softmax_by_hand_is_found_though_its_class_does_not_say_attention():
 @pytest.mark.parametrize("host", ["own", "llama", "torch"])
 def test_regularizing_twice_is_refused_and_leaves_the_first(host):
     model = fresh(host)
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     out, before = HOSTS[host].run(model), untouched(model)
     for again in (model, nn.Sequential(model), nn.ModuleDict({"inner": model})):
         with pytest.raises(
             ValueError, match=r"is regularized already with Regularized\(RelaxedAttention\(gamma=1\.0\), \d sites\)"
         ):
-            headwise.regularizing.handle(again, DropHead())
+            headwise.regularize(again, DropHead())
     same(before, untouched(model))
     assert torch.equal(HOSTS[host].run(model), out)
     handle.remove()
@@ -183,14 +183,14 @@ def test_regularizing_twice_is_refused_and_leaves_the_first(host):
 @pytest.mark.parametrize("host", ["own", "llama", "torch"])
 def test_regularizing_a_part_of_a_regularized_model_is_refused(host):
     model = fresh(host)
-    handle = headwise.regularizing.handle(model, RelaxedAttention(gamma=1.0))
+    handle = headwise.regularize(model, RelaxedAttention(gamma=1.0))
     before = untouched(model)
     part = model.get_submodule(handle.fitted[1].site.name.rpartition(".")[0])
     with pytest.raises(ValueError, match=r"is part of a model that is regularized already with Regularized\(Relaxed"):
-        headwise.regularizing.handle(part, DropHead())
+        headwise.regularize(part, DropHead())
     same(before, untouched(model))
     handle.remove()
-    part_handle = headwise.regularizing.handle(part, DropHead())
+    part_handle = headwise.regularize(part, DropHead())
     part_handle.remove()
 
 
@@ -199,7 +199,7 @@ def test_a_method_named_for_a_layer_where_it_has_no_meaning_is_refused():
     before = untouched(model)
     model.blocks[1].attn.q_norm = nn.LayerNorm(8)
     with pytest.raises(ValueError, match=r"blocks\.1\.attn: QKClip the host normalises queries and keys itself"):
-        headwise.regularizing.handle(model, QKClip(), where=["blocks.1.attn"])
+        headwise.regularize(model, QKClip(), where=["blocks.1.attn"])
     del model.blocks[1].attn.q_norm
     same(before, untouched(model))
 
@@ -212,12 +212,12 @@ def test_importing_headwise_routes_nothing():
 
 def test_a_copy_of_a_regularized_model_is_refused_as_the_model_is():
     model = fresh()
-    handle = headwise.regularizing.handle(model, DropHead(p=0.2))
+    handle = headwise.regularize(model, DropHead(p=0.2))
     twin = copy.deepcopy(model)
     handle.remove()
     with pytest.raises(
         ValueError, match=re.escape("the model is regularized already with Regularized(DropHead(p=0.2), 3 sites)")
     ):
-        headwise.regularizing.handle(twin, DropHead())
+        headwise.regularize(twin, DropHead())
     headwise.handle(twin).remove()
-    headwise.regularizing.handle(twin, DropHead()).remove()
+    headwise.regularize(twin, DropHead()).remove()

@@ -15,7 +15,7 @@ from headwise import ByDepth, DropHead, DropKey, NeuTRENO, Ramp, VShape
 def fitted(*methods):
     torch.manual_seed(0)
     model = Own(depth=3)
-    return model, headwise.regularizing.handle(model, *methods)
+    return model, headwise.regularize(model, *methods)
 
 
 def strengths(handle, name):
@@ -98,6 +98,6 @@ def test_texts_that_say_nothing_clear_are_refused(text, kind, message):
 
 def test_a_list_of_methods_and_a_number_for_where_are_explained():
     with pytest.raises(TypeError, match="put a star before the list"):
-        headwise.regularizing.handle(Own(), [DropHead()])
+        headwise.regularize(Own(), [DropHead()])
     with pytest.raises(TypeError, match="where must be a function of a site or names of layers, got 5"):
-        headwise.regularizing.handle(Own(), DropHead(), where=5)
+        headwise.regularize(Own(), DropHead(), where=5)

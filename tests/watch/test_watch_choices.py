@@ -107,8 +107,8 @@ def test_watched_first_and_regularized_then_is_refused_with_the_order():
     with pytest.raises(
         ValueError, match=r"is watched by headwise.watch: regularize first, then watch \(watch.remove\(\) now\)"
     ):
-        headwise.regularizing.handle(model, headwise.DropHead(p=0.2))
+        headwise.regularize(model, headwise.DropHead(p=0.2))
     watch.remove()
-    headwise.regularizing.handle(model, headwise.DropHead(p=0.2))
+    headwise.regularize(model, headwise.DropHead(p=0.2))
     with pytest.raises(ValueError, match=r"is regularized already with .*DropHead"):
-        headwise.regularizing.handle(model, headwise.DropHead(p=0.2))
+        headwise.regularize(model, headwise.DropHead(p=0.2))

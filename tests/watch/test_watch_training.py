@@ -71,7 +71,7 @@ def test_watching_a_regularized_model_changes_no_bit_either(text):
     losses = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        handle = headwise.regularizing.handle(model, *headwise.parse(text), where=["blocks.0.attn"], example=VECTORS)
+        handle = headwise.regularize(model, *headwise.parse(text), where=["blocks.0.attn"], example=VECTORS)
         watch = headwise.watch(model, every=2, on_alert=None) if watched else None
         losses.append(train(model, lambda m, _: m(VECTORS), watch=watch))
     assert losses[0] == losses[1]
@@ -89,7 +89,7 @@ def test_logits_are_read_as_the_methods_leave_them(text):
     for methods in ("", text):
         model = fresh(HOSTS["own-causal"])
         if methods:
-            headwise.regularizing.handle(model, *headwise.parse(methods))
+            headwise.regularize(model, *headwise.parse(methods))
         watch = headwise.watch(model, every=1, on_alert=None, statistics=["max_logit"])
         model(VECTORS)
         watch.step()
@@ -121,7 +121,7 @@ def graphs_and_losses(host, fit):
 @pytest.mark.parametrize("name", ["own", "llama-left-padded"])
 def test_a_compiled_model_gets_one_more_graph_and_no_break(name):
     host = HOSTS[name]
-    alone, expected, _ = graphs_and_losses(host, lambda m: headwise.regularizing.handle(m, allow_none=True))
+    alone, expected, _ = graphs_and_losses(host, lambda m: headwise.regularize(m, allow_none=True))
     watched, losses, watch = graphs_and_losses(host, lambda m: headwise.watch(m, every=2, on_alert=None))
     assert losses == expected
     assert watched <= alone + 1

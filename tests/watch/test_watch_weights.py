@@ -78,7 +78,7 @@ def test_reading_the_weights_of_sigma_reparam_changes_no_bit():
     found = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        headwise.regularizing.handle(model, headwise.SigmaReparam())
+        headwise.regularize(model, headwise.SigmaReparam())
         watch = headwise.watch(model, every=1, on_alert=None) if watched else None
         found.append(losses(model, watch=watch))
     assert found[0] == found[1]
@@ -175,7 +175,7 @@ def test_a_copy_of_a_watched_model_is_not_watched():
 def test_methods_may_be_removed_before_the_watch():
     model = fresh(HOSTS["own"])
     function = F.scaled_dot_product_attention
-    handle = headwise.regularizing.handle(model, headwise.DropHead(p=0.2), where=["blocks.0.attn"])
+    handle = headwise.regularize(model, headwise.DropHead(p=0.2), where=["blocks.0.attn"])
     watch = headwise.watch(model, every=1, on_alert=None, statistics=["max_logit"])
     model(VECTORS)
     handle.remove()
@@ -183,4 +183,4 @@ def test_methods_may_be_removed_before_the_watch():
     watch.remove()
     assert len(watch.records()) == 8
     assert F.scaled_dot_product_attention is function
-    headwise.regularizing.handle(model, headwise.DropHead(p=0.2)).remove()
+    headwise.regularize(model, headwise.DropHead(p=0.2)).remove()

@@ -47,7 +47,7 @@ def read_activations(
     batches = made.of(text, images)
     both = ". It has a part for texts and one for images: pass text= and images=" if made.joint else ""
     model = checkpoint.whole()
-    handle = headwise.regularizing.handle(model, allow_none=True)
+    handle = headwise.regularize(model, allow_none=True)
     weights = Weights(list(STATISTICS))
     recorder = Recorder(list(STATISTICS), None, weights)
     try:

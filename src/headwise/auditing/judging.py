@@ -47,7 +47,7 @@ class Remedy(NamedTuple):
 
 REMEDIES = {
     "rank_collapse": Remedy(
-        "less weight decay on attention (headwise.regularizing.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
+        "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "dead_head": Remedy(
@@ -59,7 +59,7 @@ REMEDIES = {
         "Zhai et al. 2023, arXiv 2303.06296; Kimi K2 2025, arXiv 2507.20534",
     ),
     "low_rank_by_decay": Remedy(
-        "a smaller attention_weight_decay (headwise.regularizing.parameter_groups) in the next run, where the loss asks for more rank",
+        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more rank",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite": Remedy("the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"),

@@ -134,7 +134,7 @@ def _notes(audit: Audit) -> Any:
 def _made(audit: Audit) -> list[tuple[str, str]]:
     facts = [
         ("checkpoint", f"{audit.checkpoint} ({audit.kind}, {audit.model})"),
-        ("command", audit.command or "headwise.auditing.audit"),
+        ("command", audit.command or "headwise.audit"),
     ]
     facts += [("seconds", f"{audit.seconds:.1f}"), ("commit", audit.commit or "not known")]
     return [*facts, ("versions", json.dumps(audit.versions)), ("hardware", json.dumps(audit.hardware))]

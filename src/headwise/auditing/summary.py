@@ -103,7 +103,7 @@ def markdown(audit: Audit) -> str:
         lines += ["", "## What to know", "", *(f"- {note}" for note in audit.notes())]
     versions = ", ".join(f"{name} {number}" for name, number in audit.versions.items())
     machine = f"{audit.hardware.get('processor')}, {audit.hardware.get('cores')} cores"
-    lines += ["", "## How it was made", "", f"- `{audit.command}`" if audit.command else "- headwise.auditing.audit"]
+    lines += ["", "## How it was made", "", f"- `{audit.command}`" if audit.command else "- headwise.audit"]
     lines += [
         f"- {audit.kind}, {audit.model}; data: {audit.data or 'none, weights alone'}; {audit.seconds:.1f} s",
         f"- {versions}",

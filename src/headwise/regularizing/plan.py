@@ -48,7 +48,7 @@ def handle(model: nn.Module) -> Regularized:
         if HANDLE in inner.__dict__:
             return inner.__dict__[HANDLE]
         inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
-    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularizing.handle(model, ...) first")
+    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
 
 
 def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:

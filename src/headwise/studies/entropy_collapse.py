@@ -94,7 +94,7 @@ def train(seed: int, methods: tuple, device: str = "cpu") -> dict:
     import headwise
 
     model, images, labels = build(seed, device)
-    handle = headwise.regularizing.handle(model, *methods, example=images[:2]) if methods else None
+    handle = headwise.regularize(model, *methods, example=images[:2]) if methods else None
     watch = headwise.watch(model, every=READ_EVERY, on_alert=None, statistics=list(STATISTICS))
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     generator, losses = torch.Generator().manual_seed(seed), []

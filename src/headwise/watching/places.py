@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-import headwise
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.plan import Where, _selection, handle
 from headwise.statistics import STATISTICS
@@ -41,7 +40,7 @@ class Places:
             self.handle = handle(inner)
         except ValueError:
             # The package's name is the function, whatever was imported before; the module of that name would hide it.
-            self.handle = self._own = headwise.regularizing.handle(inner, where=where, allow_none=True)
+            self.handle = self._own = regularize(inner, where=where, allow_none=True)
             self.fitted = list(self._own.fitted)
             return
         self.fitted = self._beside(where)

@@ -81,7 +81,7 @@ def _adapter(module: nn.Module) -> Routed:
     if adapter is None:
         raise RuntimeError(
             f"{type(module).__name__} asks for the attention implementation 'headwise' but no method is fitted on it: "
-            "call headwise.regularizing.handle(model, ...) instead of setting attn_implementation='headwise'"
+            "call headwise.regularize(model, ...) instead of setting attn_implementation='headwise'"
         )
     return adapter
 
