@@ -14,6 +14,7 @@ from . import carried, hosts, learned, ledger
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
+from .forgotten import Forgotten
 from .forward import Forward
 from .hosts.host import Found
 from .method import Method
@@ -86,7 +87,11 @@ class Regularized:
         self._strengths = Strengths()
         self._hooks: list[Any] = []
         self.fitted: list[Fitted] = []
+        before = {id(parameter) for parameter in model.parameters()}
         self._attach(made)
+        # By name: sharding puts other objects into the same places.
+        self.brought = [name for name, parameter in model.named_parameters() if id(parameter) not in before]
+        self._forgotten = Forgotten(self)
 
     # Fitting
 
@@ -127,6 +132,8 @@ class Regularized:
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
             self.seen_training = self.fresh = True
+            if not torch.compiler.is_compiling():
+                self._forgotten.forward()
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         self.forward.begin(tensors[0].size(0) if tensors else None)
 
@@ -141,12 +148,14 @@ class Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
         passing: dict[str, Any] = {"_ledger": []}
-        shared = {"methods": list(self.methods), "_strengths": self._strengths.copy()}
+        shared = {"methods": list(self.methods), "_strengths": self._strengths.copy(), "_forgotten": None}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
                 twin.__dict__[name] = passing.get(name, shared.get(name))
             else:
                 twin.__dict__[name] = copy.deepcopy(value, memo)
+        # The copy has a training loop of its own.
+        twin._forgotten = Forgotten(twin)
         return twin
 
     # What sites ask of the handle
@@ -173,6 +182,15 @@ class Regularized:
         for squares, count, strength in call.norms:
             self._ledger.append((squares, count, this.again, strength))
 
+    def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
+        """Give the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
+        return self._strengths.at(method, name, step, site)
+
+    def drop_penalties(self) -> bool:
+        """Forget the penalties that were never read, and tell whether there were any."""
+        entries, self._ledger = self._ledger, []
+        return bool(entries)
+
     # What the training loop calls
 
     def loss(self) -> Tensor:
@@ -185,6 +203,7 @@ class Regularized:
         if self.seen_training:
             self._check_reached()
         entries, self._ledger = self._ledger, []
+        self._forgotten.read, self._forgotten.unread = True, 0
         total = ledger.total(entries, self._device())
         if self.fresh:
             total = total + self._weight_penalties(total)
@@ -208,6 +227,7 @@ class Regularized:
         """
         self._alive()
         self._check_reached()
+        self._forgotten.stepped = True
         self.step += 1
         for f in self.fitted:
             for method, store in zip(f.methods, f.stores, strict=True):
@@ -225,6 +245,8 @@ class Regularized:
         self._alive()
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
+        if not self._forgotten.stepped:
+            self._forgotten.listen()
 
     def _check_reached(self) -> None:
         if self.checked or not self.fitted:
@@ -246,6 +268,11 @@ class Regularized:
         return first.device if first is not None else torch.device("cpu")
 
     # State
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Give the parameters that the methods brought along, for an optimizer that was made before them."""
+        known = dict(self.model.named_parameters())
+        return [known[name] for name in self.brought if name in known]
 
     def state(self) -> dict[str, Any]:
         """Give what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
@@ -332,6 +359,7 @@ class Regularized:
             hook.remove()
         self.forward.end()
         self._ledger.clear()
+        self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True
 

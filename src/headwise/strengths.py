@@ -12,6 +12,7 @@ from .schedule import Schedule, extremes
 
 if TYPE_CHECKING:
     from .fitted import Fitted
+    from .site import Site
 
 
 class Strengths:
@@ -49,13 +50,15 @@ class Strengths:
         for f in fitted:
             for method, values in zip(f.methods, f.values, strict=True):
                 for name, tensor in values.items():
-                    chosen = self.chosen.get((method, name))
-                    if isinstance(chosen, Schedule):
-                        number = chosen.value(step, f.site)
-                    else:
-                        # The method's own schedule, over depth or steps, goes on from a chosen number.
-                        number = (method if chosen is None else method.replace(**{name: chosen})).at(name, step, f.site)
-                    tensor.fill_(number)
+                    tensor.fill_(self.at(method, name, step, f.site))
+
+    def at(self, method: Method, name: str, step: int, site: Site) -> float:
+        """Give the strength of a method on a site at an optimizer step."""
+        chosen = self.chosen.get((method, name))
+        if isinstance(chosen, Schedule):
+            return chosen.value(step, site)
+        # The method's own schedule, over depth or steps, goes on from a chosen number.
+        return (method if chosen is None else method.replace(**{name: chosen})).at(name, step, site)
 
     def shown(self, method: Method) -> str:
         """Give a method's text with what was chosen since."""
