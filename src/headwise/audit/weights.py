@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import hosts
-from ..projections import ProjectionError
+from ..projections import ProjectionError, whole
 from ..site import Site
 from ..statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from ..statistics.weights.product import Product
@@ -84,7 +84,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
         return
     with weights_in_place(checkpoint, found):
         reading = weight_reading(site, found)
-        broken = [b.where for b in found.blocks if not bool(torch.isfinite(b.weight(torch.float32)).all())]
+        broken = [b.where for b in found.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
         layer |= {"layout": found.layout, "missing": reading.missing, "notes": list(reading.notes)}
         layer |= {"heads": found.heads, "kv_heads": found.kv_heads, "reasons": weight_reasons(reading)}
         if broken:
