@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import carried, hosts, learned, ledger
+from . import carried, hosts, learned, ledger, reach
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
@@ -79,6 +79,7 @@ class Regularized:
         self.forward = Forward()
         self.fresh = False
         self.seen_training = False
+        self.differentiates = False
         self.checked = False
         self.removed = False
         self._found: list[Found] = made.found
@@ -123,7 +124,8 @@ class Regularized:
         self._adapters = {fitted.site: adapters[fitted.site] for fitted in self.fitted}
         self._hooks = [
             self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.model.register_forward_hook(self._after),
+            # A forward that failed half-way ends too: what it carried is no later call's.
+            self.model.register_forward_hook(self._after, always_call=True),
             self.model.register_load_state_dict_pre_hook(self._before_load),
         ]
         self.model.__dict__[HANDLE] = self
@@ -131,18 +133,19 @@ class Regularized:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            self.seen_training = self.fresh = True
+            self.seen_training = self.fresh = self.differentiates = True
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         self.forward.begin(tensors[0].size(0) if tensors else None)
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
-        learned.explain_loading(self, state, prefix, strict, lists[-1])
+        learned.explain_loading(self, state, prefix, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
         self.forward.end()
+        self.differentiates = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
@@ -197,7 +200,7 @@ class Regularized:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step.
+            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
         """
         self._alive()
         if self.seen_training:
@@ -223,13 +226,14 @@ class Regularized:
         """Tell the methods that the optimizer stepped: schedules move on, and methods that act after the step act.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step.
+            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
         """
         self._alive()
         self._check_reached()
         self._forgotten.stepped = True
         self.step += 1
         for f in self.fitted:
+            f.reached = False
             for method, store in zip(f.methods, f.stores, strict=True):
                 if method.overrides("after_step"):
                     method.after_step(f.site, store)
@@ -249,15 +253,9 @@ class Regularized:
             self._forgotten.listen()
 
     def _check_reached(self) -> None:
-        if self.checked or not self.fitted:
-            return
-        missed = [f.site.name for f in self.fitted if not f.reached and any(m.acts != "step" or m.overrides("read_free") for m in f.methods)]
-        if missed:
-            raise RuntimeError(
-                f"never reached in the first training step: {', '.join(missed)}. The methods there did nothing. Call the model "
-                "in training mode before loss() and after_step(), or leave these sites out with where="
-            )
-        self.checked = True
+        if self.fitted:
+            reach.check(self.model, self.fitted, first=not self.checked)
+            self.checked = True
 
     def _alive(self) -> None:
         if self.removed:
@@ -280,12 +278,28 @@ class Regularized:
         return {"step": self.step, "counters": counters, "strengths": self._strengths.state(self.methods)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take `state()` of an earlier run."""
+        """Take `state()` of an earlier run with the same layers and methods.
+
+        Raises:
+            ValueError: where it is that of another model or of other methods; nothing is taken then.
+        """
+        self._alive()
+        self._check_state(state)
         self.step, self.checked = int(state["step"]), bool(state["step"])
         for f in self.fitted:
             f.counter.fill_(int(state["counters"][f.site.name]))
         self._strengths.load_state(self.methods, state.get("strengths", ()))
         self._strengths.write(self.fitted, self.step)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        own, other = {f.site.name for f in self.fitted}, set(state["counters"])
+        if own != other:
+            lines = [f"{which}: {', '.join(sorted(names))}" for which, names in (("only here", own - other), ("only there", other - own)) if names]
+            raise ValueError(
+                f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model as it was "
+                "when state() was called, with the same where="
+            )
+        self._strengths.check_state(self.methods, state.get("strengths", ()))
 
     # Reading and leaving
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import schedule
 from .method import Method
-from .schedule import Schedule, extremes
+from .schedule import Schedule, extremes, number
 
 if TYPE_CHECKING:
     from .fitted import Fitted
@@ -40,6 +40,7 @@ class Strengths:
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
             raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
+        changes = {name: number(value) for name, value in changes.items()}
         for known in hit:
             for name, value in changes.items():
                 _check(known, name, value)
@@ -70,7 +71,8 @@ class Strengths:
         """Give what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
         found = []
         for (method, name), value in self.chosen.items():
-            entry: dict[str, Any] = {"method": next(i for i, m in enumerate(methods) if m is method), "setting": name}
+            place = next(i for i, m in enumerate(methods) if m is method)
+            entry: dict[str, Any] = {"method": place, "kind": type(method).__name__, "setting": name}
             if isinstance(value, Schedule):
                 entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
             else:
@@ -79,21 +81,26 @@ class Strengths:
         return found
 
     def load_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Take `state()` of an earlier run with the same methods.
-
-        Raises:
-            ValueError: where a schedule is not one of headwise's, which a state cannot carry.
-        """
+        """Take `state()` of an earlier run with the same methods; `check_state` says where they are others."""
         self.chosen.clear()
         for entry in state:
-            if "schedule" in entry:
-                kind = getattr(schedule, entry["schedule"], None)
-                if kind is None:
-                    raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
-                value = kind(**entry["fields"])
-            else:
-                value = entry["value"]
+            value = getattr(schedule, entry["schedule"])(**entry["fields"]) if "schedule" in entry else entry["value"]
             self.chosen[methods[entry["method"]], entry["setting"]] = value
+
+    def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
+        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state carries."""
+        for entry in state:
+            place, name = entry["method"], entry["setting"]
+            known = methods[place] if place < len(methods) else None
+            # States of version 0.1 do not name the kind.
+            kind = entry.get("kind", type(known).__name__)
+            if known is None or type(known).__name__ != kind or name not in known.live:
+                raise ValueError(
+                    f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and the methods here are "
+                    f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called with"
+                )
+            if "schedule" in entry and not hasattr(schedule, entry["schedule"]):
+                raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
 
 
 def _check(method: Method, name: str, value: float | Schedule) -> None:
