@@ -239,7 +239,9 @@ def test_reentrant_checkpointing_under_trainer_is_refused_with_its_remedy(method
     new = "activation_checkpointing" in {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     name = "activation_checkpointing" if new else "gradient_checkpointing"
     settings = {name: True, f"{name}_kwargs": {"use_reentrant": True}}
-    with pytest.raises(RuntimeError, match=rf"{type(method).__name__}.*\{{'use_reentrant': False\}} as activation_checkpointing_kwargs"):
+    with pytest.raises(
+        RuntimeError, match=rf"{type(method).__name__}.*\{{'use_reentrant': False\}} as activation_checkpointing_kwargs"
+    ):
         trainer(model, rows(2), tmp_path, handle, **settings).train()
 
 
@@ -248,7 +250,9 @@ def test_penalties_that_trainer_never_adds_are_told(tmp_path):
     handle = headwise.regularize(model, EntropyPenalty())
     made = trainer(model, rows(8), tmp_path, max_steps=4)
     made.add_callback(handle.callback())
-    with pytest.raises(RuntimeError, match=r"loss\(\) was never read.*compute_loss_func=regularized\.compute_loss_func"):
+    with pytest.raises(
+        RuntimeError, match=r"loss\(\) was never read.*compute_loss_func=regularized\.compute_loss_func"
+    ):
         made.train()
 
 
@@ -256,7 +260,13 @@ def test_penalties_that_trainer_never_adds_are_told(tmp_path):
 def test_the_best_model_comes_back_with_the_strengths_of_its_step(only_model, tmp_path):
     model, data = FAMILIES["Llama"].build(), rows(8)
     handle = headwise.regularize(model, NeuTRENO(warmup_steps=8), DropHead(p=0.1))
-    every = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_only_model": only_model}
+    every = {
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "save_only_model": only_model,
+    }
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
     cls = partial(transformers.Trainer, eval_dataset=data[:2])
     made = trainer(model, data, tmp_path, handle, cls=cls, max_steps=6, **best, **every)

@@ -36,8 +36,8 @@ UNTRAINED = (
     "is, set requires_grad to False"
 )
 DROPPED = (
-    "the penalties of {count} training forwards were never read and are dropped: call regularized.loss() in each step, and run "
-    "forwards that train nothing in eval mode or under torch.no_grad()"
+    "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() in each "
+    "step, and run forwards that train nothing in eval mode or under torch.no_grad()"
 )
 
 
@@ -88,7 +88,7 @@ class Forgotten:
         """Note a training forward; penalties that nobody reads do not pile up."""
         self.unread += 1
         if self.unread > KEPT and self.handle.drop_penalties():
-            warnings.warn(DROPPED.format(count=self.unread - 1), stacklevel=2)
+            warnings.warn(DROPPED.format(count=self.unread - 1, methods=self._penalizing()), stacklevel=2)
             self.unread = 1
 
     def _penalizing(self) -> str:

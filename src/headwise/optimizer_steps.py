@@ -16,6 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+# Steps of other models' optimizers after which a model that is never trained, such as a running average, is left alone.
+FOREIGN = 100
+
 _listening: weakref.WeakSet[OptimizerSteps] = weakref.WeakSet()
 _hooks: list[Any] = []
 
@@ -30,11 +33,13 @@ class OptimizerSteps:
 
     def __init__(self, model: nn.Module, begins: Callable[[int], None]) -> None:
         self.model, self.begins = model, begins
+        self.foreign = 0
         self.counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def listen(self) -> None:
         """Begin to count, from 0."""
         self.counts.clear()
+        self.foreign = 0
         _listening.add(self)
         if not _hooks:
             _hooks.append(register_optimizer_step_pre_hook(_before_step))
@@ -48,6 +53,9 @@ class OptimizerSteps:
         """Count a step that is about to be taken."""
         own = {id(parameter) for parameter in self.model.parameters()}
         if own.isdisjoint(held_by(optimizer)):
+            self.foreign += 1
+            if self.foreign >= FOREIGN and not self.counts:
+                self.stop()
             return
         self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
         self.begins(self.counts[optimizer])

@@ -108,5 +108,5 @@ def _check(method: Method, name: str, value: float | Schedule) -> None:
         raise ValueError(f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}")
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
-    for number in extremes(value):
-        method.replace(**{name: number})
+    for strength in extremes(value):
+        method.replace(**{name: strength})

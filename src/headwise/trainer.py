@@ -50,7 +50,9 @@ def callback(handle: Regularized) -> Any:
                 kept = Path(state.best_model_checkpoint, TRAINER_STATE_NAME)
                 saved = json.loads(kept.read_text(encoding="utf-8"))["stateful_callbacks"] if kept.exists() else {}
                 if not self._take(saved):
-                    warnings.warn(f"{kept} holds no state of {handle!r}: its strengths stay those of the last step", stacklevel=2)
+                    warnings.warn(
+                        f"{kept} holds no state of {handle!r}: its strengths stay those of the last step", stacklevel=2
+                    )
 
         def _take(self, saved: dict[str, Any] | None) -> bool:
             """Find the handle's own state among those that a Trainer saved; tell whether it was there."""

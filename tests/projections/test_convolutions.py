@@ -30,9 +30,7 @@ class ConvAttention(nn.Module):
             setattr(self, name, make(*ends, size, padding=size // 2, groups=several))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            m(x).flatten(2).unflatten(1, (HEADS, SIZE)).mT for m in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (m(x).flatten(2).unflatten(1, (HEADS, SIZE)).mT for m in (self.q_proj, self.k_proj, self.v_proj))
         o = F.scaled_dot_product_attention(q, k, v)
         return self.out_proj(o.mT.flatten(1, 2).unflatten(-1, x.shape[-2:]))
 
@@ -68,7 +66,10 @@ def test_a_block_maps_patches_as_its_convolution_does():
 def test_sigma_is_that_of_the_matrix_of_patches():
     model = Model(kernels=EVERY)
     plain = model(X)
-    true = {n: torch.linalg.matrix_norm(getattr(model.attn, n).weight.detach().flatten(1), 2) for n in ("q_proj", "out_proj")}
+    true = {
+        n: torch.linalg.matrix_norm(getattr(model.attn, n).weight.detach().flatten(1), 2)
+        for n in ("q_proj", "out_proj")
+    }
     handle = headwise.regularize(model, SigmaReparam(), example=X)
     for name, sigma in true.items():
         gamma = getattr(model.attn, name).parametrizations.weight[0].gamma
@@ -82,7 +83,10 @@ def test_sigma_is_that_of_the_matrix_of_patches():
 
 @pytest.mark.parametrize("method", [ProductDecay(strength=1.0), NuclearDecay(strength=1.0)], ids=repr)
 def test_products_of_patches_are_penalised_and_an_output_of_several_places_is_refused(method):
-    with pytest.raises(ValueError, match=r"needs the output projection as one matrix; attn makes its o by attn\.out_proj, a convolution over \(3, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs the output projection as one matrix; attn makes its o by attn\.out_proj, a convolution over \(3, 3\)",
+    ):
         headwise.regularize(Model(kernels={"o": 3}), method, example=X)
     model = Model(kernels={"q": 3, "v": 3})
     handle = headwise.regularize(model, method, example=X)

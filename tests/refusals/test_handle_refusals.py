@@ -116,7 +116,10 @@ def test_a_layer_that_is_replaced_while_training_is_named(call):
     step()
     model.blocks[1].attn = copy.deepcopy(known)
     HOSTS["own"].run(model).sum().backward()
-    with pytest.raises(RuntimeError, match=r"blocks\.1\.attn is no longer in the model, so that the methods there do nothing.*Put the layers back"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"blocks\.1\.attn is no longer in the model, so that the methods there do nothing.*Put the layers back",
+    ):
         getattr(handle, call)()
     model.blocks[1].attn = known
     step()

@@ -109,7 +109,9 @@ def test_the_state_of_another_model_or_of_other_methods_is_refused_by_name_and_c
     state = handle.state()
     torch.manual_seed(0)
     deeper = headwise.regularize(Own(depth=5), DropHead(p=0.2), NeuTRENO())
-    with pytest.raises(ValueError, match=r"a model with other regularized layers \(only here: blocks\.3\.attn, blocks\.4\.attn\)"):
+    with pytest.raises(
+        ValueError, match=r"a model with other regularized layers \(only here: blocks\.3\.attn, blocks\.4\.attn\)"
+    ):
         deeper.load_state(state)
     for methods in ([DropHead(p=0.2)], [NeuTRENO(), DropHead(p=0.2)], [DropHead(p=0.2), DropKey()]):
         _, other = fitted(*methods)

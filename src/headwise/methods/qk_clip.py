@@ -89,7 +89,9 @@ class QKClip(Method):
 
 def _modules(site: Site) -> list[nn.Module]:
     """Give the modules that make the site's queries and keys, each once."""
-    return list({id(block.module): block.module for block in site.projections().need("qk", "QKClip", of="rows")}.values())
+    return list(
+        {id(block.module): block.module for block in site.projections().need("qk", "QKClip", of="rows")}.values()
+    )
 
 
 def _sharing(site: Site) -> list[list[Store]]:

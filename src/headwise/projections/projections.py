@@ -51,7 +51,9 @@ class Projections:
         """Give the number of key/value heads."""
         return self.need("k", of="rows")[0].heads
 
-    def need(self, kinds: str, who: str = "this", of: Literal["tokens", "patches", "rows"] = "tokens") -> tuple[Block, ...]:
+    def need(
+        self, kinds: str, who: str = "this", of: Literal["tokens", "patches", "rows"] = "tokens"
+    ) -> tuple[Block, ...]:
         """Give the named blocks, such as `need("qk", "QKClip", of="rows")`.
 
         Args:
@@ -65,8 +67,10 @@ class Projections:
         """
         for kind in kinds:
             block = getattr(self, kind)
-            if block is not None and (block.grouped and of != "rows" or block.obstacle and of == "tokens"):
-                raise ProjectionError(f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.obstacle}")
+            if block is not None and ((block.grouped and of != "rows") or (block.obstacle and of == "tokens")):
+                raise ProjectionError(
+                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.obstacle}"
+                )
             if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")
         return tuple(getattr(self, kind) for kind in kinds)
