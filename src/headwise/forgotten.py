@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .optimizer_steps import OptimizerSteps, held_by, held_by_any
+from headwise.optimizer_steps import OptimizerSteps, held_by, held_by_any
 
 if TYPE_CHECKING:
-    from .method import Method
-    from .regularize import Regularized
+    from headwise.core.method import Method
+    from headwise.regularizing.handle import Regularized
 
 # The step before which all must have been called once: whoever calls something every other step is not told.
 BY_STEP = 3

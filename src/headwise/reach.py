@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .passes import UNDIFFERENTIATED
+from headwise.core.recompute import UNDIFFERENTIATED
 
 if TYPE_CHECKING:
-    from .fitted import Fitted
+    from headwise.regularizing.fitted_site import Fitted
 
 
 def check(model: nn.Module, fitted: list[Fitted], first: bool) -> None:

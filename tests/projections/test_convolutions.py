@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import FeatScale, GatedOutput, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam
+from headwise.core.site import Site
 from headwise.projections import ProjectionError, projections
-from headwise.site import Site
 from headwise.statistics.weights import read_weights, weight_reading, weight_reasons
 
 HEADS, SIZE, WIDTH = 2, 4, 6

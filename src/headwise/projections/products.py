@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .block import Block, ProjectionError
-from .projections import Projections
+from headwise.projections.block import Block, ProjectionError
+from headwise.projections.projections import Projections
 
 if TYPE_CHECKING:
-    from ..site import Site
+    from headwise.core.site import Site
 
 
 def factors(found: Projections, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:

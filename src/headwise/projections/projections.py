@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from .block import Block, ProjectionError
+from headwise.projections.block import Block, ProjectionError
 
 REMEDY = {
     "q": "separate query weights",
