@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from tiny_models import FAMILIES
 from torch import Tensor, nn
 
 import headwise
-from headwise import DropHead, EntropyPenalty, ProductDecay
+from headwise import DropHead, EntropyPenalty, NeuTRENO, ProductDecay
 from headwise.regularizing.trainer_hook import compute_loss_func
 
 transformers = pytest.importorskip("transformers")
@@ -228,3 +230,58 @@ def test_outside_a_trainer_the_penalty_is_added_once():
     model(**batch)
     penalty = float(handle.loss().detach())
     assert float(loss(model(**batch), None).detach()) == pytest.approx(penalty)
+
+
+@pytest.mark.parametrize("method", [DropHead(p=0.5), EntropyPenalty()], ids=repr)
+def test_reentrant_checkpointing_under_trainer_is_refused_with_its_remedy(method, tmp_path):
+    model = FAMILIES["Llama"].build()
+    handle = headwise.regularize(model, method)
+    new = "activation_checkpointing" in {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    name = "activation_checkpointing" if new else "gradient_checkpointing"
+    settings = {name: True, f"{name}_kwargs": {"use_reentrant": True}}
+    with pytest.raises(
+        RuntimeError, match=rf"{type(method).__name__}.*\{{'use_reentrant': False\}} as activation_checkpointing_kwargs"
+    ):
+        trainer(model, rows(2), tmp_path, handle, **settings).train()
+
+
+def test_penalties_that_trainer_never_adds_are_told(tmp_path):
+    model = FAMILIES["Llama"].build()
+    handle = headwise.regularize(model, EntropyPenalty())
+    made = trainer(model, rows(8), tmp_path, max_steps=4)
+    made.add_callback(handle.callback())
+    with pytest.raises(
+        RuntimeError, match=r"loss\(\) was never read.*compute_loss_func=regularized\.compute_loss_func"
+    ):
+        made.train()
+
+
+@pytest.mark.parametrize("only_model", [False, True])
+def test_the_best_model_comes_back_with_the_strengths_of_its_step(only_model, tmp_path):
+    model, data = FAMILIES["Llama"].build(), rows(8)
+    handle = headwise.regularize(model, NeuTRENO(warmup_steps=8), DropHead(p=0.1))
+    every = {
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "save_only_model": only_model,
+    }
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
+    cls = partial(transformers.Trainer, eval_dataset=data[:2])
+    made = trainer(model, data, tmp_path, handle, cls=cls, max_steps=6, **best, **every)
+    evaluate = made.evaluate
+    seen = {}
+
+    def worse(*args, **kwargs):
+        found = evaluate(*args, **kwargs)
+        seen[made.state.global_step] = found["eval_loss"]
+        return {**found, "eval_loss": float(made.state.global_step)}
+
+    made.evaluate = worse
+    made.train()
+    assert made.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert handle.step == 2
+    assert float(handle.fitted[1].values[0]["strength"]) == pytest.approx(0.6 * 2 / 8)
+    assert evaluate()["eval_loss"] == pytest.approx(seen[2], abs=1e-6)
+    assert seen[2] != pytest.approx(seen[6], abs=1e-6)

@@ -83,3 +83,29 @@ def test_pooling_heads_are_left_by_methods_that_need_all_tokens(example):
     pooling = [row for row in handle.report().rows if "head" in row.name]
     assert [row.status for row in pooling] == ["not applicable"]
     assert model(**batch).pooler_output.shape == (2, 32)
+
+
+@pytest.mark.parametrize("method", [NeuTRENO(), ValueResidual()], ids=repr)
+def test_a_layer_called_alone_gets_no_values_of_an_earlier_input(method):
+    model = Model()
+    headwise.regularize(model, method)
+    x = torch.randn(1, 4, 16)
+    refused = pytest.raises(RuntimeError, match=r"layers\.1 needs the values of the first self attention of layers, which did not run")
+    whole = model(x)
+    with refused:
+        model.layers[1](x)
+    # Layers that are called in their order make a forward of their own, as often as wanted.
+    for _ in range(2):
+        y = x
+        for layer in model.layers:
+            y = y + layer(y)
+        torch.testing.assert_close(y, whole)
+    with refused:
+        model.layers[1](x)
+    model.layers[2].forward, kept = lambda x: 1 / 0, model.layers[2].forward
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    model.layers[2].forward = kept
+    with refused:
+        model.layers[1](x)
+    torch.testing.assert_close(model(x), whole)

@@ -166,3 +166,33 @@ def test_transformers_checkpointing_repeats_the_draws():
         found.append({n: p.grad.clone() for n, p in model.named_parameters()})
     for key in found[0]:
         torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["DropHead", "EntropyPenalty", "NeuTRENO"])
+@pytest.mark.parametrize("call", ["loss", "after_step"])
+def test_reentrant_checkpointing_is_named_in_the_order_of_the_readme(name, call):
+    model, handle = make(name)
+    model.mode = "reentrant"
+    model(inputs())
+    with pytest.raises(RuntimeError, match=rf"blocks\.1\.attn ran without gradients inside a training forward.*{name}.*use_reentrant=False"):
+        getattr(handle, call)()
+    # Without a forward that trains it is still the training mode that is missing.
+    model, handle = make(name)
+    with torch.no_grad():
+        model(inputs())
+    with pytest.raises(RuntimeError, match=r"never reached in the first training step.*training mode"):
+        handle.after_step()
+
+
+@pytest.mark.parametrize("name", ["AttnScale", "QKNorm", "GatedOutput"])
+def test_methods_that_reentrant_checkpointing_cannot_disturb_train_in_the_order_of_the_readme(name):
+    found = []
+    for mode in ("none", "reentrant"):
+        model, handle = make(name)
+        model.mode = mode
+        (model(inputs()).square().mean() + handle.loss()).backward()
+        handle.after_step()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for key in found[0]:
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=1e-6)

@@ -1,5 +1,7 @@
 """What a handle refuses, and what it says of layers that are not as they were taken to be."""
 
+import copy
+
 import pytest
 from small_models import HOSTS
 from torch import nn
@@ -94,4 +96,36 @@ def test_heads_that_are_not_as_declared_are_named():
         RuntimeError, match=r"blocks\.1\.attn was taken to have 2 heads, but .* shape \(3, 4, 9, 8\); pass example="
     ):
         HOSTS["own"].run(model)
+    handle.remove()
+
+
+@pytest.mark.parametrize("call", ["loss", "after_step"])
+def test_a_layer_that_is_replaced_while_training_is_named(call):
+    model = fresh()
+    handle = headwise.regularize(model, DropHead(p=0.2))
+
+    def step():
+        HOSTS["own"].run(model).sum().backward()
+        handle.loss()
+        handle.after_step()
+
+    step()
+    known = model.blocks[1].attn
+    # A wrapper around a layer is no replacement.
+    model.blocks[1].attn = nn.Sequential(known)
+    step()
+    model.blocks[1].attn = copy.deepcopy(known)
+    HOSTS["own"].run(model).sum().backward()
+    with pytest.raises(
+        RuntimeError,
+        match=r"blocks\.1\.attn is no longer in the model, so that the methods there do nothing.*Put the layers back",
+    ):
+        getattr(handle, call)()
+    model.blocks[1].attn = known
+    step()
+    # A layer that rests for a step, such as under stochastic depth, is no fault.
+    blocks = model.blocks
+    model.blocks[1].forward = lambda x: x
+    step()
+    assert model.blocks is blocks
     handle.remove()

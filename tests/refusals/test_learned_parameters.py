@@ -64,3 +64,20 @@ def test_weights_of_other_methods_are_not_called_plain():
 def test_methods_that_learn_nothing_leave_no_entry():
     model, _ = fitted(DropHead())
     assert model.state_dict().keys() == Own().state_dict().keys()
+
+
+@pytest.mark.parametrize("method", [SigmaReparam(), AttnScale(), GatedOutput()], ids=repr)
+def test_weights_that_need_not_fit_are_loaded_with_a_warning(method):
+    model, handle = fitted(method)
+    plain = Own()
+    with pytest.warns(UserWarning, match=r"these weights are those of a plain model.*Load the weights before regularize"):
+        missing, _ = model.load_state_dict(plain.state_dict(), strict=False)
+    assert any("headwise" in key for key in missing)
+    assert torch.equal(model.head.weight, plain.head.weight)
+    # What fits is loaded without a word, also as a part of something larger.
+    outer = torch.nn.Sequential(model)
+    state = outer.state_dict()
+    assert outer.load_state_dict(state, strict=False) == outer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="those of a plain model"):
+        outer.load_state_dict(torch.nn.Sequential(Own()).state_dict())
+    handle.remove(discard=True)

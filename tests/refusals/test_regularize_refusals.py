@@ -221,3 +221,15 @@ def test_a_copy_of_a_regularized_model_is_refused_as_the_model_is():
         headwise.regularize(twin, DropHead())
     headwise.handle(twin).remove()
     headwise.regularize(twin, DropHead()).remove()
+
+
+@pytest.mark.parametrize("where", [[0], [None], ["blocks.0.attn", 1]], ids=str)
+def test_layers_are_named_by_text(where):
+    model = fresh()
+    before = untouched(model)
+    with pytest.raises(
+        TypeError,
+        match=r"where takes names of layers, got (0|None|1): write 'blocks\.0\.attn', or choose by depth, where=lambda",
+    ):
+        headwise.regularize(model, DropHead(p=0.2), where=where)
+    same(before, untouched(model))

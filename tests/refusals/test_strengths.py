@@ -101,3 +101,37 @@ def test_a_list_of_methods_and_a_number_for_where_are_explained():
         headwise.regularize(Own(), [DropHead()])
     with pytest.raises(TypeError, match="where must be a function of a site or names of layers, got 5"):
         headwise.regularize(Own(), DropHead(), where=5)
+
+
+def test_the_state_of_another_model_or_of_other_methods_is_refused_by_name_and_changes_nothing():
+    _, handle = fitted(DropHead(p=0.2), NeuTRENO())
+    handle.set(NeuTRENO, strength=0.1)
+    state = handle.state()
+    torch.manual_seed(0)
+    deeper = headwise.regularize(Own(depth=5), DropHead(p=0.2), NeuTRENO())
+    with pytest.raises(
+        ValueError, match=r"a model with other regularized layers \(only here: blocks\.3\.attn, blocks\.4\.attn\)"
+    ):
+        deeper.load_state(state)
+    for methods in ([DropHead(p=0.2)], [NeuTRENO(), DropHead(p=0.2)], [DropHead(p=0.2), DropKey()]):
+        _, other = fitted(*methods)
+        before = other.state()
+        with pytest.raises(ValueError, match=r"changed 'strength' of method 2, NeuTRENO, and the methods here are "):
+            other.load_state({**state, "step": 7})
+        assert other.state() == before
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64"])
+def test_numbers_of_numpy_are_numbers(kind):
+    np = pytest.importorskip("numpy")
+    half = getattr(np, kind)(1 if kind == "int64" else 0.5)
+    assert repr(NeuTRENO(strength=half)) == f"NeuTRENO(strength={float(half)})"
+    _, handle = fitted(NeuTRENO(), DropHead())
+    handle.set(NeuTRENO, strength=half)
+    handle.set(DropHead, p=VShape(half / 2, half / 2, np.int64(5), np.int32(20)))
+    assert strengths(handle, "strength")[1] == float(half)
+    state = json.loads(json.dumps(handle.state()))
+    assert [type(e.get("value", 0.0)) in (int, float) for e in state["strengths"]] == [True, True]
+    handle.load_state(state)
+    with pytest.raises(TypeError, match="must be a number"):
+        DropHead(p=np.array([0.1, 0.2]))

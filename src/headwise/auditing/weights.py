@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise import hosts
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
 from headwise.core.site import Site
-from headwise.projections import ProjectionError
+from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.product import Product
 
@@ -84,7 +84,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
         return
     with weights_in_place(checkpoint, found):
         reading = weight_reading(site, found)
-        broken = [b.where for b in found.blocks if not bool(torch.isfinite(b.weight(torch.float32)).all())]
+        broken = [b.where for b in found.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
         layer |= {"layout": found.layout, "missing": reading.missing, "notes": list(reading.notes)}
         layer |= {"heads": found.heads, "kv_heads": found.kv_heads, "reasons": weight_reasons(reading)}
         if broken:

@@ -22,12 +22,14 @@ class Running:
         samples: the batch size of the model's first tensor, or None where it takes none.
         running: whether the model's own forward runs now, and not a part of it alone.
         carried: by stack, the values of its first self attention.
+        given: the sites, by index, that got these values outside the model's own forward.
         compiled: whether compiled code began it.
     """
 
     samples: int | None = None
     running: bool = False
     carried: dict[str, Tensor] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
     compiled: bool = False
 
 

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
+from headwise.core.schedule import number
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -75,6 +77,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, field.name, number(getattr(self, field.name)))
             self._check_type(field)
             value = getattr(self, field.name)
             if "float" in str(field.type) and isinstance(value, int) and not isinstance(value, bool):

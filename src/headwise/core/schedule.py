@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
 
 from headwise.core.site import Site
+
+
+def number(value: Any) -> Any:
+    """Give a number of another library, such as numpy's float32, as Python's own: what is printed and saved is plain."""
+    if type(value) in (bool, int, float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _plain(one: Any) -> None:
+    for field in fields(one):
+        object.__setattr__(one, field.name, number(getattr(one, field.name)))
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,7 @@ class VShape:
     total: int
 
     def __post_init__(self) -> None:
+        _plain(self)
         if not 0 < self.warmup < self.total:
             raise ValueError(f"VShape needs 0 < warmup < total, got warmup={self.warmup}, total={self.total}")
 
@@ -40,6 +55,9 @@ class ByDepth:
     first: float
     last: float
 
+    def __post_init__(self) -> None:
+        _plain(self)
+
     def value(self, step: int, site: Site) -> float:
         """Give the strength at the depth of `site`."""
         return self.first + (self.last - self.first) * site.relative_depth
@@ -54,6 +72,7 @@ class Ramp:
     steps: int
 
     def __post_init__(self) -> None:
+        _plain(self)
         if self.steps < 1:
             raise ValueError(f"Ramp needs steps >= 1, got {self.steps}")
 

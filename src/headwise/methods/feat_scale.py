@@ -63,6 +63,6 @@ class FeatScale(Method):
 def _channels(site: Site) -> int | None:
     """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
-        return site.projections().need("o", "FeatScale")[0].weight().shape[1]
+        return site.projections().need("o", "FeatScale", of="rows")[0].width
     except ProjectionError:
         return site.hidden

@@ -45,7 +45,7 @@ class QKClip(Method):
         if site.qk_norm:
             return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
         try:
-            site.projections().need("qk", "QKClip")
+            site.projections().need("qk", "QKClip", of="rows")
         except ProjectionError as error:
             return str(error)
         return None
@@ -78,7 +78,7 @@ class QKClip(Method):
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
         largest = _everywhere(torch.stack([other.largest for other in sharers]).amax(0))
-        query, key = site.projections().need("qk", "QKClip")
+        query, key = site.projections().need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
         query.scale_(eta.repeat_interleave(query.heads // key.heads) ** self.balance)
@@ -89,7 +89,9 @@ class QKClip(Method):
 
 def _modules(site: Site) -> list[nn.Module]:
     """Give the modules that make the site's queries and keys, each once."""
-    return list({id(block.module): block.module for block in site.projections().need("qk", "QKClip")}.values())
+    return list(
+        {id(block.module): block.module for block in site.projections().need("qk", "QKClip", of="rows")}.values()
+    )
 
 
 def _sharing(site: Site) -> list[list[Store]]:

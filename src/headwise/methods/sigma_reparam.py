@@ -43,7 +43,8 @@ class SigmaReparam(Method):
 
     def refuse(self, site: Site) -> str | None:
         try:
-            site.projections().need("qkv", "SigmaReparam")
+            found = site.projections()
+            found.need("qkv" if found.o is None else "qkvo", "SigmaReparam", of="patches")
         except ProjectionError as error:
             return str(error)
         return None
@@ -95,7 +96,9 @@ class Spectral(nn.Module):
         for index, block in enumerate(blocks):
             owner[block.rows] = index
         self.register_buffer("owner", owner, persistent=False)
-        self.places = [(owner == i).nonzero().flatten().tolist() for i in range(len(blocks))]
+        # A convolution's matrix is (out, in·kh·kw): each input has several rows where the inputs are the rows.
+        spread = owner.repeat_interleave(full[0, 0].numel()) if self.axis and full.dim() > 2 else owner
+        self.places = [(spread == i).nonzero().flatten().tolist() for i in range(len(blocks))]
         for kind, matrix in zip(self.kinds, self._matrices(full), strict=True):
             u, v = leading(matrix)
             self.register_buffer(f"u_{kind}", u)

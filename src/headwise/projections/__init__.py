@@ -66,7 +66,7 @@ def _tell(site: Site, found: Projections) -> None:
         site.heads = site.heads or found.q.heads
         site.kv_heads = site.kv_heads or found.k.heads
         site.head_dim = site.head_dim or found.q.head_dim
-        site.hidden = site.hidden or found.q.weight().shape[1]
+        site.hidden = site.hidden or found.q.width
 
 
 def _parent(site: Site, model: nn.Module | None) -> nn.Module | None:

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 Rows = slice | Tensor
 
 
+class ProjectionError(ValueError):
+    """Raised where a site's projections cannot be told, with the reason and the remedy."""
+
+
 @dataclass(eq=False)
 class Block:
     """One of q, k, v, o of a site: which rows of which parameter, head after head.
@@ -24,6 +28,8 @@ class Block:
         head_dim: rows of one head.
         transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
         bias_module, bias_name, bias_rows: the bias, where there is one.
+        obstacle: why the parameter is no matrix that maps single tokens, or empty: a convolution over several positions, or in groups.
+        grouped: whether it is a convolution in groups, which is no matrix of patches either.
         along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
     """
 
@@ -39,14 +45,33 @@ class Block:
     bias_name: str = ""
     bias_rows: Rows | None = None
     along: tuple[tuple[nn.Module, str], ...] = ()
+    obstacle: str = ""
+    grouped: bool = False
 
     def weight(self, dtype: torch.dtype | None = None) -> Tensor:
         """Give the block as (heads * head_dim, C), rows in head-major order; differentiable, whole under FSDP2.
 
-        For q, k, v: C is the layer's input. For o the matrix is transposed: a row is one input of the output projection.
+        For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a row is
+        one input of the output projection, to (out·kh·kw).
+
+        Raises:
+            ProjectionError: of a grouped convolution, which has no such matrix.
         """
+        if self.grouped:
+            raise ProjectionError(f"{self.maker} is {self.obstacle}")
         rows = self.by_rows(whole(getattr(self.module, self.name)))[self.rows]
         return rows if dtype is None else rows.to(dtype)
+
+    @property
+    def maker(self) -> str:
+        """Give the qualified name of the module that holds the parameter."""
+        return self.where.rpartition(".")[0]
+
+    @property
+    def width(self) -> int:
+        """Give the channels that enter q, k or v, or that leave o."""
+        channels = getattr(self.module, "out_channels" if self.kind == "o" else "in_channels", None)
+        return self.weight().shape[1] if channels is None else channels
 
     def head_weight(self, head: int) -> Tensor:
         """Give the rows of one head, (head_dim, C)."""
@@ -65,7 +90,9 @@ class Block:
 
     def by_rows(self, full: Tensor) -> Tensor:
         """View the whole parameter with this block's rows along dimension 0."""
-        full = full.flatten(1) if full.dim() > 2 else full
+        if full.dim() > 2:
+            # Of a convolution, inputs stand at dimension 1 and what it spans behind them.
+            return (full.transpose(0, 1) if self.kind == "o" else full).flatten(1)
         return full.t() if self.transposed != (self.kind == "o") else full
 
     @torch.no_grad()

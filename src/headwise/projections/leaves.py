@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 class Leaf:
     """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), or a convolution.
 
-    Only a 1x1 convolution is one matrix; `obstacle` says why another is none.
+    Only a 1x1 convolution is one matrix that maps tokens; `obstacle` says why another is none.
     """
 
     name: str
@@ -29,6 +29,11 @@ class Leaf:
     def columns(self) -> int:
         """Give the number of inputs."""
         return self.module.weight.shape[0 if self.transposed else 1] * getattr(self.module, "groups", 1)
+
+    @property
+    def grouped(self) -> bool:
+        """Tell whether each output sees some of the inputs alone, so that the weight is no matrix at all."""
+        return getattr(self.module, "groups", 1) > 1
 
     @property
     def bias(self) -> Tensor | None:
@@ -63,6 +68,8 @@ def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
 
 
 def _obstacle(module: _ConvNd) -> str:
+    if module.transposed:
+        return "a transposed convolution, whose rows are inputs"
     if module.groups > 1:
         return f"a grouped convolution (groups={module.groups}), in which heads share no matrix"
     return (

@@ -67,6 +67,7 @@ def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
 def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> Block:
     """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
     made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
+    made.obstacle, made.grouped = one.obstacle, one.grouped
     outside = getattr(site.module, OUTSIDE.get(kind, ""), None) if kind != "o" else None
     if one.bias is not None:
         made.bias_module, made.bias_name = one.module, "bias"
@@ -82,6 +83,9 @@ def separate(site: Site, found: dict[str, Leaf]) -> Projections | str:
     if heads is None:
         return "does not tell how many heads it has; pass example="
     q, k, v = found["q"], found["k"], found["v"]
+    for one in (q, k, v):
+        if getattr(one.module, "transposed", False):
+            return f"has {one.name}, {one.obstacle}"
     size = site.head_dim or number(site, HEAD_DIM) or q.rows // heads
     if q.rows != heads * size:
         return f"has {q.name} with {q.rows} outputs, which are not {heads} heads of {size}"
@@ -102,6 +106,8 @@ def add_output(made: Projections, one: Leaf | None, heads: int, value_dim: int, 
     """Add the output projection, or say why there is none."""
     if one is None:
         made.missing["o"] = "has no output projection of its own; it was looked for by name below it and beside it"
+    elif getattr(one.module, "transposed", False):
+        made.missing["o"] = f"has {one.name}, {one.obstacle}"
     elif one.columns != heads * value_dim:
         made.missing["o"] = f"has {one.name} with {one.columns} inputs, which are not {heads} heads of {value_dim}"
     else:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.projections.projections import ProjectionError, Projections
+from headwise.projections.block import Block, ProjectionError
+from headwise.projections.projections import Projections
 
 if TYPE_CHECKING:
     from headwise.core.site import Site
@@ -19,12 +20,17 @@ def factors(found: Projections, dtype: torch.dtype = torch.float32) -> list[tupl
     Each (H, d, C): grouped keys and values are repeated, so that gradients of a shared one sum over its group.
     A site without an output projection has the first product only.
     """
-    q, k = (block.by_head(dtype) for block in found.need("qk"))
+    q, k = (block.by_head(dtype) for block in found.need("qk", of="patches"))
     made = [(_repeated(k, len(q)), q)]
     if found.o is not None and found.v is not None:
-        o, v = found.o.by_head(dtype), found.v.by_head(dtype)
+        o, v = (block.by_head(dtype) for block in output_and_values(found))
         made.append((o, _repeated(v, len(o))))
     return made
+
+
+def output_and_values(found: Projections, who: str = "this") -> tuple[Block, Block]:
+    """Give the blocks of W_O W_V. Values may be made of patches; an output over several positions has no one product."""
+    return found.need("o", who)[0], found.need("v", who, of="patches")[0]
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
@@ -34,7 +40,8 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def refusal(site: Site, who: str) -> str | None:
     """Say why a method on the products has no meaning on a site, or None where it has."""
     try:
-        site.projections().need("qkvo", who)
+        site.projections().need("qk", who, of="patches")
+        output_and_values(site.projections(), who)
     except ProjectionError as error:
         return str(error)
     return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
-from headwise.projections.block import Block
+from headwise.projections.block import Block, ProjectionError
 
 REMEDY = {
     "q": "separate query weights",
@@ -43,21 +44,34 @@ class Projections:
     @property
     def heads(self) -> int:
         """Give the number of query heads."""
-        return self.need("q")[0].heads
+        return self.need("q", of="rows")[0].heads
 
     @property
     def kv_heads(self) -> int:
         """Give the number of key/value heads."""
-        return self.need("k")[0].heads
+        return self.need("k", of="rows")[0].heads
 
-    def need(self, kinds: str, who: str = "this") -> tuple[Block, ...]:
-        """Give the named blocks, such as `need("qk", "QKClip")`.
+    def need(
+        self, kinds: str, who: str = "this", of: Literal["tokens", "patches", "rows"] = "tokens"
+    ) -> tuple[Block, ...]:
+        """Give the named blocks, such as `need("qk", "QKClip", of="rows")`.
+
+        Args:
+            kinds: of "q", "k", "v" and "o".
+            who: asks for them, for messages.
+            of: what they must be: matrices that map single tokens; matrices (out, in·kh·kw) that map patches of tokens, as
+                convolutions do; or rows that belong to heads, whatever they are multiplied with.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, where one is missing.
+            ProjectionError: naming the site, the reason and the remedy, where one is missing or is no such matrix.
         """
         for kind in kinds:
-            if getattr(self, kind) is None:
+            block = getattr(self, kind)
+            if block is not None and ((block.grouped and of != "rows") or (block.obstacle and of == "tokens")):
+                raise ProjectionError(
+                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.obstacle}"
+                )
+            if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")
         return tuple(getattr(self, kind) for kind in kinds)
 
@@ -67,7 +81,3 @@ class Projections:
         for block in self.blocks:
             seen.setdefault((id(block.module), block.name), (block.module, block.name))
         return list(seen.values())
-
-
-class ProjectionError(ValueError):
-    """Raised where a site's projections cannot be told, with the reason and the remedy."""

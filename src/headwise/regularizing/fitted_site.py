@@ -45,6 +45,7 @@ class Fitted:
         self.number = live_sites.enroll(self)
         self.shares_values = False
         self.reached = False
+        self.without_gradients = False
         self.alive = True
         self.samples: int | None = None
         self.seen: dict[str, Any] = {}
@@ -105,9 +106,7 @@ class Fitted:
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
         hidden = self.entered.take()
-        if training and torch.is_grad_enabled():
-            self.reached = True
-            self._owner.fresh = True
+        self._note(training)
         self._check(q, k, hidden)
         if self.needs("branch"):
             self.called.put((q.shape[2], k.shape[2], settings.get("mask"), bool(settings.get("causal"))))
@@ -138,10 +137,16 @@ class Fitted:
             return False
         if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
             return False
+        self._note(training)
+        return True
+
+    def _note(self, training: bool) -> None:
+        """Take note that a training forward came here, and whether it is differentiated."""
         if training and torch.is_grad_enabled():
             self.reached = True
             self._owner.fresh = True
-        return True
+        elif training and self._owner.differentiates:
+            self.without_gradients = True
 
     def _learn_causal(self) -> None:
         """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""
@@ -279,6 +284,11 @@ class Fitted:
         store.clear()
         for part in (self.methods, self.stores, self.values, self.salts):
             del part[i]
+
+    @property
+    def repeats_matter(self) -> bool:
+        """Tell whether a repeated pass matters to a method here."""
+        return any(m.random or m.penalizes or m.carries for m in self.methods)
 
     def stateful(self) -> str:
         """Name the methods for which a repeated pass matters."""

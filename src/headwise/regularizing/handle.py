@@ -20,9 +20,11 @@ from headwise.core.site import Site
 from headwise.hosts.host import Found
 from headwise.regularizing import learned_parameters as learned
 from headwise.regularizing import penalties as ledger
+from headwise.regularizing import reach
 from headwise.regularizing import shared_values as carried
 from headwise.regularizing.coverage import Report, Row
 from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.forgotten import Forgotten
 from headwise.regularizing.plan import HANDLE, Plan, Where, handle, plan
 from headwise.regularizing.strengths import Strengths
 
@@ -81,6 +83,7 @@ class Regularized:
         self.forward = Forward()
         self.fresh = False
         self.seen_training = False
+        self.differentiates = False
         self.checked = False
         self.removed = False
         self._found: list[Found] = made.found
@@ -89,7 +92,11 @@ class Regularized:
         self._strengths = Strengths()
         self._hooks: list[Any] = []
         self.fitted: list[Fitted] = []
+        before = {id(parameter) for parameter in model.parameters()}
         self._attach(made)
+        # By name: sharding puts other objects into the same places.
+        self.brought = [name for name, parameter in model.named_parameters() if id(parameter) not in before]
+        self._forgotten = Forgotten(self)
 
     # Fitting
 
@@ -121,7 +128,8 @@ class Regularized:
         self._adapters = {fitted.site: adapters[fitted.site] for fitted in self.fitted}
         self._hooks = [
             self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.model.register_forward_hook(self._after),
+            # A forward that failed half-way ends too: what it carried is no later call's.
+            self.model.register_forward_hook(self._after, always_call=True),
             self.model.register_load_state_dict_pre_hook(self._before_load),
         ]
         self.model.__dict__[HANDLE] = self
@@ -129,27 +137,32 @@ class Regularized:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            self.seen_training = self.fresh = True
+            self.seen_training = self.fresh = self.differentiates = True
+            if not torch.compiler.is_compiling():
+                self._forgotten.forward()
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         self.forward.begin(tensors[0].size(0) if tensors else None)
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
-        learned.explain_loading(self, state, prefix, strict, lists[-1])
+        learned.explain_loading(self, state, prefix, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
         self.forward.end()
+        self.differentiates = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
         passing: dict[str, Any] = {"_ledger": []}
-        shared = {"methods": list(self.methods), "_strengths": self._strengths.copy()}
+        shared = {"methods": list(self.methods), "_strengths": self._strengths.copy(), "_forgotten": None}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
                 twin.__dict__[name] = passing.get(name, shared.get(name))
             else:
                 twin.__dict__[name] = copy.deepcopy(value, memo)
+        # The copy has a training loop of its own.
+        twin._forgotten = Forgotten(twin)
         return twin
 
     # What sites ask of the handle
@@ -176,18 +189,28 @@ class Regularized:
         for squares, count, strength in call.norms:
             self._ledger.append((squares, count, this.again, strength))
 
+    def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
+        """Give the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
+        return self._strengths.at(method, name, step, site)
+
+    def drop_penalties(self) -> bool:
+        """Forget the penalties that were never read, and tell whether there were any."""
+        entries, self._ledger = self._ledger, []
+        return bool(entries)
+
     # What the training loop calls
 
     def loss(self) -> Tensor:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step.
+            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
         """
         self._alive()
         if self.seen_training:
             self._check_reached()
         entries, self._ledger = self._ledger, []
+        self._forgotten.read, self._forgotten.unread = True, 0
         total = ledger.total(entries, self._device())
         if self.fresh:
             total = total + self._weight_penalties(total)
@@ -207,12 +230,14 @@ class Regularized:
         """Tell the methods that the optimizer stepped: schedules move on, and methods that act after the step act.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step.
+            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
         """
         self._alive()
         self._check_reached()
+        self._forgotten.stepped = True
         self.step += 1
         for f in self.fitted:
+            f.reached = False
             for method, store in zip(f.methods, f.stores, strict=True):
                 if method.overrides("after_step"):
                     method.after_step(f.site, store)
@@ -228,17 +253,13 @@ class Regularized:
         self._alive()
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
+        if not self._forgotten.stepped:
+            self._forgotten.listen()
 
     def _check_reached(self) -> None:
-        if self.checked or not self.fitted:
-            return
-        missed = [f.site.name for f in self.fitted if not f.reached and any(m.acts != "step" or m.overrides("read_free") for m in f.methods)]
-        if missed:
-            raise RuntimeError(
-                f"never reached in the first training step: {', '.join(missed)}. The methods there did nothing. Call the model "
-                "in training mode before loss() and after_step(), or leave these sites out with where="
-            )
-        self.checked = True
+        if self.fitted:
+            reach.check(self.model, self.fitted, first=not self.checked)
+            self.checked = True
 
     def _alive(self) -> None:
         if self.removed:
@@ -250,18 +271,39 @@ class Regularized:
 
     # State
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Give the parameters that the methods brought along, for an optimizer that was made before them."""
+        known = dict(self.model.named_parameters())
+        return [known[name] for name in self.brought if name in known]
+
     def state(self) -> dict[str, Any]:
         """Give what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
         counters = {f.site.name: int(f.counter) for f in self.fitted}
         return {"step": self.step, "counters": counters, "strengths": self._strengths.state(self.methods)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take `state()` of an earlier run."""
+        """Take `state()` of an earlier run with the same layers and methods.
+
+        Raises:
+            ValueError: where it is that of another model or of other methods; nothing is taken then.
+        """
+        self._alive()
+        self._check_state(state)
         self.step, self.checked = int(state["step"]), bool(state["step"])
         for f in self.fitted:
             f.counter.fill_(int(state["counters"][f.site.name]))
         self._strengths.load_state(self.methods, state.get("strengths", ()))
         self._strengths.write(self.fitted, self.step)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        own, other = {f.site.name for f in self.fitted}, set(state["counters"])
+        if own != other:
+            lines = [f"{which}: {', '.join(sorted(names))}" for which, names in (("only here", own - other), ("only there", other - own)) if names]
+            raise ValueError(
+                f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model as it was "
+                "when state() was called, with the same where="
+            )
+        self._strengths.check_state(self.methods, state.get("strengths", ()))
 
     # Reading and leaving
 
@@ -335,6 +377,7 @@ class Regularized:
             hook.remove()
         self.forward.end()
         self._ledger.clear()
+        self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True
 

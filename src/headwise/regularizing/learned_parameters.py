@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized
@@ -51,7 +53,7 @@ def _print(parameter: Tensor) -> Print:
     return parameter._version, float(values.sum()), float(values.square().sum())
 
 
-def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, strict: bool, errors: list[str]) -> None:
+def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
     """Explain why the weights of a plain model, or of one with other methods, do not fit a regularized model."""
     missing = [k for k in own_keys(handle) if prefix + k not in state]
     if not missing:
@@ -63,7 +65,20 @@ def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, str
         f"{'with the methods they were saved with' if other else 'before regularize()'}, or call remove() (remove(discard=True) "
         "after training) first. The other way round, call fold() before saving, so that plain models can load what can be folded"
     )
-    if strict:
+    if _strict():
         errors.append(text)
     else:
         warnings.warn(text, stacklevel=2)
+
+
+def _strict() -> bool:
+    """Tell whether the weights that are being loaded must fit.
+
+    torch tells its hooks "strict" whatever was asked for: only the frame of load_state_dict knows.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module.load_state_dict.__code__:
+            return bool(frame.f_locals["strict"])
+        frame = frame.f_back
+    return False

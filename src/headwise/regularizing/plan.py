@@ -131,6 +131,11 @@ def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool]
         raise TypeError(f"where must be a function of a site or names of layers, got {where!r}")
     names = {where} if isinstance(where, str) else set(where)
     known = [f.site.name for f in found]
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"where takes names of layers, got {name!r}: write {known[0]!r}, or choose by depth, where=lambda site: site.depth == 0"
+            )
     for name in sorted(names):
         if name not in known:
             raise ValueError(f"There is no attention layer {name!r}.{suggest(name, known)} Layers: {', '.join(known)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def share(forward: Forward, call: Call) -> None:
             "that the layers above it could get values of other tokens: methods that carry values do not work on this model"
         )
     now.carried[call.site.stack] = call.v
+    if not now.running:
+        now.given.clear()
 
 
 def first_values(forward: Forward, call: Call) -> Tensor | None:
@@ -41,11 +44,16 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
         for inner in this.first_runs:
             inner.carried[stack] = this.region.carried[stack]
         return this.region.carried[stack]
-    values = forward.now().carried.get(stack)
+    now = forward.now()
+    values = now.carried.get(stack)
+    if not now.running and not torch.compiler.is_compiling():
+        # Layers that are called one by one get the values once: a second time they are those of an earlier input.
+        values = None if call.site.index in now.given else values
+        now.given.add(call.site.index)
     if values is None:
         raise RuntimeError(
             f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
-            "in this forward; call the whole model"
+            "in this forward; call the whole model, or the layers in their order"
         )
     _same_tokens(call, values)
     for region in this.first_runs:

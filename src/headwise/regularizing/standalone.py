@@ -19,6 +19,7 @@ class Lone:
 
     def __init__(self, seed: int, first: Tensor | None) -> None:
         self.seed, self.first, self.step = seed, first, 0
+        self.differentiates = False
 
     def count(self, method: Method) -> int:
         """Give the number of sites: one."""

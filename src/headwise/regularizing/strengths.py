@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.core import schedule
 from headwise.core.method import Method
-from headwise.core.schedule import Schedule, extremes
+from headwise.core.schedule import Schedule, extremes, number
 
 if TYPE_CHECKING:
+    from headwise.core.site import Site
     from headwise.regularizing.fitted_site import Fitted
 
 
@@ -39,6 +40,7 @@ class Strengths:
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
             raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
+        changes = {name: number(value) for name, value in changes.items()}
         for known in hit:
             for name, value in changes.items():
                 _check(known, name, value)
@@ -49,13 +51,15 @@ class Strengths:
         for f in fitted:
             for method, values in zip(f.methods, f.values, strict=True):
                 for name, tensor in values.items():
-                    chosen = self.chosen.get((method, name))
-                    if isinstance(chosen, Schedule):
-                        number = chosen.value(step, f.site)
-                    else:
-                        # The method's own schedule, over depth or steps, goes on from a chosen number.
-                        number = (method if chosen is None else method.replace(**{name: chosen})).at(name, step, f.site)
-                    tensor.fill_(number)
+                    tensor.fill_(self.at(method, name, step, f.site))
+
+    def at(self, method: Method, name: str, step: int, site: Site) -> float:
+        """Give the strength of a method on a site at an optimizer step."""
+        chosen = self.chosen.get((method, name))
+        if isinstance(chosen, Schedule):
+            return chosen.value(step, site)
+        # The method's own schedule, over depth or steps, goes on from a chosen number.
+        return (method if chosen is None else method.replace(**{name: chosen})).at(name, step, site)
 
     def shown(self, method: Method) -> str:
         """Give a method's text with what was chosen since."""
@@ -67,7 +71,8 @@ class Strengths:
         """Give what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
         found = []
         for (method, name), value in self.chosen.items():
-            entry: dict[str, Any] = {"method": next(i for i, m in enumerate(methods) if m is method), "setting": name}
+            place = next(i for i, m in enumerate(methods) if m is method)
+            entry: dict[str, Any] = {"method": place, "kind": type(method).__name__, "setting": name}
             if isinstance(value, Schedule):
                 entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
             else:
@@ -76,21 +81,26 @@ class Strengths:
         return found
 
     def load_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Take `state()` of an earlier run with the same methods.
-
-        Raises:
-            ValueError: where a schedule is not one of headwise's, which a state cannot carry.
-        """
+        """Take `state()` of an earlier run with the same methods; `check_state` says where they are others."""
         self.chosen.clear()
         for entry in state:
-            if "schedule" in entry:
-                kind = getattr(schedule, entry["schedule"], None)
-                if kind is None:
-                    raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
-                value = kind(**entry["fields"])
-            else:
-                value = entry["value"]
+            value = getattr(schedule, entry["schedule"])(**entry["fields"]) if "schedule" in entry else entry["value"]
             self.chosen[methods[entry["method"]], entry["setting"]] = value
+
+    def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
+        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state carries."""
+        for entry in state:
+            place, name = entry["method"], entry["setting"]
+            known = methods[place] if place < len(methods) else None
+            # States of version 0.1 do not name the kind.
+            kind = entry.get("kind", type(known).__name__)
+            if known is None or type(known).__name__ != kind or name not in known.live:
+                raise ValueError(
+                    f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and the methods here are "
+                    f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called with"
+                )
+            if "schedule" in entry and not hasattr(schedule, entry["schedule"]):
+                raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
 
 
 def _check(method: Method, name: str, value: float | Schedule) -> None:
@@ -98,5 +108,5 @@ def _check(method: Method, name: str, value: float | Schedule) -> None:
         raise ValueError(f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}")
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
-    for number in extremes(value):
-        method.replace(**{name: number})
+    for strength in extremes(value):
+        method.replace(**{name: strength})

@@ -40,6 +40,8 @@ class Places:
             self.handle = handle(inner)
         except ValueError:
             # The package's name is the function, whatever was imported before; the module of that name would hide it.
+            from headwise.regularizing.handle import regularize
+
             self.handle = self._own = regularize(inner, where=where, allow_none=True)
             self.fitted = list(self._own.fitted)
             return

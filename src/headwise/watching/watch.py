@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
 from headwise.watching.logs import Careful, logs_of
@@ -16,6 +17,9 @@ from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder, SiteObserver
 from headwise.watching.records import Figures, Record
 from headwise.watching.weights import Weights, known_names
+
+# The step of an optimizer before which step() must have been called once.
+BY_STEP = 3
 
 OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
 
@@ -87,6 +91,8 @@ class Watch:
             observer = SiteObserver(fitted, self._recorder)
             fitted.observer = observer
             self._observers.append(observer)
+        self._forgotten = OptimizerSteps(self._sites.handle.model, self._tell_forgotten)
+        self._forgotten.listen()
         self._arm()
 
     # What the training loop calls
@@ -98,6 +104,7 @@ class Watch:
             HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
+        self._forgotten.stop()
         alerts = self._take() if self._armed else []
         self.steps += 1
         self._arm()
@@ -149,6 +156,18 @@ class Watch:
                 f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4
             )
 
+    def _tell_forgotten(self, number: int) -> None:
+        # A warning and no error: watching must not stop a training that is right without it.
+        if number < BY_STEP:
+            return
+        self._forgotten.stop()
+        if is_first():
+            text = (
+                f"watch.step() was not called in the first {BY_STEP - 1} optimizer steps, so that nothing is recorded and every forward is "
+                "read as one of step 0: call it after each optimizer.step(), or use headwise.WatchCallback with transformers.Trainer"
+            )
+            warnings.warn(text, HealthWarning, stacklevel=5)
+
     def _tell(self, alerts: list[Record]) -> None:
         if not alerts or self.on_alert is None:
             return
@@ -185,6 +204,7 @@ class Watch:
         for fitted in self._sites.fitted:
             fitted.armed, fitted.observer = False, None
         self._sites.leave()
+        self._forgotten.stop()
         self._recorder.clear()
         self._observers = []
         self._logs.close()

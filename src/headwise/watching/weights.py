@@ -64,6 +64,8 @@ class Weights:
         q, k = found.q, found.k
         if q is None or k is None:
             return "; ".join(found.missing.values()) or "the query and key weights were not found"
+        if q.obstacle or k.obstacle:
+            return f"queries or keys are made by {q.obstacle or k.obstacle}"
         if q.bias() is not None or k.bias() is not None or k.along:
             return "a bias is added to queries or keys"
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(q.module, k.module):

@@ -48,7 +48,7 @@ class FusedAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = fitted.site.projections().need("o", "branch")[0].module if fitted.needs("branch") else None
+        output = fitted.site.projections().need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
         self.hooks = Hooks(fitted, inside=output is not None and any(m is output for m in module.modules()))

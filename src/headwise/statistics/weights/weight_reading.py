@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
+from headwise.projections.products import output_and_values
 from headwise.statistics.weights.product import Product
 from headwise.statistics.weights.rotary import rotary_pairs
 
@@ -44,9 +45,9 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
         return WeightReading({}, {"qk": str(error), "vo": str(error)})
     products, missing = {}, {}
     with torch.no_grad():
-        for kind, (own, shared) in {"qk": ("q", "k"), "vo": ("o", "v")}.items():
+        for kind in ("qk", "vo"):
             try:
-                blocks = found.need(own + shared, "it")
+                blocks = found.need("qk", "it", of="patches") if kind == "qk" else output_and_values(found, "it")
                 products[kind] = _product(site, kind, *(block.by_head(dtype).detach() for block in blocks))
             except ProjectionError as error:
                 missing[kind] = str(error)
