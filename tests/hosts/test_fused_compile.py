@@ -10,7 +10,7 @@ from own_models import CausalAttention, GroupsOfTheirOwn, SelfAttention, stack, 
 from tiny_timm import WHOLE, images, made
 
 import headwise
-from headwise.attention import computation as core
+from headwise.attention import softmax
 from headwise.hosts.sdpa import call as fused_call
 
 
@@ -21,7 +21,7 @@ def _fresh_compiler():
     yield
     torch._dynamo.reset()
     assert fused_call.current.top is None
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def graphs():

@@ -28,7 +28,7 @@ from headwise import (
     RelaxedAttention,
     ValueResidual,
 )
-from headwise.attention import computation as core
+from headwise.attention import softmax
 from headwise.hosts.sdpa import call as fused_call
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
@@ -38,7 +38,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 def _nothing_is_left():
     yield
     assert fused_call.current.top is None
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def test_imported_by_name_is_never_reached_and_says_so_in_the_first_step():

@@ -20,7 +20,7 @@ from headwise import (
     DropHead,
     RelaxedAttention,
 )
-from headwise.attention import computation as core
+from headwise.attention import softmax
 from headwise.core.method import Method
 from headwise.hosts.sdpa import call as fused_call
 
@@ -31,7 +31,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 def _nothing_is_left():
     yield
     assert fused_call.current.top is None
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def alone(seed=7):
@@ -132,7 +132,7 @@ def test_models_are_removed_in_any_order_and_the_last_gives_the_function_back(or
         assert torch.equal(models[index](x), plain)
         for left in order[done + 1 :]:
             assert torch.equal(models[left](x), regularized)
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def test_a_model_thrown_away_without_remove_gives_the_function_back():
@@ -144,7 +144,7 @@ def test_a_model_thrown_away_without_remove_gives_the_function_back():
     assert F.scaled_dot_product_attention is fused_call.routed
     del twin
     gc.collect()
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def test_a_call_that_was_on_its_way_when_the_function_was_given_back_is_made():
@@ -161,7 +161,7 @@ def test_somebody_elses_wrapper_is_called_and_left_in_place(monkeypatch):
 
     def counting(*args, **kwargs):
         calls.append(kwargs)
-        return core.fused(*args, **kwargs)
+        return softmax.fused(*args, **kwargs)
 
     model, x = stack(), tokens()
     monkeypatch.setattr(F, "scaled_dot_product_attention", counting)

@@ -19,7 +19,7 @@ from headwise import (
     NeuTRENO,
     RelaxedAttention,
 )
-from headwise.attention import computation as core
+from headwise.attention import softmax
 from headwise.hosts.sdpa import call as fused_call
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
@@ -29,7 +29,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 def _nothing_is_left():
     yield
     assert fused_call.current.top is None
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def test_threads_with_models_of_their_own_do_not_meet():

@@ -9,7 +9,7 @@ from tiny_timm import DROPPING, WHOLE, images, made, run
 
 import headwise
 from headwise import AttnScale, DropColumn, DropHead, DropKey, InputNoise, NeuTRENO, RelaxedAttention
-from headwise.attention import computation as core
+from headwise.attention import softmax
 
 NEUTRAL = (
     DropHead(p=0.0),
@@ -82,7 +82,7 @@ def test_removal_gives_back_the_same_bits_keys_and_attributes(name):
     assert torch.equal(run(model, x, training=True), plain)
     assert [set(vars(m)) for m in model.modules()] == attributes
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -100,7 +100,7 @@ def test_a_deep_copy_is_a_regularized_model_of_its_own(name):
     assert len(gains) == len(other.fitted)
     assert all(p.grad is not None for p in gains)
     other.remove()
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
 
 
 def test_a_plain_state_dict_is_explained_to_a_regularized_model():

@@ -23,8 +23,8 @@ from headwise import (
     QKClip,
     Ramp,
     SigmaReparam,
-    optimizer_steps,
 )
+from headwise.regularizing import optimizer_steps
 from headwise.regularizing.forgotten import KEPT
 from headwise.watching.alerts import HealthWarning
 

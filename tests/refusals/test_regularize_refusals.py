@@ -15,6 +15,7 @@ from untouched import fresh, same, untouched
 import headwise
 from headwise import AttnScale, DropHead, DropKey, GatedOutput, NeuTRENO, QKClip, RelaxedAttention
 from headwise.attention import computation as core
+from headwise.attention import softmax
 from headwise.core.method import Method
 
 LAYERS = r"blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn"
@@ -205,9 +206,9 @@ def test_a_method_named_for_a_layer_where_it_has_no_meaning_is_refused():
 
 
 def test_importing_headwise_routes_nothing():
-    assert F.scaled_dot_product_attention is core.fused
+    assert F.scaled_dot_product_attention is softmax.fused
     assert "headwise.hosts.sdpa.adapter" in sys.modules
-    assert Path(core.__file__).name == "attention.py"
+    assert Path(core.__file__).name == "computation.py"
 
 
 def test_a_copy_of_a_regularized_model_is_refused_as_the_model_is():
