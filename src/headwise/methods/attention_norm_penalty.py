@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..kernels.row_statistics import at_least_fp32
 from ..method import Method
 from .real_tokens import key_counts, only_real_rows, query_counts
 
@@ -40,15 +41,15 @@ class AttentionNormPenalty(Method):
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
 
     def read(self, a: Tensor, call: Call) -> None:
-        self._penalize(a.float().square().sum(-1), call)
+        self._penalize(at_least_fp32(a).square().sum(-1), call)
 
     def read_free(self, rows: Rows, call: Call) -> None:
-        self._penalize(rows.sum_of_squares().float(), call)
+        self._penalize(rows.sum_of_squares(), call)
 
     def _penalize(self, squares: Tensor, call: Call) -> None:
         squares = only_real_rows(squares.unsqueeze(-1), call)[..., 0].sum(2)
-        size = (query_counts(call) * key_counts(call)).expand(call.batch)
-        tiny = torch.finfo(torch.float32).tiny
+        size = (query_counts(call).to(squares.dtype) * key_counts(call)).expand(call.batch)
+        tiny = torch.finfo(squares.dtype).tiny
         if self.per_map:
             norm = squares.clamp(min=tiny).sqrt() / size[:, None]
         else:

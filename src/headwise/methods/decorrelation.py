@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..kernels.row_statistics import at_least_fp32
 from ..method import Method
 from .real_tokens import key_counts, only_real_rows
 
@@ -50,8 +51,8 @@ class Decorrelation(Method):
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.probes is not None:
-            return self._penalize(self._estimate(a.float() @ self._signs(call).float(), call), call)
-        a = only_real_rows(a.float(), call)
+            return self._penalize(self._estimate(at_least_fp32(a) @ at_least_fp32(self._signs(call)), call), call)
+        a = only_real_rows(at_least_fp32(a), call)
         grams = a @ a.mT
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
         return self._penalize(total / 2, call)
@@ -59,7 +60,7 @@ class Decorrelation(Method):
     def read_free(self, rows: Rows, call: Call) -> Any:
         if self.probes is None:
             return NotImplemented
-        return self._penalize(self._estimate(rows.attend(self._signs(call)).float(), call), call)
+        return self._penalize(self._estimate(at_least_fp32(rows.attend(self._signs(call))), call), call)
 
     def _signs(self, call: Call) -> Tensor:
         shape = (call.samples, call.heads, call.keys, int(self.probes or 0))

@@ -27,7 +27,7 @@ class QKClip(Method):
 
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance), biases
     included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step, on all
-    processes, without position biases and before a soft-cap. Under grouped queries the group's largest counts. Hosts that
+    processes, without position biases and before a soft-cap; padded queries count as little as padded keys. Under grouped queries the group's largest counts. Hosts that
     normalise queries and keys are refused: their logits do not depend on the size of these weights.
     """
 
@@ -70,7 +70,7 @@ class QKClip(Method):
         hard = call.rows is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
         seen = call.store(self).largest
-        tallest = largest_logits(call.q, call.k, mask, causal, call.scale).amax(0)
+        tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_rows()).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
