@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _METHODS = (
     "AttentionNormPenalty AttnScale Decorrelation Disagreement DropAttention DropColumn DropHead DropKey EntropyPenalty FeatScale "
     "GatedOutput InputNoise NeuTRENO NuclearDecay ProductDecay QKClip QKNorm RelaxedAttention SigmaReparam SoftCap "
-    "SymmetricAttention Temperature ValueResidual"
+    "SpectralNorm SymmetricAttention Temperature ValueResidual WeightNorm"
 ).split()
 
 _WHERE = {

@@ -20,9 +20,11 @@ from .qk_norm import QKNorm
 from .relaxed_attention import RelaxedAttention
 from .sigma_reparam import SigmaReparam
 from .soft_cap import SoftCap
+from .spectral_norm import SpectralNorm
 from .symmetric_attention import SymmetricAttention
 from .temperature import Temperature
 from .value_residual import ValueResidual
+from .weight_norm import WeightNorm
 
 __all__ = [
     "AttentionNormPenalty",
@@ -45,7 +47,9 @@ __all__ = [
     "RelaxedAttention",
     "SigmaReparam",
     "SoftCap",
+    "SpectralNorm",
     "SymmetricAttention",
     "Temperature",
     "ValueResidual",
+    "WeightNorm",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..kernels.largest_logits import largest_logits
 from ..method import Method
 from ..projections import ProjectionError
+from ..spectral import Spectral
 
 if TYPE_CHECKING:
     from ..call import Call
@@ -51,6 +52,10 @@ class QKClip(Method):
         return None
 
     def build(self, site: Site, store: Store) -> None:
+        for module in _modules(site):
+            for chain in getattr(module, "parametrizations", {}).values():
+                if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
+                    raise ValueError(f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them")
         query = site.projections().q
         assert query is not None
         device = getattr(query.module, query.name).device
@@ -85,6 +90,11 @@ class QKClip(Method):
         key.scale_(eta ** (1 - self.balance))
         for other in sharers:
             other.largest.fill_(float("-inf"))
+
+
+def clipped(site: Site) -> bool:
+    """Tell whether QKClip shrinks the weights of a site."""
+    return any(SHARING in module.__dict__ for module in _modules(site))
 
 
 def _modules(site: Site) -> list[nn.Module]:
