@@ -57,6 +57,8 @@ class Fitted:
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
+        # Says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word.
+        self.later: Entered | None = None
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:

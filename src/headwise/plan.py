@@ -10,6 +10,7 @@ from torch import nn
 
 from . import hosts, passes
 from .examine import examine
+from .hosts import residual
 from .hosts.host import Found
 from .method import Method
 from .site import Site
@@ -160,7 +161,7 @@ def refusal(method: Method, site: Site) -> str | None:
         return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
     if (method.self_only or method.carries) and site.pooled:
         return "needs queries and keys of the same tokens, and this layer pools one of them"
-    return method.refuse(site)
+    return method.refuse(site) or (residual.obstacle(site) if method.overrides("branch") else None)
 
 
 def _no_first(made: Plan, site: Site) -> str | None:

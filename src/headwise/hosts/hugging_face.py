@@ -18,6 +18,7 @@ from .host import Found, Hooks
 from .hugging_face_cache import asks_for_own_tokens
 from .hugging_face_call import routed
 from .hugging_face_site import describe
+from .residual import projection_dropout
 
 if TYPE_CHECKING:
     from ..fitted import Fitted
@@ -131,7 +132,8 @@ class HuggingFaceAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            self.handles.append(self.site.projections().o.module.register_forward_hook(hooks.after))
+            output = self.site.projections().need("o", "what acts on the branch")[0].module
+            self.handles += hooks.follow(output, projection_dropout(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..fitted import touches_call
+from ..forward import Entered
 from ..site import Site
 from .host import Found, is_cross
+from .residual import projection_dropout
 from .torch_mha_call import Arguments, attend, fits
 
 if TYPE_CHECKING:
@@ -70,11 +72,16 @@ class TorchAdapter:
         self.site, self.layers = site, layers
         self.fitted: Fitted | None = None
         self.native: list[int] = []
+        self.dropout: Any = None
 
     def attach(self, fitted: Fitted) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
         self.site.module.__dict__["forward"] = self.forward
+        dropout = projection_dropout(self.site) if fitted.needs("branch") else None
+        if dropout is not None:
+            fitted.later = Entered()
+            self.dropout = dropout.register_forward_hook(self.leave)
         if _acts(fitted):
             # Read by the native path's conditions alone: the layer's activation is `layer.activation`.
             self.native = [layer.activation_relu_or_gelu for layer in self.layers]
@@ -88,7 +95,20 @@ class TorchAdapter:
         # Another wrapper put around ours keeps its place and meets the module's own forward from now on.
         if getattr(self.site.module.__dict__.get("forward"), "__self__", None) is self:
             del self.site.module.__dict__["forward"]
-        self.fitted, self.native = None, []
+        if self.dropout is not None:
+            self.dropout.remove()
+        self.fitted, self.native, self.dropout = None, [], None
+
+    def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Show the module's result to the `branch` stages where it has passed the dropout before the residual."""
+        fitted = self.fitted
+        if fitted is None or fitted.later is None or fitted.later.take() is None:
+            return output
+        if output.dim() == 2:
+            return fitted.leave(output.unsqueeze(0)).squeeze(0)
+        first = self.site.module.batch_first
+        y = fitted.leave(output if first else output.transpose(0, 1))
+        return y if first else y.transpose(0, 1)
 
     def forward(
         self,
