@@ -24,8 +24,9 @@ class AttentionNormPenalty(Method):
     By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
     1/√(batch·heads), so that it hardly acts, and a batch split in two forwards gives other numbers than the whole (split over
     processes it gives the same: squares are summed before the root).
-    `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Padded queries and
-    keys count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
+    `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Layers add up, each
+    being one term of the loss; the blog does not say (for `Decorrelation`, which averages, neither). Padded queries and keys
+    count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
     """
 
     strength: float = 1.0

@@ -24,7 +24,8 @@ class Decorrelation(Method):
     What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
     permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in
     one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`.
-    Averaged over samples and layers; padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
+    Averaged over samples and layers: the blog names neither reduction nor coefficient, and its term grows with the pairs of heads
+    already, so that a mean keeps one strength fit for any depth (`AttentionNormPenalty`, a tiny term, adds up). Padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
     which needs the weights. `probes=n` gives instead an unbiased estimate from n random signs per head and key, matrix-free.
     """
 
