@@ -148,7 +148,13 @@ def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
         seen[id(one.module.weight)] = one.name
         transposed = one.transposed or isinstance(one.module, _ConvTransposeNd)
         size = one.module.weight.shape[1 if transposed else 0]
-        found.append((one.module, "weight", [Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)]))
+        found.append(
+            (
+                one.module,
+                "weight",
+                [Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)],
+            )
+        )
     return found
 
 

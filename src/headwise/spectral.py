@@ -94,7 +94,9 @@ class Spectral(nn.Module):
             RuntimeError: without a gamma: the sizes of the heads are bound to each other then.
         """
         if self.gamma is None:
-            raise RuntimeError("a weight of spectral norm 1 cannot be rescaled by head: fold or remove SpectralNorm first")
+            raise RuntimeError(
+                "a weight of spectral norm 1 cannot be rescaled by head: fold or remove SpectralNorm first"
+            )
         before = self.sigma(whole(weight.detach()))
         shape = [1] * weight.dim()
         shape[axis] = -1

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import _bert, _ids
 from small_models import Attention as Plain
+from small_models import _bert, _ids
 from torch import nn
 
 import headwise
@@ -83,8 +83,22 @@ def vit(p):
     import timm
 
     torch.manual_seed(0)
-    net = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=32, num_heads=4, proj_drop_rate=p, init_values=0.1, num_classes=5)
-    return net, (torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)),), {}, [f"blocks.{i}.attn" for i in (0, 1)]
+    net = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        depth=2,
+        embed_dim=32,
+        num_heads=4,
+        proj_drop_rate=p,
+        init_values=0.1,
+        num_classes=5,
+    )
+    return (
+        net,
+        (torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)),),
+        {},
+        [f"blocks.{i}.attn" for i in (0, 1)],
+    )
 
 
 def bert(p):
@@ -173,7 +187,10 @@ def _one_for_all(block, x):
 def test_a_dropout_by_function_call_is_refused_by_name_unless_it_is_0():
     net = nn.Sequential(ByFunction(0.1))
     keys = list(net.state_dict())
-    with pytest.raises(ValueError, match=r"0\.attn.*FeatScale drops the attention branch by a function call with p=0\.1 in ByFunction.*where="):
+    with pytest.raises(
+        ValueError,
+        match=r"0\.attn.*FeatScale drops the attention branch by a function call with p=0\.1 in ByFunction.*where=",
+    ):
         headwise.regularize(net, FeatScale(), where=["0.attn"], example=tokens())
     assert list(net.state_dict()) == keys
     headwise.regularize(nn.Sequential(ByFunction(0.0)), FeatScale(), example=tokens())
@@ -184,7 +201,15 @@ def test_bart_drops_by_a_function_call(p):
     from transformers import BartConfig, BartModel
 
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    config = BartConfig(d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=50, max_position_embeddings=32, dropout=p, **sizes)
+    config = BartConfig(
+        d_model=32,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        vocab_size=50,
+        max_position_embeddings=32,
+        dropout=p,
+        **sizes,
+    )
     net = BartModel(config)
     if p:
         with pytest.raises(ValueError, match=r"p=0\.1 in BartEncoderLayer"):

@@ -36,7 +36,11 @@ class Vision(nn.Module):
         return self.head(x.mean(1))
 
 
-LINEAR = ["patches", "head", *(f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2"))]
+LINEAR = [
+    "patches",
+    "head",
+    *(f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")),
+]
 
 
 def vision(seed=0):
@@ -58,7 +62,11 @@ def train(net, handle, steps=3, lr=0.1):
 
 
 def reparametrized(net):
-    return {n.removesuffix(".parametrizations.weight") for n, _ in net.named_modules() if n.endswith(".parametrizations.weight")}
+    return {
+        n.removesuffix(".parametrizations.weight")
+        for n, _ in net.named_modules()
+        if n.endswith(".parametrizations.weight")
+    }
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -139,7 +147,9 @@ def test_one_compiled_graph_gives_the_same_numbers(method):
     net = vision()
     headwise.regularize(net, method.replace(layers="all"))
     eager = net(images())
-    torch.testing.assert_close(torch.compile(net, fullgraph=True, backend="aot_eager")(images()), eager, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.compile(net, fullgraph=True, backend="aot_eager")(images()), eager, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("method", [SigmaReparam(), WeightNorm()], ids=repr)

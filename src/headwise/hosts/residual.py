@@ -82,7 +82,9 @@ def _climb(model: nn.Module, name: str) -> str:
 
 
 def _drops(module: Any) -> bool:
-    return isinstance(module, _DropoutNd) or (isinstance(module, nn.Module) and type(module).__name__.endswith("Dropout"))
+    return isinstance(module, _DropoutNd) or (
+        isinstance(module, nn.Module) and type(module).__name__.endswith("Dropout")
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -170,7 +172,8 @@ class Follow:
         if isinstance(e, ast.Compare | ast.Lambda):
             return False
         # All parts are walked: a call may stand in any of them.
-        return any([self._holds(part) for part in ast.iter_child_nodes(e) if isinstance(part, ast.expr)])
+        held = [self._holds(part) for part in ast.iter_child_nodes(e) if isinstance(part, ast.expr)]
+        return True in held
 
     def _sum(self, op: ast.operator, left: bool, right: bool, added: ast.expr) -> bool:
         if left and isinstance(added, ast.Tuple):
@@ -182,8 +185,10 @@ class Follow:
 
     def _call(self, e: ast.Call) -> bool:
         path = self._path(e.func)
-        given = [*e.args, *(k.value for k in e.keywords)]
-        held = any([self._holds(x) for x in given]) | (isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value))
+        given = [self._holds(x) for x in (*e.args, *(k.value for k in e.keywords))]
+        held = True in given or (
+            isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value)
+        )
         if path is not None:
             if path[0] == self.name:
                 return True
@@ -209,8 +214,7 @@ class Follow:
         if function in self.entered or self.name not in names_used(function):
             return False
         self.entered.add(function)
-        given = self.through(function)
-        return given
+        return self.through(function)
 
     def _path(self, e: ast.expr) -> list[str] | None:
         """Give the attributes of `self.a.b` or `self.a[0]`, or None for anything else."""
@@ -232,7 +236,9 @@ class Follow:
         named = [k.value for k in e.keywords if k.arg in ("p", "prob", "dropout")]
         for candidate in named or e.args[1:]:
             path = self._path(candidate)
-            value = candidate.value if isinstance(candidate, ast.Constant) else None if path is None else self._value(path)
+            value = (
+                candidate.value if isinstance(candidate, ast.Constant) else None if path is None else self._value(path)
+            )
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
         # torch's own default, where nothing is passed.

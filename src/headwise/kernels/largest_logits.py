@@ -11,7 +11,9 @@ from .row_statistics import logits_block, spans
 SHARP = 1e8
 
 
-def largest_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None) -> Tensor:
+def largest_logits(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None
+) -> Tensor:
     """Give the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
 
     Args:

@@ -55,7 +55,9 @@ class QKClip(Method):
         for module in _modules(site):
             for chain in getattr(module, "parametrizations", {}).values():
                 if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
-                    raise ValueError(f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them")
+                    raise ValueError(
+                        f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them"
+                    )
         query = site.projections().q
         assert query is not None
         device = getattr(query.module, query.name).device

@@ -40,7 +40,9 @@ class SpectralNorm(Method):
 
     def build(self, site: Site, store: Store) -> None:
         if clipped(site):
-            raise ValueError(f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them")
+            raise ValueError(
+                f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
+            )
         put_on(site, store, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 
     def unbuild(self, site: Site, store: Store) -> None:
