@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headwise.lone import attend_with, fit_alone, lone_site
-from headwise.text import parse
+from headwise.methods.text import parse
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 def kernels(text, tokens, heads=330):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .kernels.row_statistics import at_least_fp32
-from .projections.block import Block, multiply_, whole
+from headwise.attention.kernels.row_statistics import at_least_fp32
+from headwise.projections.block import Block, multiply_, whole
 
 ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
 

@@ -4,8 +4,8 @@ from methods.weight_hosts import ids, loss_of, model
 from naive import PADDING, penalty, qkv, weights
 
 import headwise
-from headwise.lone import attend_with
 from headwise.methods import AttentionNormPenalty, EntropyPenalty
+from headwise.regularizing.standalone import attend_with
 
 
 def test_it_is_the_norm_of_all_maps_over_their_number():

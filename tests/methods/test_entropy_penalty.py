@@ -4,9 +4,9 @@ import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
-from headwise import attention
-from headwise.lone import attend_with
+from headwise.attention import computation as attention
 from headwise.methods import EntropyPenalty
+from headwise.regularizing.standalone import attend_with
 
 
 def entropies(a):

@@ -12,7 +12,7 @@ from torch import nn
 import headwise
 from headwise import QKClip, SigmaReparam
 from headwise.projections.block import Block
-from headwise.reparametrization import reparametrize, restore
+from headwise.projections.reparametrization import reparametrize, restore
 from headwise.spectral import Spectral, leading
 
 

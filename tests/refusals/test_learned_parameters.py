@@ -8,7 +8,7 @@ from small_models import HOSTS, Own, fresh
 
 import headwise
 from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
-from headwise.store import Store
+from headwise.core.method_state import Store
 
 
 def fitted(method, seed=0):

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..projections import ProjectionError
-from ..site import Site
-from .code import forward_of, names_used
+from headwise.core.site import Site
+from headwise.hosts.code import forward_of, names_used
+from headwise.projections import ProjectionError
 
 
 class Found(Exception):

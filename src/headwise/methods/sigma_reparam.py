@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..method import Method
-from ..reparametrization import LAYERS, chains, put_on, refusal, take_off
-from ..spectral import Spectral
+from headwise.core.method import Method
+from headwise.projections.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.spectral import Spectral
 
 if TYPE_CHECKING:
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 
 class SigmaReparam(Method):

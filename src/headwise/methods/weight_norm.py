@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..kernels.row_statistics import at_least_fp32
-from ..method import Method
-from ..projections.block import Block, multiply_, whole
-from ..reparametrization import LAYERS, put_on, refusal, take_off
+from headwise.attention.kernels.row_statistics import at_least_fp32
+from headwise.core.method import Method
+from headwise.projections.block import Block, multiply_, whole
+from headwise.projections.reparametrization import LAYERS, put_on, refusal, take_off
 
 if TYPE_CHECKING:
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 
 class WeightNorm(Method):
