@@ -37,8 +37,8 @@ def source(cls: type[Method]) -> str:
 
 
 def stages(cls: type[Method]) -> str:
-    """Give the stages that the class defines, in order of action; `build` serves the others."""
-    return ", ".join(f"`{stage}`" for stage in STAGES if stage != "build" and cls.overrides(stage))
+    """Give the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
+    return ", ".join(f"`{stage}`" for stage in STAGES if stage != "build" and cls.overrides(stage)) or "`build`"
 
 
 def matrix_free(cls: type[Method]) -> str:

@@ -1,9 +1,11 @@
+import pytest
 import torch
 from methods.weight_hosts import ids, loss_of, model
 from naive import PADDING, penalty, qkv, weights
 
 import headwise
-from headwise.methods import AttentionNormPenalty
+from headwise.methods import AttentionNormPenalty, EntropyPenalty
+from headwise.regularizing.standalone import attend_with
 
 
 def test_it_is_the_norm_of_all_maps_over_their_number():
@@ -59,3 +61,38 @@ def test_at_strength_0_the_gradients_are_those_without_it_and_a_ramp_may_start_t
     for other in gradients[1:]:
         for plain, got in zip(gradients[0], other, strict=True):
             torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("per_map", [False, True])
+def test_in_fp64_values_and_gradients_are_those_of_fp64(per_map):
+    leaves = [x.double().requires_grad_() for x in qkv()]
+    method = AttentionNormPenalty(per_map=per_map)
+    a = weights(*leaves[:2], PADDING)
+    found = penalty(method, *leaves, mask=PADDING)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, penalty(method, *leaves, mask=PADDING, form="textbook"), rtol=1e-12, atol=0)
+    if not per_map:
+        real = torch.stack([*a[0].square().sum((1, 2)), *a[1, :, :4].square().sum((1, 2))]).sum().sqrt()
+        torch.testing.assert_close(found, real / (3 * (36 + 16)), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda *x: attend_with([method], *x, mask=PADDING), leaves)
+
+
+@pytest.mark.parametrize("method", [AttentionNormPenalty(strength=0.0), EntropyPenalty(strength=0.0)], ids=repr)
+def test_strength_0_changes_no_bit_in_any_precision(method):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        net = model().to(dtype)
+        before = net(ids())
+        handle = headwise.regularize(net, method)
+        assert torch.equal(net(ids()), before)
+        assert handle.loss().detach() == 0
+        handle.set(type(method), strength=1.0)
+        net(ids())
+        assert handle.loss().detach() != 0
+        handle.remove()
+
+
+def test_the_sums_of_penalties_keep_the_models_precision():
+    net = model().double()
+    handle = headwise.regularize(net, EntropyPenalty(strength=1.0), AttentionNormPenalty(strength=1.0))
+    net(ids())
+    assert handle.loss().dtype == torch.float64

@@ -45,3 +45,12 @@ def test_evaluation_changes_no_bit():
 def test_p_must_be_below_one():
     with pytest.raises(ValueError, match=r"DropHead: p must lie in \[0, 1\), got -0.1"):
         DropHead(p=-0.1)
+
+
+def test_without_rescaling_heads_that_stay_keep_their_values():
+    q, k, v = qkv(b=16, h=6)
+    plain = attend_with([], q, k, v)[0]
+    out = attend_with([DropHead(p=0.5, rescale=False)], q, k, v)[0]
+    stays = (out != 0).flatten(2).any(-1)
+    assert 0 < stays.float().mean() < 1
+    assert torch.equal(out, plain * stays[..., None, None])

@@ -4,7 +4,9 @@ import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
+from headwise.attention import computation as attention
 from headwise.methods import EntropyPenalty
+from headwise.regularizing.standalone import attend_with
 
 
 def entropies(a):
@@ -59,3 +61,30 @@ def test_settings_out_of_range_are_refused():
         EntropyPenalty(target=2.0)
     with pytest.raises(ValueError, match=r"band must be at least 0, got -0.1"):
         EntropyPenalty(band=-0.1)
+
+
+@pytest.mark.parametrize("whole", [1 << 24, 64])
+def test_the_head_averaged_form_averages_each_sentence_before_the_sentences(whole, monkeypatch):
+    monkeypatch.setattr(attention, "WHOLE", whole)
+    q, k, v = qkv(b=4, t=13)
+    lengths = torch.tensor([13, 9, 5, 2])
+    mask = (torch.arange(13) < lengths[:, None])[:, None, None, :]
+    a = weights(q, k, mask)
+    sentences = []
+    for sample, n in enumerate(lengths.tolist()):
+        second = a[sample].mean(0)[:n, :n].softmax(-1)
+        sentences.append(-entropies(second).mean())
+    found = penalty(EntropyPenalty(strength=1.0, head_mean=True), q, k, v, mask=mask)
+    torch.testing.assert_close(found, torch.stack(sentences).mean())
+
+
+@pytest.mark.parametrize("settings", [{}, {"target": 0.7, "band": 0.05}, {"head_mean": True}])
+@pytest.mark.parametrize("kind", [{}, {"causal": True}, {"mask": PADDING}])
+def test_in_fp64_values_and_gradients_are_those_of_fp64(settings, kind):
+    q, k, v = (x.double() for x in qkv())
+    method = EntropyPenalty(strength=0.5, **settings)
+    fast, textbook = (penalty(method, q, k, v, form=form, **kind) for form in ("fast", "textbook"))
+    assert fast.dtype == textbook.dtype == torch.float64
+    torch.testing.assert_close(fast, textbook, rtol=1e-12, atol=0)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(lambda *x: attend_with([method], *x, **kind), leaves)

@@ -150,3 +150,20 @@ def test_per_head_noise_refuses_what_is_no_plain_projection():
 def test_unknown_units_are_refused():
     with pytest.raises(ValueError, match="unit must be one of 'median', 'std', 'mad', got 'mean'"):
         InputNoise(unit="mean")
+
+
+def test_the_level_is_each_samples_own_or_the_whole_batchs():
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)) + torch.tensor([1.0, 9.0])[:, None, None]
+    own = InputNoise(over="sample")._level(x)
+    torch.testing.assert_close(own.flatten(), torch.stack([x[0].median(), x[1].median()]))
+    torch.testing.assert_close(InputNoise(over="batch")._level(x).flatten(), x.median()[None])
+    for unit, wanted in (("std", x.std(correction=0)), ("mad", (x - x.median()).abs().median())):
+        level = InputNoise(over="batch", unit=unit)._level(x)
+        torch.testing.assert_close(level.flatten(), wanted[None])
+        assert (level * torch.ones_like(x)).shape == x.shape
+
+
+def test_the_median_of_layer_normed_samples_is_a_hundredth_in_size_and_not_a_hundred_thousandth():
+    x = torch.nn.functional.layer_norm(torch.randn(64, 65, 192, generator=torch.Generator().manual_seed(0)), (192,))
+    size = InputNoise()._level(x).abs().mean()
+    assert 1e-3 < size < 5e-2

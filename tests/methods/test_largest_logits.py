@@ -53,3 +53,16 @@ def test_bfloat16_inputs_are_read_exactly():
     torch.testing.assert_close(
         largest_logits(q, k, None, False, 0.25).double(), definition(q, k, None, False, 0.25), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_queries_that_do_not_count_are_left_out(fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(kernel, "_log_sum_exp", lambda *_: None)
+        monkeypatch.setattr(kernel, "spans", lambda q, k: [slice(0, 7), slice(7, T)])
+    g = torch.Generator().manual_seed(1)
+    q, k = torch.randn(B, H, T, D, generator=g), torch.randn(B, H, N, D, generator=g)
+    real = torch.arange(T) < torch.tensor([T, 9])[:, None]
+    got = largest_logits(q, k, None, False, 0.3, real)
+    wanted = definition(q, k, real[:, None, :, None].expand(B, 1, T, N), False, 0.3)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-7)

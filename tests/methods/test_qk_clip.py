@@ -136,3 +136,24 @@ def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum
     torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:WIDTH], before * eta**0.5)
     handle.remove()
     assert not any("_headwise" in name for m in net.modules() for name in m.__dict__)
+
+
+@pytest.mark.parametrize("whole", [1 << 24, 64])
+def test_padded_queries_do_not_count_so_that_padding_does_not_move_the_maximum(whole, monkeypatch):
+    monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    handle = headwise.regularize(net, QKClip(threshold=1e6))
+    store, real = handle.fitted[0].stores[0], torch.randn(2, 5, WIDTH)
+
+    def seen(x, padding=None):
+        store.largest.fill_(float("-inf"))
+        net[0](x, x, x, key_padding_mask=padding, need_weights=whole == 64)
+        return store.largest.clone()
+
+    alone = seen(real)
+    padded = torch.cat([real, 50 * torch.randn(2, 4, WIDTH)], dim=1)
+    padding = (torch.arange(9) >= 5).expand(2, 9)
+    torch.testing.assert_close(seen(padded, padding), alone, rtol=1e-5, atol=1e-6)
+    # Without the padding mask these queries are real, and count.
+    assert (seen(padded) > 2 * alone).all()

@@ -46,3 +46,24 @@ def test_it_gives_the_same_behind_rotary_positions_as_before_them():
 
 def test_hosts_that_normalise_themselves_are_refused():
     assert "itself" in QKNorm().refuse(Site("x", torch.nn.Module(), qk_norm=True))
+
+
+def test_the_layer_norm_of_vit_22b_subtracts_the_mean_first():
+    q, k, v = qkv()
+    fitted = fit_alone([QKNorm(norm="layer")], lone_site(q, k))
+    with torch.no_grad():
+        fitted.stores[0].query_gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
+
+    def unit(x):
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    gain = fitted.stores[0].query_gain.detach()[:, None, None]
+    out = attend_with(fitted.methods, q + 3, k - 1, v, fitted=fitted)[0]
+    torch.testing.assert_close(out, weights(unit(q) * gain, unit(k)) @ v)
+
+
+def test_a_layer_norm_behind_rotary_positions_is_refused():
+    site = Site("x", torch.nn.Module(), rope=True)
+    assert "rotary" in QKNorm(norm="layer").refuse(site)
+    assert QKNorm().refuse(site) is None

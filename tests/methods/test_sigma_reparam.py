@@ -11,9 +11,9 @@ from torch import nn
 
 import headwise
 from headwise import QKClip, SigmaReparam
-from headwise.methods.sigma_reparam import Spectral, leading
+from headwise.methods.reparametrization import reparametrize, restore
 from headwise.projections.block import Block
-from headwise.projections.reparametrization import reparametrize, restore
+from headwise.projections.spectral import Spectral, leading
 
 
 def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:
@@ -64,8 +64,8 @@ def test_forwards_change_no_state_and_a_step_takes_one_power_iteration():
     assert all(torch.equal(spectral.state_dict()[key], before[key]) for key in before)
     handle.after_step()
     block = original.detach()[WIDTH : 2 * WIDTH]
-    v = torch.nn.functional.normalize(block.t() @ before["u_k"], dim=0)
-    u = torch.nn.functional.normalize(block @ v, dim=0)
+    u = torch.nn.functional.normalize(block @ before["v_k"], dim=0)
+    v = torch.nn.functional.normalize(block.t() @ u, dim=0)
     torch.testing.assert_close(spectral.v_k, v)
     torch.testing.assert_close(spectral.u_k, u)
 

@@ -27,3 +27,21 @@ def test_a_cached_call_is_refused_with_the_remedy():
     q, k, v = qkv(t=1, n=6)
     with pytest.raises(ValueError, match="1 queries and 6 keys; run it without a cache"):
         attend_with([SymmetricAttention()], q, k, v)
+
+
+def test_keys_stand_in_for_queries_where_asked():
+    q, k, v = qkv()
+    torch.testing.assert_close(attend_with([SymmetricAttention(keep="keys")], q, k, v)[0], weights(k, k) @ v)
+
+
+def test_grouped_keys_stand_in_for_every_query_of_their_group():
+    q, _, _ = qkv(h=4)
+    _, k, v = qkv(h=2)
+    wide = k.repeat_interleave(2, 1)
+    out = attend_with([SymmetricAttention(keep="keys")], q, k, v)[0]
+    torch.testing.assert_close(out, weights(wide, wide) @ v.repeat_interleave(2, 1))
+
+
+def test_what_stays_must_be_queries_or_keys():
+    with pytest.raises(ValueError, match="keep must be one of 'queries', 'keys', got 'values'"):
+        SymmetricAttention(keep="values")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import Own
+from small_models import HOSTS, Own, fresh
 
 import headwise
 from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
+from headwise.core.method_state import Store
 
 
 def fitted(method, seed=0):
@@ -81,3 +82,41 @@ def test_weights_that_need_not_fit_are_loaded_with_a_warning(method):
     with pytest.raises(RuntimeError, match="those of a plain model"):
         outer.load_state_dict(torch.nn.Sequential(Own()).state_dict())
     handle.remove(discard=True)
+LEARNERS = ["AttnScale()", "FeatScale()", "QKNorm()", "GatedOutput()", 'GatedOutput(per="element")']
+
+
+@pytest.mark.parametrize("text", LEARNERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("host", ["own", "bert-padded", "torch"])
+def test_learned_parameters_have_the_precision_of_the_layer_they_serve(text, dtype, host):
+    model = fresh(HOSTS[host]).to(dtype)
+    args, kwargs = HOSTS[host].batch()
+    args = tuple(x.to(dtype) for x in args)
+    handle = headwise.regularize(model, *headwise.parse(text), example=kwargs or args)
+    learned = {n: p for n, p in model.named_parameters() if ".headwise." in n}
+    assert learned and {p.dtype for p in learned.values()} == {dtype}
+    out = model(*args, **kwargs)
+    out = out if isinstance(out, torch.Tensor) else out[0]
+    assert out.dtype == dtype
+    out.sum().backward()
+    assert all(p.grad is not None for p in learned.values())
+    handle.remove()
+
+
+@pytest.mark.parametrize("text", LEARNERS)
+def test_learned_parameters_of_a_model_without_numbers_have_none_either(text):
+    with torch.device("meta"):
+        model = fresh(HOSTS["torch"])
+    handle = headwise.regularize(model, *headwise.parse(text))
+    learned = [p for n, p in model.named_parameters() if ".headwise." in n]
+    assert learned and all(p.is_meta for p in learned)
+    assert model(torch.randn(2, 9, 32, device="meta")).is_meta
+    handle.remove()
+    assert not any("headwise" in name for name in model.state_dict())
+
+
+def test_quantized_weights_do_not_set_the_precision_of_what_is_learned():
+    layer = torch.nn.Module()
+    layer.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    store = Store(layer, "AttnScale")
+    assert store.parameter("gain", torch.zeros(2)).dtype == torch.float32

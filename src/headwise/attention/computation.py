@@ -15,9 +15,16 @@ from headwise.attention.softmax import fused, logits, normalize
 from headwise.core.call import Call
 from headwise.core.method import Method
 
-# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one (`make bench`); with fewer
-# entries in all there is nothing to gain, and the fused kernel's bits are the host's own.
-SMALL = 80 * 80
+# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one, by what a method's matrix-free
+# form is. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread, interleaved,
+# medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 lie as near (docs/log.md):
+#                                        avx512                 avx2
+#   DropKey, a mask                      1.15 1.33 1.44 1.54    1.14 1.13 1.44 1.53
+#   DropAttention, a mask afterwards     0.89 0.97 1.21 1.36    0.95 1.01 1.45 1.42
+#   DropColumn, an edit of the values    0.80 0.87 0.98 0.95    0.83 0.86 0.97 0.95
+#   EntropyPenalty, row statistics       0.79 0.90 0.99 1.06    0.79 0.90 0.88 0.97
+# With fewer entries in all than WORTH there is nothing to gain, and the fused kernel's bits are the host's own.
+SMALL = {"scores": 0, "mask": 0, "mask after": 48 * 48, "edit": 66 * 66}
 WORTH = 1 << 19
 
 # Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in backward.
@@ -113,10 +120,25 @@ def _read(call: Call, active: Sequence[Method], rows: Rows) -> bool:
 
 def _small(call: Call, active: Sequence[Method]) -> bool:
     """Tell whether the matrix is so small that computing on it is the faster way."""
-    edits = any(m.overrides("logits") or m.overrides("weights") or m.overrides("read") for m in active)
+    kinds = {kind for method in active for kind in _kinds(method)}
     plain = call.q.device.type == "cpu" and call.q.dtype == torch.float32 and call.dropout == 0
+    if not kinds or not plain:
+        return False
+    # Where several act, what is quickest without the matrix decides.
     matrix = call.queries * call.keys
-    return edits and plain and matrix <= SMALL and matrix * call.batch * call.heads >= WORTH
+    return matrix <= min(SMALL[kind] for kind in kinds) and matrix * call.batch * call.heads >= WORTH
+
+
+def _kinds(method: Method) -> list[str]:
+    """Say what a method's matrix-free form is, for each of the stages in which it has one."""
+    found = []
+    if method.overrides("logits"):
+        found.append("scores" if method.overrides("scores") else "mask")
+    if method.overrides("weights"):
+        found.append("mask after" if method.overrides("keep") else "edit")
+    if method.overrides("read"):
+        found.append("edit")
+    return found
 
 
 class Fused:

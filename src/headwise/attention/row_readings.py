@@ -53,15 +53,15 @@ class Rows:
         return None if self._statistics is None else self._statistics[0]
 
     def lse(self) -> Tensor:
-        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32, differentiable."""
+        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable."""
         return self._all()[1]
 
     def entropy(self) -> Tensor:
-        """Give the entropy of each row in nats, (B, H, T) in fp32, differentiable; 0 in a row without any key."""
+        """Give the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
         return self._all()[2]
 
     def sum_of_squares(self) -> Tensor:
-        """Give the sum of squared weights of each row, (B, H, T) in fp32, differentiable."""
+        """Give the sum of squared weights of each row, (B, H, T) in fp32 or wider, differentiable."""
         return self._all()[3]
 
     def attend(self, z: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Rows:
 
     def attend_transposed(self, z: Tensor) -> Tensor:
         """Give A^T z for z (B, H, T, D) in fp32, block by block of queries; differentiable."""
-        total = torch.zeros(*z.shape[:2], self.k.shape[2], z.shape[-1], dtype=torch.float32, device=z.device)
+        total = torch.zeros(*z.shape[:2], self.k.shape[2], z.shape[-1], dtype=torch.promote_types(self.q.dtype, torch.float32), device=z.device)
         for rows in spans(self.q, self.k):
             total = total + checkpoint(self._transposed, self.q[:, :, rows], self.k, z[:, :, rows], rows.start, use_reentrant=False)
         return total
@@ -82,4 +82,4 @@ class Rows:
     def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
-            return a.transpose(-1, -2) @ z.float()
+            return a.transpose(-1, -2) @ z.to(a.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 from headwise.core import random_draws as draws
 from headwise.core.method import Method
 from headwise.core.method_state import Store
+from headwise.core.precision import at_least_fp32
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
 
@@ -242,20 +243,19 @@ class Call:
     def penalize(self, method: Method, value: Tensor, per: str = "query") -> None:
         """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
 
+        With `per="query of sample"` each sample's real queries are averaged first, and then the samples: a short one counts
+        as much as a long one.
         The handle's `loss()` divides sums by counts over all processes, so padded and unequal shards weigh right.
         """
-        value = value.float()
+        value = at_least_fp32(value)
         if per == "sample":
             total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
             weight = torch.tensor(float(count), device=value.device)
         else:
             value = value.mean(1) if value.dim() == 3 else value
-            real = self._real()
-            if real is None:
-                total, weight = value.sum(), torch.tensor(float(value.numel()), device=value.device)
-            else:
-                real = real.expand_as(value)
-                total, weight = value.masked_fill(~real, 0.0).sum(), real.sum().float()
+            share = self._shares(value, within_samples=per == "query of sample")
+            # Rows of padding may hold anything, nan too.
+            total, weight = (value.masked_fill(share == 0, 0.0) * share).sum(), share.sum()
         if method.over_layers == "mean":
             total = total / self.context.sites_of(method)
         self.penalties.append((total, weight))
@@ -267,9 +267,22 @@ class Call:
         """
         if method.over_layers == "mean":
             strength = strength / self.context.sites_of(method)
-        self.norms.append((squares.float(), count.float(), strength.clone()))
+        self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
-    def _real(self) -> Tensor | None:
+    def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
+        """Give the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
+        real = self.real_rows()
+        share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
+        if not within_samples:
+            return share
+        whole = self if self.rows is None else self.whole
+        every = whole.real_queries()
+        if every is None or every.shape[1] != whole.queries:
+            return share / whole.queries
+        return share / every.sum(1, keepdim=True).clamp(min=1)
+
+    def real_rows(self) -> Tensor | None:
+        """Give which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
         if self.rows is None:
             return self.real_queries()
         assert self.whole is not None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
@@ -33,15 +34,21 @@ class Store:
             root.add_module(self._name, nn.Module())
         return root.get_submodule(self._name)
 
+    def _served(self) -> Tensor | None:
+        """Give a parameter of the layer itself whose kind of number can be trained: quantized weights cannot."""
+        own = (p for name, p in self._owner.named_parameters() if not name.startswith("headwise."))
+        return next((p for p in own if p.dtype in TRAINED), None)
+
     def mark(self) -> None:
         """Leave an empty entry in the state dict: a plain model that meets it names it, and so says what to do."""
         if not hasattr(self._home(), ADVICE):
             self._home().register_buffer(ADVICE, torch.empty(0))
 
     def parameter(self, name: str, value: Tensor) -> nn.Parameter:
-        """Register a learned parameter beside the site's own."""
+        """Register a learned parameter beside the site's own, on their device and in their dtype."""
+        served = self._served()
         self.mark()
-        parameter = nn.Parameter(value)
+        parameter = nn.Parameter(value if served is None else value.to(served.device, served.dtype))
         self._home().register_parameter(name, parameter)
         return parameter
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from headwise.core.forward import Entered
 from headwise.core.site import Site
 from headwise.hosts.code import forward_of, speaks_of_attention
 from headwise.hosts.hosted_site import HostedSite
@@ -95,10 +96,12 @@ class Hooks:
     def __init__(self, fitted: HostedSite, inside: bool = False) -> None:
         self.fitted, self.inside = fitted, inside
         self.left = False
+        self.arrived = Entered()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Show what enters the layer to the `hidden` stages; an edited input replaces the first."""
         self.left = False
+        self.arrived.take()
         for name in ("hidden_states", "x", "query", "input"):
             if isinstance(kwargs.get(name), Tensor):
                 edited = self._enter(module, kwargs[name])
@@ -114,6 +117,22 @@ class Hooks:
         tokens = as_tokens(module, x)
         edited = self.fitted.enter(tokens)
         return x if edited is tokens else from_tokens(module, edited, x.shape)
+
+    def follow(self, output: nn.Module, dropout: nn.Module | None) -> list[Any]:
+        """Hook the output projection, or the dropout that its result passes on the way to the residual; give the hooks' handles."""
+        if dropout is None:
+            return [output.register_forward_hook(self.after)]
+        # One dropout may serve several calls of a layer: the first one after the projection is the branch's.
+        return [output.register_forward_hook(self.before_dropout), dropout.register_forward_hook(self.after_dropout)]
+
+    def before_dropout(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Take note that the branch has left the output projection."""
+        self.arrived.put(module)
+
+    def after_dropout(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Show what leaves the branch's dropout to the `branch` stages, in the layout of the projection before it."""
+        projection = self.arrived.take()
+        return output if projection is None else self.after(projection, args, output)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Show what leaves the output projection to the `branch` stages."""

@@ -20,9 +20,11 @@ from headwise.methods.qk_norm import QKNorm
 from headwise.methods.relaxed_attention import RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam
 from headwise.methods.soft_cap import SoftCap
+from headwise.methods.spectral_norm import SpectralNorm
 from headwise.methods.symmetric_attention import SymmetricAttention
 from headwise.methods.temperature import Temperature
 from headwise.methods.value_residual import ValueResidual
+from headwise.methods.weight_norm import WeightNorm
 
 __all__ = [
     "AttentionNormPenalty",
@@ -45,7 +47,9 @@ __all__ = [
     "RelaxedAttention",
     "SigmaReparam",
     "SoftCap",
+    "SpectralNorm",
     "SymmetricAttention",
     "Temperature",
     "ValueResidual",
+    "WeightNorm",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ class AttentionNormPenalty(Method):
     By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
     1/√(batch·heads), so that it hardly acts, and a batch split in two forwards gives other numbers than the whole (split over
     processes it gives the same: squares are summed before the root).
-    `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Padded queries and
-    keys count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
+    `per_map=True` takes each map's own norm and number and averages: independent of batch and heads. Layers add up, each
+    being one term of the loss; the blog does not say (for `Decorrelation`, which averages, neither). Padded queries and keys
+    count in neither. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
     """
 
     strength: float = 1.0
@@ -40,15 +42,15 @@ class AttentionNormPenalty(Method):
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
 
     def read(self, a: Tensor, call: Call) -> None:
-        self._penalize(a.float().square().sum(-1), call)
+        self._penalize(at_least_fp32(a).square().sum(-1), call)
 
     def read_free(self, rows: RowReadings, call: Call) -> None:
-        self._penalize(rows.sum_of_squares().float(), call)
+        self._penalize(rows.sum_of_squares(), call)
 
     def _penalize(self, squares: Tensor, call: Call) -> None:
         squares = only_real_rows(squares.unsqueeze(-1), call)[..., 0].sum(2)
-        size = (query_counts(call) * key_counts(call)).expand(call.batch)
-        tiny = torch.finfo(torch.float32).tiny
+        size = (query_counts(call).to(squares.dtype) * key_counts(call)).expand(call.batch)
+        tiny = torch.finfo(squares.dtype).tiny
         if self.per_map:
             norm = squares.clamp(min=tiny).sqrt() / size[:, None]
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
 from headwise.methods.real_tokens import key_counts, only_real_rows
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class Decorrelation(Method):
     What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
     permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in
     one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`.
-    Averaged over samples and layers; padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
+    Averaged over samples and layers: the blog names neither reduction nor coefficient, and its term grows with the pairs of heads
+    already, so that a mean keeps one strength fit for any depth (`AttentionNormPenalty`, a tiny term, adds up). Padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
     which needs the weights. `probes=n` gives instead an unbiased estimate from n random signs per head and key, matrix-free.
     """
 
@@ -50,8 +52,8 @@ class Decorrelation(Method):
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.probes is not None:
-            return self._penalize(self._estimate(a.float() @ self._signs(call).float(), call), call)
-        a = only_real_rows(a.float(), call)
+            return self._penalize(self._estimate(at_least_fp32(a) @ at_least_fp32(self._signs(call)), call), call)
+        a = only_real_rows(at_least_fp32(a), call)
         grams = a @ a.mT
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
         return self._penalize(total / 2, call)
@@ -59,7 +61,7 @@ class Decorrelation(Method):
     def read_free(self, rows: RowReadings, call: Call) -> Any:
         if self.probes is None:
             return NotImplemented
-        return self._penalize(self._estimate(rows.attend(self._signs(call)).float(), call), call)
+        return self._penalize(self._estimate(at_least_fp32(rows.attend(self._signs(call))), call), call)
 
     def _signs(self, call: Call) -> Tensor:
         shape = (call.samples, call.heads, call.keys, int(self.probes or 0))

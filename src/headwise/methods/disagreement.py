@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts, real_keys
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Disagreement(Method):
     def read(self, a: Tensor, call: Call) -> None:
         if self.on == "position":
             # Σ_ij Σ_n A_i A_j = Σ_n (Σ_h A_h)². The mean over real queries that follows is undone by their number.
-            overlap = a.float().mean(1).square().sum(-1) * query_counts(call)[:, None]
+            overlap = at_least_fp32(a).mean(1).square().sum(-1) * query_counts(call)[:, None]
             call.penalize(self, call.value(self, "strength") * overlap)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
@@ -73,5 +74,5 @@ class Disagreement(Method):
 
 def _agreement(x: Tensor, flatten: bool) -> Tensor:
     # Σ_ij cos(x_i, x_j) = ‖Σ_h x̂_h‖²; vectors of 0 have no direction and add nothing.
-    unit = F.normalize(x.float().flatten(2) if flatten else x.float(), dim=-1)
+    unit = F.normalize(at_least_fp32(x).flatten(2) if flatten else at_least_fp32(x), dim=-1)
     return unit.mean(1).square().sum(-1)

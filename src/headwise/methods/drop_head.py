@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 class DropHead(Method):
-    """Drops whole heads and scales the rest up by H / (number that stays).
+    """Drops whole heads, and scales the rest up by H / (number that stays).
 
     Zhou et al. 2020, arXiv 2004.13342.
 
     Drawn per sample and query head while training, before the output projection. One head always stays; with one head
-    nothing happens. The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
+    nothing happens. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names no rescale. The paper lets
+    p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
     """
 
     p: float = 0.2
+    rescale: bool = True
 
     neutral = {"p": 0.0}
     strong = {"p": 0.7}
@@ -35,5 +37,5 @@ class DropHead(Method):
         draw = call.uniform_draw(self, (call.samples, call.heads))
         # The head with the largest number always stays: each head is that one equally often.
         kept = ((draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))).float()
-        scale = call.per_sample(kept * (call.heads / kept.sum(1, keepdim=True)))
-        return o * scale[:, :, None, None].to(o.dtype)
+        factor = kept * (call.heads / kept.sum(1, keepdim=True)) if self.rescale else kept
+        return o * call.per_sample(factor)[:, :, None, None].to(o.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 class EntropyPenalty(Method):
     """Penalises low attention entropy, or entropy outside a band around a target.
 
-    Attanasio et al. 2022, arXiv 2203.09192 (entropy-based attention regularization).
+    Attanasio et al. 2022, arXiv 2203.09192 (entropy-based attention regularization); the band: Jha and Reagen 2025, arXiv
+    2501.03489 (Entropy-Guided Attention).
 
     Without a target: strength · mean(-H) in nats over real queries and heads, summed over layers. With a `target`:
     (H - target·log n)² where H lies further than band·log n from target·log n, 0 inside; n counts the keys the query may
-    see. `head_mean=True` takes the entropy of a second softmax over the head-averaged weights, as the authors' code does
-    (it hardly moves: about 2.72 to 2.77 at 16 keys); it needs the matrix, the rest runs matrix-free.
+    see (the paper learns a target per head). `head_mean=True` takes the entropy of a second softmax over the head-averaged weights, as
+    the authors' code of the first paper does (it hardly moves: about 2.72 to 2.77 at 16 keys), and, as there, averages over each
+    sentence's real queries and then over sentences; it needs the matrix, the rest runs matrix-free.
     """
 
     strength: float = 0.01
@@ -46,7 +49,8 @@ class EntropyPenalty(Method):
         if self.head_mean:
             a = _second_softmax(a, call)
         # The clamp keeps the gradient finite where a weight is 0.
-        logs = a.float().clamp(min=torch.finfo(torch.float32).tiny).log()
+        a = at_least_fp32(a)
+        logs = a.clamp(min=torch.finfo(a.dtype).tiny).log()
         self._penalize(-(a * logs).sum(-1), call)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
@@ -55,18 +59,18 @@ class EntropyPenalty(Method):
         return self._penalize(rows.entropy(), call)
 
     def _penalize(self, entropy: Tensor, call: Call) -> None:
-        strength = call.value(self, "strength")
+        strength, per = call.value(self, "strength"), "query of sample" if self.head_mean else "query"
         if self.target is None:
-            return call.penalize(self, -strength * entropy)
-        largest = call.allowed_counts().log().squeeze(-1)
+            return call.penalize(self, -strength * entropy, per)
+        largest = call.allowed_counts().to(entropy.dtype).log().squeeze(-1)
         away = entropy - self.target * largest
-        return call.penalize(self, strength * away.square().masked_fill(away.abs() <= self.band * largest, 0.0))
+        return call.penalize(self, strength * away.square().masked_fill(away.abs() <= self.band * largest, 0.0), per)
 
 
 def _second_softmax(a: Tensor, call: Call) -> Tensor:
-    mean, allowed = a.float().mean(1, keepdim=True), call.allowed()
+    mean, allowed = at_least_fp32(a).mean(1, keepdim=True), call.allowed()
     if allowed is None:
         return mean.softmax(-1)
     allowed = allowed.any(1, keepdim=True)
     # Finite instead of -inf: a query without keys stays free of nan, and its row is no real query's.
-    return mean.masked_fill(~allowed, torch.finfo(torch.float32).min).softmax(-1) * allowed
+    return mean.masked_fill(~allowed, torch.finfo(mean.dtype).min).softmax(-1) * allowed

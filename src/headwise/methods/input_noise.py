@@ -21,9 +21,10 @@ class InputNoise(Method):
 
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
-    x + scale·level(x)·N(0, 1) while training; level is a constant per sample over its tokens and channels: the median as in
-    the blog, the standard deviation, or the median absolute deviation. The median of layer-normed input is about 1e-5, so
-    the blog's noise is about 1e-7 and does nothing: use "std" or "mad". `per_head=True` gives each head noise of its own:
+    x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
+    absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as `median(x)`
+    reads in the blog. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that
+    the blog's noise is about 1e-4 of the input's deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own:
     (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections:
     refused behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as without it.
     """
@@ -31,6 +32,7 @@ class InputNoise(Method):
     scale: float = 0.01
     unit: str = "median"
     per_head: bool = False
+    over: str = "sample"
 
     neutral = {"scale": 0.0}
     strong = {"scale": 1.0, "unit": "std"}
@@ -40,6 +42,7 @@ class InputNoise(Method):
     def check(self) -> None:
         self.require(self.scale >= 0, f"scale must be at least 0, got {self.scale}")
         self.choose("unit", "median", "std", "mad")
+        self.choose("over", "sample", "batch")
 
     def refuse(self, site: Site) -> str | None:
         if not self.per_head:
@@ -91,6 +94,7 @@ class InputNoise(Method):
 
     def _level(self, x: Tensor) -> Tensor:
         flat = x.detach().float().flatten(1)
+        flat = flat.flatten().unsqueeze(0) if self.over == "batch" else flat
         if self.unit == "std":
             level = flat.std(1, correction=0)
         else:

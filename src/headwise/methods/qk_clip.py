@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.core.method import Method
 from headwise.projections import ProjectionError
+from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
@@ -27,7 +28,7 @@ class QKClip(Method):
 
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance), biases
     included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step, on all
-    processes, without position biases and before a soft-cap. Under grouped queries the group's largest counts. Hosts that
+    processes, without position biases and before a soft-cap; padded queries count as little as padded keys. Under grouped queries the group's largest counts. Hosts that
     normalise queries and keys are refused: their logits do not depend on the size of these weights.
     """
 
@@ -51,6 +52,12 @@ class QKClip(Method):
         return None
 
     def build(self, site: Site, store: Store) -> None:
+        for module in _modules(site):
+            for chain in getattr(module, "parametrizations", {}).values():
+                if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
+                    raise ValueError(
+                        f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them"
+                    )
         query = site.projections().q
         assert query is not None
         device = getattr(query.module, query.name).device
@@ -70,7 +77,7 @@ class QKClip(Method):
         hard = call.rows is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
         seen = call.store(self).largest
-        tallest = largest_logits(call.q, call.k, mask, causal, call.scale).amax(0)
+        tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_rows()).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
@@ -85,6 +92,11 @@ class QKClip(Method):
         key.scale_(eta ** (1 - self.balance))
         for other in sharers:
             other.largest.fill_(float("-inf"))
+
+
+def clipped(site: Site) -> bool:
+    """Tell whether QKClip shrinks the weights of a site."""
+    return any(SHARING in module.__dict__ for module in _modules(site))
 
 
 def _modules(site: Site) -> list[nn.Module]:

@@ -19,21 +19,29 @@ EPS = 1e-6
 
 
 class QKNorm(Method):
-    """Normalises queries and keys of each head to unit root mean square, times a learned gain per head.
+    """Normalises queries and keys of each head to unit root mean square, or by a layer norm, times a learned gain per head.
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
     In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head, where
     the published ones learn one per channel, so that it gives the same before and after rotary positions, behind which
-    it stands. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
+    it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys; behind rotary
+    positions that is another function than before them, so there it is refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
     """
+
+    norm: str = "rms"
 
     no_neutral = "normalised queries and keys differ from plain ones at any gain"
     acts = "both"
     learns = True
     shapes = ("heads",)
 
+    def check(self) -> None:
+        self.choose("norm", "rms", "layer")
+
     def refuse(self, site: Site) -> str | None:
+        if site.rope and self.norm == "layer":
+            return 'a layer norm behind rotary positions is not the one before them; use norm="rms"'
         return "the host normalises queries and keys itself" if site.qk_norm else None
 
     def build(self, site: Site, store: Store) -> None:
@@ -43,8 +51,8 @@ class QKNorm(Method):
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         store = call.store(self)
         key_gain = store.key_gain.repeat_interleave(call.heads // store.key_gain.shape[0])
-        return _normalised(q, store.query_gain), _normalised(k, key_gain), v
+        return self._normalised(q, store.query_gain), self._normalised(k, key_gain), v
 
-
-def _normalised(x: Tensor, gain: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=EPS) * gain.to(x.dtype)[:, None, None]
+    def _normalised(self, x: Tensor, gain: Tensor) -> Tensor:
+        norm = F.layer_norm if self.norm == "layer" else F.rms_norm
+        return norm(x, x.shape[-1:], eps=EPS) * gain.to(x.dtype)[:, None, None]

@@ -52,6 +52,8 @@ class Fitted:
         self.armed = False
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
+        # Says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word.
+        self.later: Entered | None = None
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
@@ -112,7 +114,7 @@ class Fitted:
             self.called.put((q.shape[2], k.shape[2], settings.get("mask"), bool(settings.get("causal"))))
         if settings.get("causal") and self.site.causal is None:
             self._learn_causal()
-        active = [m for m in self.active(training) if touches_call(m)]
+        active = [m for m in self.active(training) if touches_call(m) and not self._adds_nothing(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
         if k.shape[1] != q.shape[1]:
@@ -147,6 +149,15 @@ class Fitted:
             self._owner.fresh = True
         elif training and self._owner.differentiates:
             self.without_gradients = True
+
+    def _adds_nothing(self, method: Method) -> bool:
+        """Tell whether a penalty's strength is 0 now: then the host's own computation stands, bit for bit.
+
+        A compiled graph holds no value of a strength, so it reads the penalty all the same.
+        """
+        if torch.compiler.is_compiling() or not method.penalizes or method.neutral != {"strength": 0.0}:
+            return False
+        return float(self.values[self.index(method)]["strength"]) == 0.0
 
     def _learn_causal(self) -> None:
         """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""

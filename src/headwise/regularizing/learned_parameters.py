@@ -31,7 +31,8 @@ def fingerprints(handle: Regularized) -> dict[str, Print]:
     """Give what tells whether a parameter of a method, or one under a reparametrization, has moved."""
     if not any(m.learns for f in handle.fitted for m in f.methods):
         return {}
-    return {name: _print(p) for name, p in handle.model.named_parameters() if _is_own(name)}
+    # On the meta device nothing has a value yet that could be told from a later one.
+    return {name: _print(p) for name, p in handle.model.named_parameters() if _is_own(name) and not p.is_meta}
 
 
 def moved(handle: Regularized, initial: dict[str, Print]) -> bool:

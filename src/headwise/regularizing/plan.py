@@ -11,9 +11,9 @@ from torch import nn
 from headwise import hosts
 from headwise.core import live_sites
 from headwise.core.method import Method
-from headwise.core.refusal import refusal
 from headwise.core.site import Site
 from headwise.hosts.host import Found
+from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
 from headwise.regularizing.example_run import examine
 

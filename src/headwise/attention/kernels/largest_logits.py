@@ -11,7 +11,9 @@ from headwise.attention.kernels.row_statistics import logits_block, spans
 SHARP = 1e8
 
 
-def largest_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def largest_logits(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None
+) -> Tensor:
     """Give the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
 
     Args:
@@ -19,6 +21,7 @@ def largest_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scal
         mask: bool (True: allowed), broadcastable to (B, H, T, N), or None.
         causal: whether query i sees keys 0..i only, besides the mask.
         scale: factor of the logits, above 0.
+        real: bool, broadcastable to (B, T): which queries count; None where all do.
     """
     with torch.no_grad():
         q, k = q.detach(), k.detach()
@@ -29,10 +32,12 @@ def largest_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scal
             bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
         lse = _log_sum_exp(q, k, bias, causal, scale * SHARP)
         if lse is None:
-            return _in_blocks(q, k, mask, causal, scale)
+            return _in_blocks(q, k, mask, causal, scale, real)
         if mask is not None:
             # What kernels give for a row without any key differs.
             lse = lse.masked_fill(~mask.any(-1), float("-inf"))
+        if real is not None:
+            lse = lse.masked_fill(~real[:, None], float("-inf"))
         return lse.amax(-1).float() / SHARP
 
 
@@ -52,9 +57,12 @@ def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale:
     return None
 
 
-def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None) -> Tensor:
     best = torch.full(q.shape[:2], float("-inf"), device=q.device)
     for rows in spans(q, k):
         logits = logits_block(q[:, :, rows], k, mask, causal, scale, rows.start)
+        if real is not None:
+            counted = real if real.shape[1] == 1 else real[:, rows]
+            logits = logits.masked_fill(~counted[:, None, :, None], float("-inf"))
         best = torch.maximum(best, logits.amax((-1, -2)))
     return best

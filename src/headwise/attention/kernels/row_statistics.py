@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.core.precision import at_least_fp32
+
 # Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of few
 # queries and heads take smaller blocks, so that memory stays that of their tensors.
 BLOCK, LEAST = 1 << 19, 1 << 18
@@ -15,8 +17,8 @@ ROWS = 256
 
 
 def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, start: int) -> Tensor:
-    """Give the masked logits (..., t, N) in fp32 of the queries that begin at row `start`."""
-    return masked(torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scale), mask, causal, start)
+    """Give the masked logits (..., t, N) in fp32 or wider of the queries that begin at row `start`."""
+    return masked(torch.matmul(at_least_fp32(q), at_least_fp32(k).transpose(-1, -2)).mul_(scale), mask, causal, start)
 
 
 def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
@@ -26,7 +28,7 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
         if rows.dtype == torch.bool:
             s.masked_fill_(~rows, float("-inf"))
         else:
-            s += rows.float()
+            s += rows.to(s.dtype)
     if causal:
         query = torch.arange(start, start + s.shape[-2], device=s.device)[:, None]
         s.masked_fill_(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
@@ -60,7 +62,7 @@ def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
 
 
 class AttendRows(torch.autograd.Function):
-    """(A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv) and each row's (B, H, T) in fp32.
+    """(A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv) and each row's (B, H, T) in fp32 or wider.
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
     the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
@@ -83,11 +85,11 @@ class AttendRows(torch.autograd.Function):
 def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
     shape = q.shape[:3]
     out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
-    lse, entropy, square = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))
+    lse, entropy, square = (torch.empty(shape, dtype=_wide(q), device=q.device) for _ in range(3))
     for b, h, t in blocks(q, k):
         # Causal rows see no later keys.
         n = slice(0, t.stop if causal else k.shape[2])
-        e = torch.matmul(q[b, h, t].float() * scale, k[b, h, n].float().transpose(-1, -2))
+        e = torch.matmul(at_least_fp32(q[b, h, t]) * scale, at_least_fp32(k[b, h, n]).transpose(-1, -2))
         e = masked(e, _part(mask, b, h, n), causal, t.start)
         top = e.amax(-1, keepdim=True)
         if mask is not None:
@@ -115,14 +117,15 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, entropy, square = ctx.saved_tensors
     dq = torch.empty_like(q)
-    dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=k.device) for x in (k, v))
+    dk, dv = (torch.zeros(x.shape, dtype=_wide(x), device=k.device) for x in (k, v))
     g_out = torch.zeros_like(out) if g_out is None else g_out
     level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
     for b, h, t in blocks(q, k):
         n = slice(0, t.stop if ctx.causal else k.shape[2])
-        qb, gb = q[b, h, t].float() * ctx.scale, g_out[b, h, t].float()
-        logp = masked(_add_product(-lse[b, h, t, None], qb, k[b, h, n].float()), _part(ctx.mask, b, h, n), ctx.causal, t.start)
-        slope = _add_product(level[b, h, t, None], gb, v[b, h, n].float())
+        qb, gb = at_least_fp32(q[b, h, t]) * ctx.scale, at_least_fp32(g_out[b, h, t])
+        kb, vb = at_least_fp32(k[b, h, n]), at_least_fp32(v[b, h, n])
+        logp = masked(_add_product(-lse[b, h, t, None], qb, kb), _part(ctx.mask, b, h, n), ctx.causal, t.start)
+        slope = _add_product(level[b, h, t, None], gb, vb)
         if g_entropy is None:
             p = logp.exp_()
         else:
@@ -134,14 +137,18 @@ def _backward(
             slope.addcmul_(p, g_square[b, h, t, None], value=2.0)
         _accumulate(dv[b, h, n], p, gb)
         ds = slope.mul_(p)
-        dq[b, h, t] = torch.matmul(ds, k[b, h, n].float()).mul_(ctx.scale)
+        dq[b, h, t] = torch.matmul(ds, kb).mul_(ctx.scale)
         _accumulate(dk[b, h, n], ds, qb)
     return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Tensor:
-    """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32."""
-    level = -torch.linalg.vecdot(g_out.float(), out.float())
+    """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
+    level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
     for gradient, factor in parts:
         if gradient is not None:
             level = level + gradient * factor

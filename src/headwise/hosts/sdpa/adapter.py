@@ -12,6 +12,7 @@ from headwise.core.site import Site
 from headwise.hosts.code import calls, passes_true, uses
 from headwise.hosts.host import Found, Hooks, attends_across, first_number, looks_like_attention, over_channels
 from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.residual import projection_dropout
 from headwise.hosts.sdpa import call as fused_call
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared
@@ -51,14 +52,15 @@ class FusedAdapter:
         output = fitted.site.projections().need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
-        self.hooks = Hooks(fitted, inside=output is not None and any(m is output for m in module.modules()))
+        last = output if output is None else projection_dropout(self.site) or output
+        self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
             module.register_forward_pre_hook(self.enter, prepend=True),
             module.register_forward_hook(self.leave, always_call=True),
         ]
         if output is not None:
-            self.handles.append(output.register_forward_hook(self.hooks.after))
+            self.handles += self.hooks.follow(output, None if last is output else last)
         fused_call.stand_in()
         _give_back_with(self)
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from headwise.core.method import Method
-from headwise.core.refusal import refusal
 from headwise.core.site import Site
 from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.refusal import refusal
 from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Served, Shape, batch
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.core.forward import Entered
 from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.hosts.host import Found, is_cross
 from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.residual import projection_dropout
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
 
 
@@ -68,11 +70,16 @@ class TorchAdapter:
         self.site, self.layers = site, layers
         self.fitted: HostedSite | None = None
         self.native: list[int] = []
+        self.dropout: Any = None
 
     def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
         self.site.module.__dict__["forward"] = self.forward
+        dropout = projection_dropout(self.site) if fitted.needs("branch") else None
+        if dropout is not None:
+            fitted.later = Entered()
+            self.dropout = dropout.register_forward_hook(self.leave)
         if _acts(fitted):
             # Read by the native path's conditions alone: the layer's activation is `layer.activation`.
             self.native = [layer.activation_relu_or_gelu for layer in self.layers]
@@ -86,7 +93,20 @@ class TorchAdapter:
         # Another wrapper put around ours keeps its place and meets the module's own forward from now on.
         if getattr(self.site.module.__dict__.get("forward"), "__self__", None) is self:
             del self.site.module.__dict__["forward"]
-        self.fitted, self.native = None, []
+        if self.dropout is not None:
+            self.dropout.remove()
+        self.fitted, self.native, self.dropout = None, [], None
+
+    def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Show the module's result to the `branch` stages where it has passed the dropout before the residual."""
+        fitted = self.fitted
+        if fitted is None or fitted.later is None or fitted.later.take() is None:
+            return output
+        if output.dim() == 2:
+            return fitted.leave(output.unsqueeze(0)).squeeze(0)
+        first = self.site.module.batch_first
+        y = fitted.leave(output if first else output.transpose(0, 1))
+        return y if first else y.transpose(0, 1)
 
     def forward(
         self,

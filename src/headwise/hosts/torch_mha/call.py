@@ -219,7 +219,11 @@ def _left(fitted: HostedSite, out: Tensor, batched: bool) -> Tensor:
     module = fitted.site.module
     tokens, batch = out.shape[2], out.shape[0]
     y = F.linear(out.permute(2, 0, 1, 3).reshape(tokens * batch, -1), module.out_proj.weight, module.out_proj.bias)
-    y = fitted.leave(y.view(tokens, batch, -1).transpose(0, 1))
+    y = y.view(tokens, batch, -1).transpose(0, 1)
+    if fitted.later is None:
+        y = fitted.leave(y)
+    else:
+        fitted.later.put(True)
     if not batched:
         return y.squeeze(0)
     return y if module.batch_first else y.transpose(0, 1)

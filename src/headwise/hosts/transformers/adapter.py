@@ -17,6 +17,7 @@ from headwise.core.site import Site
 from headwise.hosts.code import calls
 from headwise.hosts.host import Found, Hooks
 from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.residual import projection_dropout
 from headwise.hosts.transformers.cache import asks_for_own_tokens
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.site import describe
@@ -129,7 +130,8 @@ class HuggingFaceAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            self.handles.append(self.site.projections().o.module.register_forward_hook(hooks.after))
+            output = self.site.projections().need("o", "what acts on the branch")[0].module
+            self.handles += hooks.follow(output, projection_dropout(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""

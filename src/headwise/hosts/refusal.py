@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwise.core.method import Method
 from headwise.core.site import Site
+from headwise.hosts import residual
 
 
 def refusal(method: Method, site: Site) -> str | None:
@@ -14,4 +15,4 @@ def refusal(method: Method, site: Site) -> str | None:
         return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
     if (method.self_only or method.carries) and site.pooled:
         return "needs queries and keys of the same tokens, and this layer pools one of them"
-    return method.refuse(site)
+    return method.refuse(site) or (residual.obstacle(site) if method.overrides("branch") else None)

@@ -1,0 +1,11 @@
+"""The precision of sums: half precision is widened, what is wider stays."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Give a tensor in fp32, or as it is where its own precision is higher."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

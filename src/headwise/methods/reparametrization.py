@@ -1,0 +1,171 @@
+"""Reparametrization: put a parametrization on a parameter and take it off, in the place where the parameter stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils import parametrize
+
+from headwise import hosts
+from headwise.projections import ProjectionError
+from headwise.projections.block import Block
+from headwise.projections.leaves import leaves
+from headwise.projections.named import sibling_output
+
+if TYPE_CHECKING:
+    from headwise.core.method_state import Store
+    from headwise.core.site import Site
+
+LAYERS = ("attention", "all")
+OURS = "_headwise_reparametrized"
+Make = Callable[[Tensor, list[Block]], nn.Module]
+
+
+def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
+    """Let `module.name` be computed by `by` from the parameter, which keeps its identity.
+
+    Raises:
+        ValueError: where a parametrization stands there already.
+    """
+    if name in getattr(module, "parametrizations", {}):
+        known = ", ".join(type(part).__name__ for part in module.parametrizations[name])
+        raise ValueError(f"{type(module).__name__}.{name} is parametrized already by {known}; remove that first")
+    places = list(module._parameters)
+    parametrize.register_parametrization(module, name, by)
+    module.__dict__.setdefault("_headwise_places", {})[name] = places
+
+
+def restore(module: nn.Module, name: str, *, folded: bool) -> None:
+    """Make `module.name` a plain parameter again: the same object, at its old place among the others.
+
+    Args:
+        module: the module.
+        name: the parameter.
+        folded: whether it takes the values the parametrization computes, bit for bit, or keeps those under it.
+    """
+    # A deep copy shares the class torch made for the parametrized module: what is taken off must be off this one alone.
+    cls = type(module)
+    module.__class__ = type(cls.__name__, cls.__bases__, dict(cls.__dict__))
+    parametrize.remove_parametrizations(module, name, leave_parametrized=folded)
+    kept = module.__dict__.get("_headwise_places", {})
+    places = kept.pop(name, [])
+    if not kept:
+        module.__dict__.pop("_headwise_places", None)
+    now = dict(module._parameters)
+    # State dicts list parameters in the order of registration.
+    for key in [key for key in places if key in now] + [key for key in now if key not in places]:
+        module._parameters[key] = module._parameters.pop(key)
+
+
+def refusal(site: Site, who: str) -> str | None:
+    """Say why the weights of a site cannot be reparametrized, or None where they can."""
+    if any(p.is_meta for p in site.module.parameters()):
+        return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
+    try:
+        found = site.projections()
+        found.need("qkv" if found.o is None else "qkvo", who, of="patches")
+    except ProjectionError as error:
+        return str(error)
+    return None
+
+
+def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
+    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `store.parts`.
+
+    Args:
+        site: the attention layer.
+        store: the method's, on this site.
+        layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
+            no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
+        make: gives the parametrization of a weight with these blocks.
+
+    Raises:
+        ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
+    """
+    parts: list[tuple[nn.Module, str]] = []
+    store.mark()
+    store.set("parts", parts)
+    try:
+        for module, name, blocks in [*_of_site(site), *(_beside_attention(site) if layers == "all" else ())]:
+            # Layers that share their weights share the reparametrization too.
+            if not _stands(module, name):
+                reparametrize(module, name, make(getattr(module, name), blocks))
+                module.parametrizations[name][0].__dict__[OURS] = True
+                parts.append((module, name))
+    except BaseException:
+        take_off(store, folded=False)
+        raise
+
+
+def take_off(store: Store, *, folded: bool) -> None:
+    """Make the weights that `put_on` took plain again, folded or as they are underneath."""
+    for module, name in store.parts:
+        restore(module, name, folded=folded)
+    store.parts.clear()
+
+
+def chains(store: Store) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Give each parametrization that `put_on` made, with the parameter under it."""
+    for module, name in store.parts:
+        chain = module.parametrizations[name]  # type: ignore[index, union-attr]
+        yield chain[0], chain.original
+
+
+def _stands(module: nn.Module, name: str) -> bool:
+    chain = getattr(module, "parametrizations", {})
+    return name in chain and OURS in chain[name][0].__dict__
+
+
+def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
+    found = site.projections()
+    return [
+        (module, name, [b for b in found.blocks if b.module is module and b.name == name])
+        for module, name in found.parameters()
+    ]
+
+
+def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
+    """Give the linear layers and convolutions of the model that belong to no attention layer."""
+    model = site.model
+    if model is None:
+        return []
+    attention = _of_attention(model)
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    seen: dict[int, str] = {}
+    found = []
+    for one in leaves(model, ""):
+        if one.module in attention or id(one.module.weight) in embedded or _stands(one.module, "weight"):
+            continue
+        if not (isinstance(one.module, nn.Linear | _ConvNd) or one.transposed):
+            continue
+        if id(one.module.weight) in seen:
+            raise ValueError(
+                f"{one.name} and {seen[id(one.module.weight)]} share one weight, which two reparametrizations would pull apart: "
+                'use layers="attention"'
+            )
+        seen[id(one.module.weight)] = one.name
+        transposed = one.transposed or isinstance(one.module, _ConvTransposeNd)
+        size = one.module.weight.shape[1 if transposed else 0]
+        found.append(
+            (
+                one.module,
+                "weight",
+                [Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)],
+            )
+        )
+    return found
+
+
+def _of_attention(model: nn.Module) -> set[nn.Module]:
+    """Give all modules inside attention layers, the output projections that stand beside them included."""
+    inside: set[nn.Module] = set()
+    for found in hosts.find(model):
+        inside.update(found.site.module.modules())
+        parent = model.get_submodule(found.site.name.rpartition(".")[0])
+        beside = sibling_output(found.site, parent)
+        if beside is not None:
+            inside.add(beside.module)
+    return inside

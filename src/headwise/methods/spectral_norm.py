@@ -1,0 +1,56 @@
+"""SpectralNorm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwise.core.method import Method
+from headwise.methods.qk_clip import clipped
+from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.projections.spectral import Spectral
+
+if TYPE_CHECKING:
+    from headwise.core.method_state import Store
+    from headwise.core.site import Site
+
+
+class SpectralNorm(Method):
+    """Replaces each q, k, v and o weight W by W / sigma(W).
+
+    Miyato et al. 2018, arXiv 1802.05957; a baseline of Zhai et al. 2023, arXiv 2303.06296.
+
+    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and v
+    blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral norm 1
+    throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes every other linear
+    layer and convolution of the model too. Folds into plain weights, bit for bit.
+    """
+
+    layers: str = "attention"
+
+    no_neutral = "a weight keeps its size only where its spectral norm is 1 already"
+    acts = "both"
+    learns = True
+    shapes = ()
+
+    def check(self) -> None:
+        self.choose("layers", *LAYERS)
+
+    def refuse(self, site: Site) -> str | None:
+        return refusal(site, "SpectralNorm")
+
+    def build(self, site: Site, store: Store) -> None:
+        if clipped(site):
+            raise ValueError(
+                f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
+            )
+        put_on(site, store, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
+
+    def unbuild(self, site: Site, store: Store) -> None:
+        take_off(store, folded=False)
+
+    def fold(self, site: Site, store: Store) -> None:
+        take_off(store, folded=True)
+
+    def after_step(self, site: Site, store: Store) -> None:
+        for spectral, original in chains(store):
+            spectral.iterate(original)

@@ -1,0 +1,96 @@
+"""WeightNorm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
+from headwise.methods.reparametrization import LAYERS, put_on, refusal, take_off
+from headwise.projections.block import Block, multiply_, whole
+
+if TYPE_CHECKING:
+    from headwise.core.method_state import Store
+    from headwise.core.site import Site
+
+
+class WeightNorm(Method):
+    """Replaces each output row v of the q, k, v and o weights by gain * v / ‖v‖ with a learned gain per row.
+
+    Salimans and Kingma 2016, arXiv 1602.07868; a baseline of Zhai et al. 2023, arXiv 2303.06296.
+
+    In training and evaluation. `init="current"` starts at gain = ‖v‖, so that nothing changes at first; `init="one"` at rows of
+    norm 1. `layers="all"` takes every other linear layer and convolution of the model too, a convolution's row being all
+    that makes one output channel. Folds into plain weights, bit for bit. The gains take no weight decay and stand in fp32 or
+    wider.
+    """
+
+    init: str = "current"
+    layers: str = "attention"
+
+    neutral = {"init": "current"}
+    strong = {"init": "one"}
+    acts = "both"
+    learns = True
+    shapes = ()
+
+    def check(self) -> None:
+        self.choose("init", "current", "one")
+        self.choose("layers", *LAYERS)
+
+    def refuse(self, site: Site) -> str | None:
+        return refusal(site, "WeightNorm")
+
+    def build(self, site: Site, store: Store) -> None:
+        put_on(site, store, self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
+
+    def unbuild(self, site: Site, store: Store) -> None:
+        take_off(store, folded=False)
+
+    def fold(self, site: Site, store: Store) -> None:
+        take_off(store, folded=True)
+
+
+class Normed(nn.Module):
+    """Computes gain * v / ‖v‖ for each output row v of a weight.
+
+    Raises:
+        ValueError: where a row is all zero.
+    """
+
+    def __init__(self, weight: Tensor, blocks: list[Block], init: str) -> None:
+        super().__init__()
+        self.axis = 1 if blocks[0].transposed else 0
+        norms = self._norms(whole(weight.detach()))
+        if not norms.all():
+            raise ValueError(
+                f"{blocks[0].where} has a row of zeros, whose direction cannot be told from its size: initialise it with other "
+                "numbers first, or leave the layer out with where="
+            )
+        self.gain = nn.Parameter(norms.flatten() if init == "current" else torch.ones_like(norms.flatten()))
+
+    def _norms(self, weight: Tensor) -> Tensor:
+        """Give the norm of each row, in fp32 or wider, with the dimensions of the weight."""
+        others = [i for i in range(weight.dim()) if i != self.axis]
+        return torch.linalg.vector_norm(at_least_fp32(weight), dim=others, keepdim=True)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Give the reparametrized weight, in the shape and dtype of the plain one."""
+        with torch.autocast(weight.device.type, enabled=False):
+            norms = self._norms(weight)
+            return (at_least_fp32(weight) * (self.gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)
+
+    @torch.no_grad()
+    def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
+        """Multiply rows of what is computed by factors; along the inputs, W takes them and the gains follow its norms."""
+        if axis == self.axis:
+            multiply_(self.gain, factors.to(self.gain.dtype))
+            return
+        before = self._norms(whole(weight.detach()))
+        shape = [1] * weight.dim()
+        shape[axis] = -1
+        multiply_(weight, factors.view(shape))
+        multiply_(self.gain, (self._norms(whole(weight.detach())) / before).flatten().to(self.gain.dtype))

@@ -1,0 +1,237 @@
+"""What acts on the branch acts where it enters the residual: behind the dropout there, or the layer is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_models import Attention as Plain
+from small_models import _bert, _ids
+from torch import nn
+
+import headwise
+from headwise import FeatScale
+from headwise.hosts.residual import obstacle, projection_dropout
+
+
+class OneForAll(nn.Module):
+    """One dropout for the attention branch and the MLP's, called around the projection as nanoGPT does."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.attn, self.drop, self.mlp = Plain(32), nn.Dropout(p), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = x + self.drop(self.attn(x))
+        return x + self.drop(self.mlp(x))
+
+
+class Scaled(nn.Module):
+    """Drops inside the attention layer, scales the layer's branch afterwards."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.attn = Plain(32)
+        self.attn.proj = nn.Sequential(nn.Linear(32, 32), nn.Dropout(p))
+        self.gamma = nn.Parameter(torch.full((32,), 0.3))
+
+    def forward(self, x):
+        return x + self.gamma * self.attn(x)
+
+
+class ByFunction(nn.Module):
+    """Drops the branch by a function call, in a method of its own."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.attn, self.p = Plain(32), p
+
+    def branch(self, x):
+        y = self.attn(x)
+        return F.dropout(y, p=self.p, training=self.training)
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+class Alone(nn.Module):
+    """No dropout behind the attention layer."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.drop, self.attn = nn.Dropout(p), Plain(32)
+
+    def forward(self, x):
+        return x + self.attn(self.drop(x))
+
+
+def tokens(batch=3, length=9):
+    return torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(5))
+
+
+def own(cls, where):
+    def make(p):
+        torch.manual_seed(0)
+        return nn.Sequential(cls(p), cls(p)), (tokens(),), {}, [f"{i}.{where}" for i in (0, 1)]
+
+    return make
+
+
+def vit(p):
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        depth=2,
+        embed_dim=32,
+        num_heads=4,
+        proj_drop_rate=p,
+        init_values=0.1,
+        num_classes=5,
+    )
+    return (
+        net,
+        (torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)),),
+        {},
+        [f"blocks.{i}.attn" for i in (0, 1)],
+    )
+
+
+def bert(p):
+    torch.manual_seed(0)
+    net = _bert()
+    for layer in net.bert.encoder.layer:
+        layer.attention.output.dropout.p = p
+    return net, *_ids("right"), [f"bert.encoder.layer.{i}.attention.output.dropout" for i in (0, 1)]
+
+
+def encoder(batch_first, norm_first):
+    def make(p):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=batch_first, norm_first=norm_first)
+        net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        for one in net.layers:
+            one.dropout1.p = p
+        return net, (tokens(),), {}, [f"layers.{i}.dropout1" for i in (0, 1)]
+
+    make.tokens_at = 1 if batch_first else 0
+    return make
+
+
+CASES = {
+    "one dropout for all": own(OneForAll, "attn"),
+    "a sequence": own(Scaled, "attn.proj"),
+    "timm": vit,
+    "BERT": bert,
+    "torch": encoder(True, False),
+    "torch, norm first": encoder(True, True),
+    "torch, tokens first": encoder(False, False),
+}
+
+
+def by_hand(net, places, at, real):
+    """Scale what leaves the modules at these places."""
+
+    def scale(module, args, y):
+        if real is None:
+            mean = y.mean(at, keepdim=True)
+        else:
+            mean = (y * real[..., None]).sum(at, keepdim=True) / real.sum(1)[:, None, None]
+        return y + 0.7 * mean - 0.4 * (y - mean)
+
+    for place in places:
+        net.get_submodule(place).register_forward_hook(scale)
+    return net
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("kind", CASES)
+def test_the_branch_is_scaled_behind_its_dropout(kind, p, mode):
+    net, args, kwargs, places = CASES[kind](p)
+    twin = copy.deepcopy(net)
+    real = kwargs.get("attention_mask")
+    if kind == "one dropout for all":
+        # The dropout is shared: by hand its first call of each block is the branch's.
+        for block in twin:
+            block.forward = lambda x, b=block: _one_for_all(b, x)
+    else:
+        by_hand(twin, places, getattr(CASES[kind], "tokens_at", 1), real)
+    handle = headwise.regularize(net, FeatScale(), example=kwargs or args)
+    with torch.no_grad():
+        for fitted in handle.fitted:
+            fitted.stores[0].mean_gain.fill_(0.7)
+            fitted.stores[0].rest_gain.fill_(-0.4)
+    outs = []
+    for model in (net, copy.deepcopy(net), twin):
+        torch.manual_seed(3)
+        out = model.train(mode == "train")(*args, **kwargs)
+        outs.append(out if isinstance(out, torch.Tensor) else out[0])
+    torch.testing.assert_close(outs[0], outs[2], rtol=1e-5, atol=1e-5)
+    assert torch.equal(outs[1], outs[0])
+    handle.remove(discard=True)
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+def _one_for_all(block, x):
+    y = block.drop(block.attn(x))
+    mean = y.mean(1, keepdim=True)
+    x = x + y + 0.7 * mean - 0.4 * (y - mean)
+    return x + block.drop(block.mlp(x))
+
+
+def test_a_dropout_by_function_call_is_refused_by_name_unless_it_is_0():
+    net = nn.Sequential(ByFunction(0.1))
+    keys = list(net.state_dict())
+    with pytest.raises(
+        ValueError,
+        match=r"0\.attn.*FeatScale drops the attention branch by a function call with p=0\.1 in ByFunction.*where=",
+    ):
+        headwise.regularize(net, FeatScale(), where=["0.attn"], example=tokens())
+    assert list(net.state_dict()) == keys
+    headwise.regularize(nn.Sequential(ByFunction(0.0)), FeatScale(), example=tokens())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_bart_drops_by_a_function_call(p):
+    from transformers import BartConfig, BartModel
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    config = BartConfig(
+        d_model=32,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        vocab_size=50,
+        max_position_embeddings=32,
+        dropout=p,
+        **sizes,
+    )
+    net = BartModel(config)
+    if p:
+        with pytest.raises(ValueError, match=r"p=0\.1 in BartEncoderLayer"):
+            headwise.regularize(net, FeatScale())
+    else:
+        assert len(headwise.regularize(net, FeatScale()).fitted) == 1
+
+
+def test_a_dropout_elsewhere_is_not_the_branchs():
+    for net in (nn.Sequential(Alone(0.3)), nn.Sequential(nn.MultiheadAttention(32, 4, dropout=0.2))):
+        site = headwise.sites(net)[0]
+        assert projection_dropout(site) is None
+        assert obstacle(site) is None
+
+
+def test_code_without_source_that_may_drop_is_refused():
+    space = {"nn": nn, "F": F, "Plain": Plain}
+    code = (
+        "class Hidden(nn.Module):\n"
+        "    def __init__(self, p):\n        super().__init__()\n        self.attn, self.drop = Plain(32), nn.Dropout(p)\n"
+        "    def forward(self, x):\n        return x + self.drop(self.attn(x))\n"
+    )
+    exec(code, space)
+    assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.1)))[0])
+    assert obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.0)))[0]) is None

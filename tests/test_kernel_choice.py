@@ -1,0 +1,41 @@
+"""Which kernel a small call takes depends on what the method's matrix-free form is, and not on the processor."""
+
+import pytest
+import torch
+
+from headwise.methods.text import parse
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+
+
+def kernels(text, tokens, heads=330):
+    q = torch.randn(1, heads, tokens, 4, generator=torch.Generator().manual_seed(0))
+    methods = parse(text)
+    fitted = fit_alone(methods, lone_site(q, q))
+    attend_with(methods, q, q, q, fitted=fitted)
+    return fitted.kernels
+
+
+@pytest.mark.parametrize("tokens", [40, 48, 65, 66, 67, 80])
+@pytest.mark.parametrize(
+    ("text", "largest"),
+    [
+        ("DropKey(p=0.1, unit='column')", 0),
+        ("Temperature(value=0.5)", 0),
+        ("DropAttention(p=0.1)", 48),
+        ("DropColumn()", 66),
+        ("AttnScale()", 66),
+        ("EntropyPenalty()", 66),
+        ("DropColumn() + EntropyPenalty()", 66),
+        ("DropColumn() + DropAttention(p=0.1)", 48),
+        ("EntropyPenalty() + DropKey(p=0.1, unit='column')", 0),
+    ],
+)
+def test_the_matrix_is_made_up_to_the_measured_size_of_each_form(text, largest, tokens):
+    alone = "DropAttention" in text and "+" in text
+    # Dropping after an edit has no matrix-free form at all.
+    assert ("explicit" in kernels(text, tokens)) == (tokens <= largest or alone)
+
+
+def test_with_little_to_gain_the_hosts_kernel_stays():
+    assert kernels("DropColumn()", 40, heads=320) == {"fused"}
+    assert kernels("DropColumn()", 40, heads=330) == {"explicit"}
