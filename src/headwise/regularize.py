@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import carried, hosts, learned, ledger
+from . import carried, changed, hosts, learned, ledger
 from .call import Call
 from .coverage import Report, Row
 from .fitted import Fitted
@@ -179,7 +179,8 @@ class Regularized:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step.
+            RuntimeError: where a site was not reached in the first training step, or adapters, freezing or shards that came after
+                regularize() leave a method nothing to act on.
         """
         self._alive()
         if self.seen_training:
@@ -187,6 +188,7 @@ class Regularized:
         entries, self._ledger = self._ledger, []
         total = ledger.total(entries, self._device())
         if self.fresh:
+            changed.check(self.fitted)
             total = total + self._weight_penalties(total)
         self.fresh = False
         return total
@@ -208,6 +210,7 @@ class Regularized:
         """
         self._alive()
         self._check_reached()
+        changed.check(self.fitted)
         self.step += 1
         for f in self.fitted:
             for method, store in zip(f.methods, f.stores, strict=True):

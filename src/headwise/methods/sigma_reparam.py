@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..method import Method
 from ..projections import ProjectionError
+from ..projections.adapted import MERGE
 from ..projections.block import Block, multiply_, whole
 from ..reparametrization import reparametrize, restore
 
@@ -46,7 +47,7 @@ class SigmaReparam(Method):
             site.projections().need("qkv", "SigmaReparam")
         except ProjectionError as error:
             return str(error)
-        return None
+        return _adapters(site) or None
 
     def build(self, site: Site, store: Store) -> None:
         parts: list[tuple[nn.Module, str]] = []
@@ -72,6 +73,14 @@ class SigmaReparam(Method):
         for module, name in store.parts:
             chain = module.parametrizations[name]
             chain[0].iterate(chain.original)
+
+
+def _adapters(site: Site) -> str:
+    """Say that adapters stand on the site's weights: gamma would scale the base alone."""
+    for block in site.projections().blocks:
+        if block.adapted:
+            return f"SigmaReparam scales whole weights, and {block.where.rpartition('.')[0]} is adapted: {MERGE}"
+    return ""
 
 
 def _stands(module: nn.Module, name: str) -> bool:

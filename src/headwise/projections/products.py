@@ -34,7 +34,9 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def refusal(site: Site, who: str) -> str | None:
     """Say why a method on the products has no meaning on a site, or None where it has."""
     try:
-        site.projections().need("qkvo", who)
+        blocks = site.projections().need("qkvo", who)
     except ProjectionError as error:
         return str(error)
+    if not any(block.trains() for block in blocks):
+        return f"{who} would change nothing: all weights of {site.name} are frozen (requires_grad=False)"
     return None

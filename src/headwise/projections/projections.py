@@ -54,11 +54,14 @@ class Projections:
         """Give the named blocks, such as `need("qk", "QKClip")`.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, where one is missing.
+            ProjectionError: naming the site, the reason and the remedy, where one is missing or cannot be read.
         """
         for kind in kinds:
-            if getattr(self, kind) is None:
+            block = getattr(self, kind)
+            if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")
+            if reason := block.obstacle():
+                raise ProjectionError(f"{who} needs {REMEDY[kind]}; {block.where.rpartition('.')[0]} {reason}")
         return tuple(getattr(self, kind) for kind in kinds)
 
     def parameters(self) -> list[tuple[nn.Module, str]]:
