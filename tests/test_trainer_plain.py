@@ -227,11 +227,12 @@ def test_labels_are_given_by_one_hook_which_leaves_with_the_handle():
 # Two processes
 
 JOBS = [
-    (kind, {"average_tokens_across_devices": average, **more})
-    for kind in ("Llama", "BertForSequenceClassification-regression", "Own", "T5ForConditionalGeneration")
-    for average in (True, False)
-    for more in ({}, {"label_smoothing_factor": 0.3, "decoder": kind.startswith("T5")})
-    if not (more and kind.endswith("regression"))
+    ("Llama", {"average_tokens_across_devices": True}),
+    ("Llama", {"average_tokens_across_devices": False}),
+    ("Llama", {"label_smoothing_factor": 0.3}),
+    ("BertForSequenceClassification-regression", {}),
+    ("Own", {}),
+    ("T5ForConditionalGeneration", {}),
 ]
 
 

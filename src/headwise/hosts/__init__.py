@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..projections.sharded import heads_split
 from ..site import Site, number
 from . import fused, hugging_face, torch_mha
 from .host import Found, is_cross, looks_like_attention, over_channels
@@ -33,6 +34,8 @@ def find(model: nn.Module) -> list[Found]:
     number([f.site for f in found])
     for f in found:
         f.site.model = model
+        if f.adapter is not None and (reason := heads_split(f.site.module, model)):
+            f.adapter, f.reason = None, reason
     return found
 
 

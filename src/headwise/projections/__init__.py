@@ -13,6 +13,7 @@ from .block import Block, whole
 from .fused import probed
 from .probe import Unclear
 from .projections import ProjectionError, Projections
+from .sharded import below
 
 __all__ = ["Block", "ProjectionError", "Projections", "of", "projections", "whole"]
 
@@ -33,6 +34,8 @@ def projections(site: Site, model: nn.Module | None = None, example: Any = None)
         ProjectionError: naming the site, the reason and the remedy.
     """
     parent = _parent(site, model)
+    if reason := below(site.module):
+        raise ProjectionError(f"the weight of {site.name} {reason}")
     if isinstance(site.module, nn.MultiheadAttention):
         made = named.multihead(site)
         if parent is not None and is_adapted(parent):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .adapted import base_of, effective, is_adapted, obstacle, parts, trains
+from .sharded import sharded
 
 Rows = slice | Tensor
 
@@ -56,7 +57,7 @@ class Block:
 
     def obstacle(self) -> str:
         """Say why the weight that the layer computes with cannot be told: the end of a sentence; else empty."""
-        return self.beyond or obstacle(self.module)
+        return self.beyond or sharded(self.module, self.name) or obstacle(self.module)
 
     def trains(self) -> bool:
         """Tell whether training can change this block, by its parameter or an adapter's."""

@@ -61,7 +61,7 @@ class Projections:
             if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")
             if reason := block.obstacle():
-                raise ProjectionError(f"{who} needs {REMEDY[kind]}; {block.where.rpartition('.')[0]} {reason}")
+                raise ProjectionError(f"{who} needs {REMEDY[kind]}; {block.where} {reason}")
         return tuple(getattr(self, kind) for kind in kinds)
 
     def parameters(self) -> list[tuple[nn.Module, str]]:
