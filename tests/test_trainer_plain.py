@@ -47,7 +47,9 @@ class Own(nn.Module):
 
 def made(name: str, **settings) -> nn.Module:
     """Build a small model of transformers by the name of its class."""
-    config = getattr(transformers, name.partition("For")[0].partition("MTModel")[0].removesuffix("LMHeadModel") + "Config")
+    config = getattr(
+        transformers, name.partition("For")[0].partition("MTModel")[0].removesuffix("LMHeadModel") + "Config"
+    )
     return getattr(transformers, name)(config(**settings))
 
 
@@ -161,7 +163,16 @@ def test_a_neutral_method_trains_to_the_plain_trainers_numbers(kind, settings, t
     assert_same(ours, trained(kind, tmp_path, **given))
 
 
-@pytest.mark.parametrize("kind", ["Llama", "BertForSequenceClassification", "Own", "BartForConditionalGeneration", "WhisperForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Llama",
+        "BertForSequenceClassification",
+        "Own",
+        "BartForConditionalGeneration",
+        "WhisperForConditionalGeneration",
+    ],
+)
 def test_label_smoothing_is_the_plain_trainers(kind, tmp_path):
     given = {"label_smoothing_factor": 0.3, "decoder": kind in PAIRS}
     ours, plain = (trained(kind, tmp_path, method, **given) for method in (DropHead(p=0.0), None))
@@ -186,9 +197,13 @@ def test_a_penalty_of_strength_0_changes_nothing_and_a_strong_one_does(tmp_path)
 def test_smoothing_beside_a_loss_of_ones_own_is_refused(tmp_path):
     model = build("Llama")
     handle = headwise.regularize(model, DropHead(p=0.0))
-    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], label_smoothing_factor=0.1, max_steps=1)
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], label_smoothing_factor=0.1, max_steps=1
+    )
     own = handle.compute_loss_func(base=lambda outputs, labels, num_items_in_batch=None: outputs["logits"].sum())
-    with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 does nothing beside compute_loss_func\(base=...\)"):
+    with pytest.raises(
+        ValueError, match=r"label_smoothing_factor=0.1 does nothing beside compute_loss_func\(base=...\)"
+    ):
         transformers.Trainer(model=model, args=args, train_dataset=rows("Llama"), compute_loss_func=own).train()
 
 
@@ -206,7 +221,9 @@ def test_a_model_around_a_sequence_to_sequence_model_is_told_that_it_gets_no_lab
     handle = headwise.regularize(model.inner, DropHead(p=0.0))
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], max_steps=1)
     data = rows("BartForConditionalGeneration")
-    made = transformers.Trainer(model=model, args=args, train_dataset=data, compute_loss_func=handle.compute_loss_func())
+    made = transformers.Trainer(
+        model=model, args=args, train_dataset=data, compute_loss_func=handle.compute_loss_func()
+    )
     with pytest.raises(ValueError, match=r"without labels and without decoder_input_ids .*DataCollatorForSeq2Seq"):
         made.train()
 

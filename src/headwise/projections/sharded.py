@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .adapted import base_of
 
@@ -16,7 +17,9 @@ FSDP1 = (
     "is flattened and sharded by FSDP1, which gives the whole weight in forwards alone: use FSDP2 (fully_shard; "
     "fsdp_version: 2 in accelerate) or DDP"
 )
-ZERO3 = "is partitioned by DeepSpeed ZeRO-3, which gives the whole weight in forwards alone: use ZeRO stage 2, FSDP2 or DDP"
+ZERO3 = (
+    "is partitioned by DeepSpeed ZeRO-3, which gives the whole weight in forwards alone: use ZeRO stage 2, FSDP2 or DDP"
+)
 TENSOR_PARALLEL = (
     "its heads are split over processes (tensor parallelism), and methods need all heads of a layer: use FSDP2 (fully_shard) or "
     "DDP, or leave the attention layers out of the plan for tensor parallelism"
@@ -34,7 +37,9 @@ def sharded(module: nn.Module, name: str) -> str:
     owner, key = (chain[name], "original") if name in chain else (base, name)
     parameter = owner._parameters.get(key)
     # Without use_orig_params FSDP1 leaves views of its flat parameter, plain tensors, in the parameter's place.
-    if getattr(parameter, "_fsdp_flattened", False) or (parameter is None and isinstance(owner.__dict__.get(key), Tensor)):
+    if getattr(parameter, "_fsdp_flattened", False) or (
+        parameter is None and isinstance(owner.__dict__.get(key), Tensor)
+    ):
         return FSDP1
     return ZERO3 if hasattr(parameter, "ds_id") else ""
 
@@ -73,4 +78,5 @@ def tokens_split(q: Tensor) -> bool:
     """Tell whether context parallelism is on: it stands in the place of fused attention, or gives it distributed tensors."""
     # Read only where torch's own module for it was imported: nothing is replaced otherwise.
     known = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
-    return bool(getattr(known, "_replaced_functions", None)) or hasattr(q, "full_tensor")
+    replaced = getattr(known, "_replaced_functions", ())
+    return functional.scaled_dot_product_attention in replaced or hasattr(q, "full_tensor")
