@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .fitted import Fitted
-from .hosts.host import Hooks
-from .learned import is_own
-from .projections.adapted import base_of, is_adapted
+from headwise.hosts.host import Hooks
+from headwise.projections.adapted import base_of, is_adapted
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.learned_parameters import is_own
 
 REMEDY = (
     "adapters, frozen layers and shards belong before regularize(): call it last, on the model as it will be trained "

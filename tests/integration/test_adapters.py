@@ -60,7 +60,7 @@ def merged(made):
 
 
 def sites(model):
-    from headwise.regularize import sites
+    from headwise.regularizing.handle import sites
 
     return sites(model)
 
@@ -374,8 +374,8 @@ def test_watched_figures_are_those_of_the_effective_weights(name, first):
 
 
 def test_an_audited_model_with_adapters_is_read_with_them(tmp_path):
-    from headwise.audit.built_model import BuiltModel
-    from headwise.audit.weights import read_checkpoint
+    from headwise.auditing.built_model import BuiltModel
+    from headwise.auditing.weights import read_checkpoint
 
     made, _ = adapted("separate")
     read, plain = (read_checkpoint(BuiltModel("a", "factory", model)) for model in (made, merged(made)))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .adapted import base_of, effective, is_adapted, obstacle, parts, trains
-from .sharded import sharded
+from headwise.projections.adapted import base_of, effective, is_adapted, obstacle, parts, trains
+from headwise.projections.sharded import sharded
 
 Rows = slice | Tensor
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from .adapted import base_of, is_adapted
+from headwise.projections.adapted import base_of, is_adapted
 
 
 @dataclass(eq=False)

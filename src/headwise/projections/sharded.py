@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .adapted import base_of
+from headwise.projections.adapted import base_of
 
 FSDP1 = (
     "is flattened and sharded by FSDP1, which gives the whole weight in forwards alone: use FSDP2 (fully_shard; "
