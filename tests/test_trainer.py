@@ -125,28 +125,6 @@ class Classifier(nn.Module):
         return {"logits": self.head(self.body(input_ids=input_ids).last_hidden_state[:, 0])}
 
 
-@pytest.mark.parametrize("labels", [2, 1])
-def test_without_base_the_step_is_that_of_the_host_models_own_loss(labels, tmp_path):
-    config = transformers.BertConfig(
-        vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, num_labels=labels, max_position_embeddings=32,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    plain = transformers.BertForSequenceClassification(config).train()
-    data = rows(2, classes=2)
-    for row in data:
-        row["labels"] = row["labels"] if labels == 2 else row["labels"].float() + 0.5
-    model = copy.deepcopy(plain)
-    made = trainer(model, data, tmp_path, headwise.regularize(model, DropHead(p=0.0)), per_device_eval_batch_size=2)
-    made.train()
-
-    batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
-    twin = copy.deepcopy(plain)
-    assert close(step_taken(plain, model), gradients(twin, twin(**batch).loss))
-    # The steps' number of micro batches is no business of an evaluation that follows.
-    assert made.evaluate(data)["eval_loss"] == pytest.approx(float(model.eval()(**batch).loss.detach()), abs=1e-5)
-
-
 def test_encoder_decoder_labels_are_not_shifted():
     family = FAMILIES["T5"]
     model, batch = family.build().train(), family.batch()

@@ -92,6 +92,74 @@ def test_a_log_gets_its_step_by_name_where_it_has_that_name(shape):
     assert seen == [(None, 0), (None, 1)]
 
 
+class WandbRun:
+    """Keeps rows as a wandb run does: what is older than its step is dropped, and a call without a step ends the row."""
+
+    __module__ = "wandb.sdk.wandb_run"
+
+    def __init__(self):
+        self.step, self.rows, self.open, self.dropped = 0, [], {}, []
+
+    def log(self, data, step=None, commit=None):
+        if step is not None and step < self.step:
+            self.dropped.append(data)
+            return
+        if step is not None and step > self.step:
+            self._end()
+            self.step = step
+        self.open |= data
+        if commit or (commit is None and step is None):
+            self._end()
+            self.step += 1
+
+    def _end(self):
+        if self.open:
+            self.rows.append({"_step": self.step, **self.open})
+            self.open = {}
+
+    def finish(self):
+        self._end()
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_wandb_run_keeps_every_reading_and_the_axis_of_the_loop(order, numbered):
+    run = WandbRun()
+    model, watch = watched(log=run, every=2)
+
+    def log(step):
+        run.log({"loss": float(step)}, **({"step": step} if numbered else {}))
+
+    for step in range(5):
+        if order == "before":
+            log(step)
+        read(model, watch)
+        if order == "after":
+            log(step)
+    run.finish()
+    assert not run.dropped
+    name = "health/token_cosine/blocks.1.attn"
+    assert [row["health/step"] for row in run.rows if name in row] == [0.0, 2.0, 4.0]
+    assert [(row["_step"], row["loss"]) for row in run.rows if "loss" in row] == [(s, float(s)) for s in range(5)]
+
+
+def test_the_step_of_a_run_behind_a_module_or_an_accelerator_is_found():
+    class Behind:
+        def __init__(self, **own):
+            self.__dict__.update(own)
+            self.seen = []
+
+        def log(self, values, step=None):
+            self.seen.append((step, values["health/step"]))
+
+    run = WandbRun()
+    run.step = 7
+    targets = [Behind(run=run), Behind(trackers=[Behind(tracker=[]), Behind(tracker=run)])]
+    model, watch = watched(log=targets)
+    read(model, watch)
+    assert [target.seen for target in targets] == [[(7, 0.0)], [(7, 0.0)]]
+
+
 def test_a_log_that_fails_does_not_keep_the_others_from_writing(tmp_path):
     class Broken:
         def log(self, metrics, step):

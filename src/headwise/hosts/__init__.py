@@ -9,6 +9,7 @@ from headwise.hosts.host import Found, is_cross, looks_like_attention, over_chan
 from headwise.hosts.sdpa import adapter as fused
 from headwise.hosts.torch_mha import adapter as torch_mha
 from headwise.hosts.transformers import adapter as hugging_face
+from headwise.projections.sharded import heads_split
 
 EXPLICIT = (
     "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
@@ -35,6 +36,8 @@ def find(model: nn.Module) -> list[Found]:
     number([f.site for f in found])
     for f in found:
         f.site.model = model
+        if f.adapter is not None and (reason := heads_split(f.site.module, model)):
+            f.adapter, f.reason = None, reason
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.core.method import Method
 from headwise.projections import ProjectionError
+from headwise.projections.adapted import base_of
 from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
@@ -46,9 +47,17 @@ class QKClip(Method):
         if site.qk_norm:
             return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
         try:
-            site.projections().need("qk", "QKClip", of="rows")
+            query, key = site.projections().need("qk", "QKClip", of="rows")
         except ProjectionError as error:
             return str(error)
+        written = [block for block, share in ((query, self.balance), (key, 1 - self.balance)) if share > 0]
+        frozen = next((block.frozen() for block in written if block.frozen()), "")
+        if frozen:
+            other = " QKClip(balance=0.0) writes keys alone." if self.balance > 0 and not key.frozen() else ""
+            return (
+                f"would rewrite {frozen}, which is frozen (requires_grad=False), and an adapter alone cannot take the factor: train "
+                f"it, or bound the logits with QKNorm, SoftCap or Temperature.{other}"
+            )
         return None
 
     def build(self, site: Site, store: Store) -> None:
@@ -88,8 +97,10 @@ class QKClip(Method):
         query, key = site.projections().need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
-        query.scale_(eta.repeat_interleave(query.heads // key.heads) ** self.balance)
-        key.scale_(eta ** (1 - self.balance))
+        if self.balance > 0:
+            query.scale_(eta.repeat_interleave(query.heads // key.heads) ** self.balance)
+        if self.balance < 1:
+            key.scale_(eta ** (1 - self.balance))
         for other in sharers:
             other.largest.fill_(float("-inf"))
 
@@ -101,9 +112,8 @@ def clipped(site: Site) -> bool:
 
 def _modules(site: Site) -> list[nn.Module]:
     """Give the modules that make the site's queries and keys, each once."""
-    return list(
-        {id(block.module): block.module for block in site.projections().need("qk", "QKClip", of="rows")}.values()
-    )
+    bases = [base_of(block.module) for block in site.projections().need("qk", "QKClip", of="rows")]
+    return list({id(base): base for base in bases}.values())
 
 
 def _sharing(site: Site) -> list[list[Store]]:

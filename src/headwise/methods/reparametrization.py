@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from headwise import hosts
 from headwise.projections import ProjectionError
+from headwise.projections.adapted import MERGE, is_adapted
 from headwise.projections.block import Block
 from headwise.projections.leaves import leaves
 from headwise.projections.named import sibling_output
@@ -69,6 +70,10 @@ def refusal(site: Site, who: str) -> str | None:
         found.need("qkv" if found.o is None else "qkvo", who, of="patches")
     except ProjectionError as error:
         return str(error)
+    for block in found.blocks:
+        if block.adapted:
+            # what scales the base would leave the adapter's part as it is
+            return f"{who} scales whole weights, and {block.maker} is adapted: {MERGE}"
     return None
 
 
@@ -132,6 +137,9 @@ def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
     model = site.model
     if model is None:
         return []
+    adapted = next((name for name, module in model.named_modules() if is_adapted(module)), None)
+    if adapted is not None:
+        raise ValueError(f'layers="all" scales whole weights, and {adapted} is adapted: {MERGE}')
     attention = _of_attention(model)
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     seen: dict[int, str] = {}

@@ -8,10 +8,12 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.projections import named
+from headwise.projections.adapted import base_of, is_adapted, obstacle
 from headwise.projections.block import Block, whole
 from headwise.projections.perturbation import probed
 from headwise.projections.probe import Unclear
 from headwise.projections.projections import ProjectionError, Projections
+from headwise.projections.sharded import below
 
 __all__ = ["Block", "ProjectionError", "Projections", "of", "projections", "whole"]
 
@@ -31,9 +33,16 @@ def projections(site: Site, model: nn.Module | None = None, example: Any = None)
     Raises:
         ProjectionError: naming the site, the reason and the remedy.
     """
-    if isinstance(site.module, nn.MultiheadAttention):
-        return named.multihead(site)
     parent = _parent(site, model)
+    if reason := below(site.module):
+        raise ProjectionError(f"the weight of {site.name} {reason}")
+    if isinstance(site.module, nn.MultiheadAttention):
+        made = named.multihead(site)
+        if parent is not None and is_adapted(parent):
+            # The adapter around it writes into its weights for the length of a call.
+            for block in made.blocks:
+                block.beyond = obstacle(parent)
+        return made
     found = named.by_name(site, parent)
     reason = ""
     if {"q", "k", "v"} <= set(found):
@@ -57,7 +66,21 @@ def of(site: Site) -> Projections:
         kept = projections(site, getattr(site, "model", None), getattr(site, "example", None))
         site.__dict__["found_projections"] = kept
         _tell(site, kept)
+    _follow(site, kept)
     return kept
+
+
+def _follow(site: Site, found: Projections) -> None:
+    """Let blocks follow their parameters into adapters that were put around them since, or out of those taken off."""
+    if site.model is None:
+        return
+    for block in found.blocks:
+        try:
+            now = site.model.get_submodule(block.where.rpartition(".")[0])
+        except AttributeError:
+            continue
+        if now is not block.module and base_of(now) is base_of(block.module):
+            block.bind(now)
 
 
 def _tell(site: Site, found: Projections) -> None:

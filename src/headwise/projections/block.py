@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headwise.projections.adapted import base_of, effective, is_adapted, obstacle, parts, trains
+from headwise.projections.sharded import sharded
+
 Rows = slice | Tensor
 
 
@@ -28,9 +31,10 @@ class Block:
         head_dim: rows of one head.
         transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
         bias_module, bias_name, bias_rows: the bias, where there is one.
-        obstacle: why the parameter is no matrix that maps single tokens, or empty: a convolution over several positions, or in groups.
+        convolved: why the parameter is no matrix that maps single tokens, or empty: a convolution over several positions, or in groups.
         grouped: whether it is a convolution in groups, which is no matrix of patches either.
         along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
+        beyond: why the parameter is not what the layer computes with, where that was seen when the block was found.
     """
 
     kind: str
@@ -45,11 +49,40 @@ class Block:
     bias_name: str = ""
     bias_rows: Rows | None = None
     along: tuple[tuple[nn.Module, str], ...] = ()
-    obstacle: str = ""
+    convolved: str = ""
     grouped: bool = False
+    beyond: str = ""
+
+    def __post_init__(self) -> None:
+        # Kept, so that compiled code that reads weights need not find out.
+        self.adapted = is_adapted(self.module)
+
+    def bind(self, module: nn.Module) -> None:
+        """Take another module around, or inside of, the same parameter: adapters were put on or taken off."""
+        if self.bias_module is self.module:
+            self.bias_module = module
+        self.module, self.adapted = module, is_adapted(module)
+
+    def unreadable(self) -> str:
+        """Say why the weight that the layer computes with cannot be told: the end of a sentence; else empty."""
+        return self.beyond or sharded(self.module, self.name) or obstacle(self.module)
+
+    def trains(self) -> bool:
+        """Tell whether training can change this block, by its parameter or an adapter's."""
+        return trains(self.module, self.name)
+
+    def frozen(self) -> str:
+        """Name what `scale_` would write though it takes no gradient; empty where all of it is trained."""
+        held = [(self.module, self.name, self.where)]
+        if self.bias_module is not None and self.kind != "o":
+            held.append((self.bias_module, self.bias_name, f"{self.where.rpartition('.')[0]}.{self.bias_name}"))
+        held += [(module, name, f"{self.where.rpartition('.')[0]}.{name}") for module, name in self.along]
+        return next(
+            (where for module, name, where in held if not all(p.requires_grad for p in parts(module, name))), ""
+        )
 
     def weight(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Give the block as (heads * head_dim, C), rows in head-major order; differentiable, whole under FSDP2.
+        """Give the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole under FSDP2.
 
         For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a row is
         one input of the output projection, to (out·kh·kw).
@@ -58,8 +91,9 @@ class Block:
             ProjectionError: of a grouped convolution, which has no such matrix.
         """
         if self.grouped:
-            raise ProjectionError(f"{self.maker} is {self.obstacle}")
-        rows = self.by_rows(whole(getattr(self.module, self.name)))[self.rows]
+            raise ProjectionError(f"{self.maker} is {self.convolved}")
+        full = effective(self.module, self.name) if self.adapted else getattr(self.module, self.name)
+        rows = self.by_rows(whole(full))[self.rows]
         return rows if dtype is None else rows.to(dtype)
 
     @property
@@ -85,7 +119,8 @@ class Block:
         """Give the bias: (heads * head_dim,) for q, k and v; (C,) for o; None where there is none."""
         if self.bias_module is None:
             return None
-        bias = whole(getattr(self.bias_module, self.bias_name))
+        adapted = self.adapted and self.bias_module is self.module
+        bias = whole(effective(self.module, "bias") if adapted else getattr(self.bias_module, self.bias_name))
         return bias if self.bias_rows is None else bias[self.bias_rows]
 
     def by_rows(self, full: Tensor) -> Tensor:
@@ -97,7 +132,7 @@ class Block:
 
     @torch.no_grad()
     def scale_(self, factors: Tensor) -> None:
-        """Multiply each head's rows, its bias and what acts along with them, by a factor; (heads,).
+        """Multiply each head's rows, its bias and what acts along with them, by a factor (heads,); adapters on them too.
 
         Raises:
             RuntimeError: where a parametrization without `rescale_` stands on the parameter.
@@ -123,13 +158,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axis: int, where: str) -> None:
-    chain = getattr(module, "parametrizations", {})
-    if name in chain:
-        target = chain[name].original
-        size = target.shape[axis]
-    else:
-        target = getattr(module, name)
-        size = target.shape[axis]
+    chain = getattr(base_of(module), "parametrizations", {})
+    target, *adapters = parts(module, name)
+    size = target.shape[axis]
     # Factors of 1 elsewhere: exact, and the same code serves slices, index tensors and shards.
     factors = torch.ones(size, dtype=target.dtype, device=target.device)
     factors[slice(None) if rows is None else rows] = per_row.to(factors)
@@ -139,6 +170,9 @@ def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axi
         _rescale(chain[name], factors, axis, where)
     else:
         multiply_(target, factors.view(shape))
+    for other in adapters:
+        # An adapter's B has the outputs first, however its base is stored.
+        multiply_(other, factors.view(-1, *[1] * (other.dim() - 1)))
 
 
 def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:

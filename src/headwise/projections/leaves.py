@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from headwise.projections.adapted import base_of, is_adapted
+
 
 @dataclass(eq=False)
 class Leaf:
-    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), or a convolution.
+    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), a convolution, or one of them with adapters.
 
     Only a 1x1 convolution is one matrix that maps tokens; `obstacle` says why another is none.
     """
@@ -28,7 +30,7 @@ class Leaf:
     @property
     def columns(self) -> int:
         """Give the number of inputs."""
-        return self.module.weight.shape[0 if self.transposed else 1] * getattr(self.module, "groups", 1)
+        return self.module.weight.shape[0 if self.transposed else 1] * getattr(base_of(self.module), "groups", 1)
 
     @property
     def grouped(self) -> bool:
@@ -48,19 +50,23 @@ def leaf(name: str, module: nn.Module) -> Leaf | None:
     weight = module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return None
-    if isinstance(module, _ConvNd):
-        return Leaf(name, module, obstacle=_obstacle(module))
+    plain = base_of(module)
+    if isinstance(plain, _ConvNd):
+        return Leaf(name, module, obstacle=_obstacle(plain))
     if weight.dim() != 2:
         return None
     # transformers' Conv1D computes x @ weight and names its outputs `nf`.
-    return Leaf(name, module, transposed=not isinstance(module, nn.Linear) and hasattr(module, "nf"))
+    return Leaf(name, module, transposed=not isinstance(plain, nn.Linear) and hasattr(plain, "nf"))
 
 
 def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
     """List the leaves below an attention module, in its own order, under their qualified names."""
     found = []
+    inside: set[nn.Module] = set()
     for name, child in module.named_modules():
-        if name and not name.startswith("headwise.") and ".parametrizations" not in f".{name}":
+        if name and child not in inside and not name.startswith("headwise.") and ".parametrizations" not in f".{name}":
+            # Base and adapters are one leaf: what they compute is their sum.
+            inside.update(child.modules() if is_adapted(child) else ())
             made = leaf(f"{prefix}.{name}" if prefix else name, child)
             if made is not None:
                 found.append(made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from headwise.core.site import Site
+from headwise.projections.adapted import is_adapted
 from headwise.projections.block import Block
 from headwise.projections.leaves import Leaf, leaf, leaves
 from headwise.projections.projections import Projections
@@ -67,7 +68,8 @@ def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
 def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> Block:
     """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
     made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
-    made.obstacle, made.grouped = one.obstacle, one.grouped
+    made.convolved, made.grouped = one.obstacle, one.grouped
+    made.beyond = _further(one.module)
     outside = getattr(site.module, OUTSIDE.get(kind, ""), None) if kind != "o" else None
     if one.bias is not None:
         made.bias_module, made.bias_name = one.module, "bias"
@@ -75,6 +77,17 @@ def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> 
     elif isinstance(outside, nn.Parameter) and outside.shape == (heads * head_dim,):
         made.bias_module, made.bias_name = site.module, OUTSIDE[kind]
     return made
+
+
+def _further(module: nn.Module) -> str:
+    """Say that a layer has more parameters than its weight and bias, so that these are not all it computes with."""
+    if is_adapted(module):
+        return ""
+    known = ("weight", "bias", "parametrizations.", "headwise.")
+    more = [name for name, _ in module.named_parameters() if name not in known[:2] and not name.startswith(known[2:])]
+    if not more:
+        return ""
+    return f"({type(module).__name__}) holds {', '.join(more)} beside its weight and computes with both: merge them into the weight first"
 
 
 def separate(site: Site, found: dict[str, Leaf]) -> Projections | str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.core.site import Site
 from headwise.projections import capture
+from headwise.projections.adapted import is_adapted
 from headwise.projections.leaves import Leaf
 
 MOVED = 1e-5
@@ -76,6 +77,8 @@ class Probe:
         if id(one) in self.outputs:
             with _shifted_output(one, rows, self.outputs[id(one)]):
                 yield
+        elif is_adapted(one.module):
+            raise Unclear(f"reads {one.name}.weight past its module, so that the adapters on it do nothing")
         elif "parametrizations" in one.module._modules:
             raise Unclear(f"reads {one.name}.weight past its module, and that weight is parametrized already")
         else:

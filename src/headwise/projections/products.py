@@ -40,8 +40,10 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def refusal(site: Site, who: str) -> str | None:
     """Say why a method on the products has no meaning on a site, or None where it has."""
     try:
-        site.projections().need("qk", who, of="patches")
-        output_and_values(site.projections(), who)
+        found = site.projections()
+        blocks = (*found.need("qk", who, of="patches"), *output_and_values(found, who))
     except ProjectionError as error:
         return str(error)
+    if not any(block.trains() for block in blocks):
+        return f"{who} would change nothing: all weights of {site.name} are frozen (requires_grad=False)"
     return None

@@ -63,16 +63,18 @@ class Projections:
                 convolutions do; or rows that belong to heads, whatever they are multiplied with.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, where one is missing or is no such matrix.
+            ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or cannot be read.
         """
         for kind in kinds:
             block = getattr(self, kind)
-            if block is not None and ((block.grouped and of != "rows") or (block.obstacle and of == "tokens")):
+            if block is not None and ((block.grouped and of != "rows") or (block.convolved and of == "tokens")):
                 raise ProjectionError(
-                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.obstacle}"
+                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.convolved}"
                 )
             if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")
+            if reason := block.unreadable():
+                raise ProjectionError(f"{who} needs {REMEDY[kind]}; {block.where} {reason}")
         return tuple(getattr(self, kind) for kind in kinds)
 
     def parameters(self) -> list[tuple[nn.Module, str]]:

@@ -16,6 +16,7 @@ from headwise.core.method_state import Store
 from headwise.core.random_draws import mix
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
+from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
 from headwise.regularizing import pass_keys
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ class Fitted:
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        if not torch.compiler.is_compiling() and tokens_split(q):
+            acting = " + ".join(map(repr, active)) or "a watch"
+            raise RuntimeError(f"{self.site.name} cannot be reached by {acting}: {CONTEXT_PARALLEL}")
         call = Call(self, q, k, v, training=training, hidden=hidden, **settings)
         if self.shares_values:
             self._owner.share_values(call)
@@ -179,6 +183,8 @@ class Fitted:
             if hidden is not None:
                 self.seen["hidden"] = hidden.shape[-1]
         if site.heads is not None and q.shape[1] != site.heads:
+            if reason := heads_split(site.module, site.model):
+                raise RuntimeError(f"{site.name} is called with {q.shape[1]} of its {site.heads} heads: {reason}")
             raise RuntimeError(
                 f"{site.name} was taken to have {site.heads} heads, but its attention was called with q of shape "
                 f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read off a real call"

@@ -18,9 +18,9 @@ from headwise.core.recompute import Pass
 from headwise.core.schedule import Schedule
 from headwise.core.site import Site
 from headwise.hosts.host import Found
+from headwise.regularizing import changed, reach
 from headwise.regularizing import learned_parameters as learned
 from headwise.regularizing import penalties as ledger
-from headwise.regularizing import reach
 from headwise.regularizing import shared_values as carried
 from headwise.regularizing.coverage import Report, Row
 from headwise.regularizing.fitted_site import Fitted
@@ -204,7 +204,8 @@ class Regularized:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
+            RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters, freezing or shards that came after
+                regularize() leave a method nothing to act on.
         """
         self._alive()
         if self.seen_training:
@@ -213,6 +214,7 @@ class Regularized:
         self._forgotten.read, self._forgotten.unread = True, 0
         total = ledger.total(entries, self._device())
         if self.fresh:
+            changed.check(self.fitted)
             total = total + self._weight_penalties(total)
         self.fresh = False
         return total
@@ -235,6 +237,7 @@ class Regularized:
         self._alive()
         self._check_reached()
         self._forgotten.stepped = True
+        changed.check(self.fitted)
         self.step += 1
         for f in self.fitted:
             f.reached = False

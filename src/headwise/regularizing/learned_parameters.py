@@ -19,10 +19,11 @@ Print = tuple[int, float, float]
 
 def own_keys(handle: Regularized) -> list[str]:
     """Give the state-dict keys that the methods brought along."""
-    return [k for k in handle.model.state_dict() if _is_own(k)]
+    return [k for k in handle.model.state_dict() if is_own(k)]
 
 
-def _is_own(key: str) -> bool:
+def is_own(key: str) -> bool:
+    """Tell whether a key of a state dict is of what methods brought along."""
     return ".headwise." in f".{key}" or "parametrizations." in key
 
 
@@ -32,7 +33,7 @@ def fingerprints(handle: Regularized) -> dict[str, Print]:
     if not any(m.learns for f in handle.fitted for m in f.methods):
         return {}
     # On the meta device nothing has a value yet that could be told from a later one.
-    return {name: _print(p) for name, p in handle.model.named_parameters() if _is_own(name) and not p.is_meta}
+    return {name: _print(p) for name, p in handle.model.named_parameters() if is_own(name) and not p.is_meta}
 
 
 def moved(handle: Regularized, initial: dict[str, Print]) -> bool:
@@ -59,7 +60,7 @@ def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, err
     missing = [k for k in own_keys(handle) if prefix + k not in state]
     if not missing:
         return
-    other = any(_is_own(k) for k in state)
+    other = any(is_own(k) for k in state)
     text = (
         f"these weights are those of {'a model with other methods' if other else 'a plain model'}, and this one is regularized with "
         f"{' + '.join(map(repr, handle.methods))}: {missing[0]} and {len(missing) - 1} more are missing. Load the weights "

@@ -10,6 +10,7 @@ from headwise import hosts
 from headwise.core.site import Site
 from headwise.hosts.host import LIKE
 from headwise.projections import ProjectionError
+from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves
 from headwise.regularizing.plan import handle
 
@@ -68,8 +69,16 @@ def parameter_groups(
 def _attention(model: nn.Module, example: Any) -> list[nn.Parameter]:
     found: list[nn.Parameter] = []
     for site in _sites(model, example):
-        found += [_parameter(module, name) for module, name in _weights(site)]
+        for module, name in _weights(site):
+            found += [underlying(base_of(module), name), *adapters_of(module)]
+        # An adapter around nn.MultiheadAttention stands around the site.
+        around = _around(site)
+        found += adapters_of(around) if around is not None else []
     return found
+
+
+def _around(site: Site) -> nn.Module | None:
+    return None if site.model is None or not site.name else site.model.get_submodule(site.name.rpartition(".")[0])
 
 
 def _sites(model: nn.Module, example: Any) -> list[Site]:
@@ -91,11 +100,6 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
         if LIKE.search(type(site.module).__name__):
             return [(one.module, "weight") for one in leaves(site.module, site.name)]
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
-
-
-def _parameter(module: nn.Module, name: str) -> nn.Parameter:
-    chain = getattr(module, "parametrizations", {})
-    return chain[name].original if name in chain else getattr(module, name)
 
 
 def _undecayed(model: nn.Module) -> list[nn.Parameter]:

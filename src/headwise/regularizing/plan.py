@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized
 
 HANDLE = "_headwise_handle"
+# Where compiled, distributed and adapted models keep the model they stand around.
+INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
+INSIDE_PEFT = ("base_model", "model")
 Where = Callable[[Site], bool] | Iterable[str] | None
 
 
@@ -47,7 +50,9 @@ def handle(model: nn.Module) -> Regularized:
         seen.add(id(inner))
         if HANDLE in inner.__dict__:
             return inner.__dict__[HANDLE]
-        inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
+        # A model's own "model" is a part of it; only peft's classes keep the whole of it under that name.
+        names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
+        inner = next((inner._modules[name] for name in names if name in inner._modules), None)
     raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
 
 

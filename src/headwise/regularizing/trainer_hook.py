@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from headwise.regularizing.plan import handle as find_handle
 
 if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized
@@ -77,8 +81,10 @@ def callback(handle: Regularized) -> Any:
 def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
     """Give a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
 
-    Under gradient accumulation the gradient is that of the mean of the micro batches' penalties, also where the last
-    step of an epoch has fewer of them, and over processes that of their joined batch. Evaluation adds nothing.
+    Without penalties the task's loss is the plain Trainer's, label smoothing, gradient accumulation and processes included: the
+    model gets its labels as it would there and computes its own loss. Under gradient accumulation the penalties' gradient is that
+    of the mean of the micro batches' penalties, also where the last step of an epoch has fewer of them, and over processes
+    that of their joined batch. Evaluation adds nothing.
 
     Args:
         handle: of the regularized model.
@@ -86,15 +92,27 @@ def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = 
             `compute_loss_func`: a sum over `num_items_in_batch`, where that is given. None takes the host model's own.
 
     Raises:
-        ValueError: from the loss function, where base is None and the model's own loss cannot be told.
+        ValueError: from the loss function, where base is None and the model's own loss cannot be told, or where base stands
+            beside a label_smoothing_factor.
     """
+    given = Labels(handle)
+    known = handle.model._forward_pre_hooks.values()
+    if base is None and not any(isinstance(hook, Labels) for hook in known):
+        handle._hooks.append(handle.model.register_forward_pre_hook(given, with_kwargs=True, prepend=True))
+    given = next((hook for hook in known if isinstance(hook, Labels)), given)
 
     def loss(outputs: Any, labels: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        asked = _asked()
         training = torch.is_grad_enabled() and handle.model.training
-        divisor = _divisor(num_items_in_batch, training)
+        divisor = 1 if asked is None else _divisor(asked.trainer, num_items_in_batch, training)
         if base is not None:
+            _refuse_smoothing(asked)
             task = base(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif asked is not None and (labels is None or given.taken(labels) or asked.trainer.label_smoother is not None):
+            task = _plain(asked.trainer, outputs, labels, num_items_in_batch, training)
         else:
+            if asked is not None:
+                _refuse_source_tokens(handle.model, asked.inputs)
             task, summed = _own(handle.model, outputs, labels, num_items_in_batch)
             task = task if summed else task / divisor
         return task + handle.loss().to(task.device) / divisor if training else task
@@ -102,36 +120,141 @@ def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = 
     return loss
 
 
-def _divisor(items: Tensor | int | None, training: bool) -> float:
+class Labels:
+    """Gives the labels back to the model: Trainer takes them out of the batch where a `compute_loss_func` is set.
+
+    Sequence-to-sequence models make their decoder's input of them, and each model knows best what its loss is. Under
+    torch.compile the callers cannot be seen: the loss is computed from the logits there.
+    """
+
+    def __init__(self, handle: Regularized) -> None:
+        self.handle = handle
+        self.latest: Any = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if torch.compiler.is_compiling():
+            return None
+        asked = _asked()
+        if asked is None or asked.labels is None or "labels" in kwargs or asked.trainer.label_smoother is not None:
+            return None
+        if not _is_whole(asked.trainer.model, self.handle):
+            return None
+        self.latest = asked.labels
+        return args, {**kwargs, "labels": asked.labels}
+
+    def taken(self, labels: Any) -> bool:
+        """Tell whether the model's last forward got these labels, once."""
+        latest, self.latest = self.latest, None
+        return latest is labels
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Labels:
+        return Labels(copy.deepcopy(self.handle, memo))
+
+
+def _is_whole(model: nn.Module, handle: Regularized) -> bool:
+    """Tell whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around it."""
+    config = getattr(model, "active_peft_config", None)
+    # Prompts that are learned are put before the tokens, and the adapter itself makes labels for them.
+    if getattr(config, "is_prompt_learning", False):
+        return False
+    try:
+        return find_handle(model) is handle
+    except ValueError:
+        return False
+
+
+def _plain(trainer: Any, outputs: Any, labels: Any, items: Tensor | int | None, training: bool) -> Tensor:
+    """Give the plain Trainer's loss of these outputs, scaled so that what Trainer does to it ends at the plain Trainer's number."""
+    # Where the model takes no number of items, the plain Trainer counts none.
+    counted = items is not None and trainer.model_accepts_loss_kwargs
+    if trainer.label_smoother is not None and labels is not None:
+        task = trainer.label_smoother(
+            outputs, labels, shift_labels=_shifts(trainer), num_items_in_batch=items if counted else None
+        )
+    else:
+        task = outputs.get("loss") if isinstance(outputs, dict) else outputs[0]
+    if task is None:
+        raise ValueError(f"{type(trainer.model).__name__} returned no loss and its batch has no labels; {REMEDY}")
+    if counted:
+        return task
+    # Trainer divides a plain mean by the micro batches, but not what a compute_loss_func gives.
+    divides = training and trainer.loss_is_scaled_for_ga is None
+    return task / (_processes(trainer, items) * (trainer.current_gradient_accumulation_steps if divides else 1))
+
+
+def _shifts(trainer: Any) -> bool:
+    """Tell whether the plain Trainer smooths labels of the next token: as it does, by the class's name."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def _refuse_smoothing(asked: Asked | None) -> None:
+    if asked is not None and asked.trainer.label_smoother is not None:
+        raise ValueError(
+            f"label_smoothing_factor={asked.trainer.args.label_smoothing_factor} does nothing beside compute_loss_func(base=...): "
+            "smooth the labels in base and set label_smoothing_factor=0, or leave base out"
+        )
+
+
+def _refuse_source_tokens(model: Any, inputs: Any) -> None:
+    """Refuse a sequence-to-sequence model that saw neither labels nor decoder tokens: some take the source's instead."""
+    if inputs is None or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return
+    if not any(name.startswith("decoder_input") for name in inputs):
+        raise ValueError(
+            f"{type(model).__name__} was called without labels and without decoder_input_ids (torch.compile, threads or a model "
+            "around it keep the labels from it): add decoder_input_ids to the batch, as DataCollatorForSeq2Seq(tokenizer, model=model) does"
+        )
+
+
+def _divisor(trainer: Any, items: Tensor | int | None, training: bool) -> int:
     """Give by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a mean."""
-    trainer = _trainer()
-    if trainer is None:
-        return 1.0
-    args, divisor = trainer.args, 1.0
     # None and True: Trainer takes what a compute_loss_func gives as scaled already, and divides by nothing.
-    if training and trainer.loss_is_scaled_for_ga is not False:
-        divisor *= trainer.current_gradient_accumulation_steps
-    if args.average_tokens_across_devices and items is not None:
-        # Trainer multiplies by the processes, over which gradients are averaged then: right for a sum, not for a mean.
-        divisor *= trainer.accelerator.num_processes // trainer.get_tp_size() if args.n_gpu <= 1 else args.n_gpu
-    return divisor
+    scaled = training and trainer.loss_is_scaled_for_ga is not False
+    return _processes(trainer, items) * (trainer.current_gradient_accumulation_steps if scaled else 1)
 
 
-def _trainer() -> Any:
+def _processes(trainer: Any, items: Tensor | int | None) -> int:
+    """Give by what Trainer multiplies: the processes, over which gradients are averaged; right for a sum, not for a mean."""
+    args = trainer.args
+    if not args.average_tokens_across_devices or items is None:
+        return 1
+    return trainer.accelerator.num_processes // trainer.get_tp_size() if args.n_gpu <= 1 else args.n_gpu
+
+
+@dataclass
+class Asked:
+    """A Trainer that asks for a loss, the labels it took out of the batch, and the rest of it where that can be seen."""
+
+    trainer: Any
+    labels: Any = None
+    inputs: Any = None
+
+
+def _asked() -> Asked | None:
     """Find the Trainer that asks for the loss.
 
     It hands over neither itself nor the number of micro batches of this step, which it alone knows: the callers' frames
     tell.
     """
+    if "transformers" not in sys.modules:
+        return None
     from transformers import Trainer
 
+    other = None
     frame = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, Trainer):
-            return owner
+        known = frame.f_locals
+        if frame.f_code is Trainer.compute_loss.__code__:
+            return Asked(known["self"], known.get("labels"), known["inputs"])
+        # A subclass that computes its loss by itself.
+        if isinstance(known.get("self"), Trainer):
+            other = other or Asked(known["self"])
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return other
 
 
 def _own(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> tuple[Tensor, bool]:

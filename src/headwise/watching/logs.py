@@ -108,7 +108,11 @@ class TensorBoard(Log):
 
 
 class Metrics(Log):
-    """Passes the figures on to `log(dict, step)` of wandb, trackio, an Accelerator or your own object."""
+    """Passes the figures on to `log(dict, step)` of wandb, trackio, an Accelerator or your own object.
+
+    A wandb run gets them at the step it is at: it drops what is older, and a later step would move the axis of the user's own
+    curves. The figure `health/step` holds the optimizer's step there.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -119,6 +123,10 @@ class Metrics(Log):
         alerts = [record for record in records if "alert" in record]
         if alerts:
             named["health/alerts"] = float(len(alerts))
+        own = _own_step(self.target)
+        if own is not None:
+            named["health/step"] = float(step)
+            step = own
         if self._by_name:
             self.target.log(named, step=step)
         else:
@@ -126,6 +134,15 @@ class Metrics(Log):
 
     def __repr__(self) -> str:
         return f"Metrics({type(self.target).__name__})"
+
+
+def _own_step(target: Any) -> int | None:
+    """Give the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else None."""
+    runs = [target, getattr(target, "run", None)]
+    runs += [getattr(tracker, "tracker", None) for tracker in getattr(target, "trackers", None) or ()]
+    # By the class alone: a `step` of other objects counts other things, an Accelerator's its micro batches.
+    ours = [run for run in runs if type(run).__module__.partition(".")[0] == "wandb"]
+    return max((run.step for run in ours), default=None)
 
 
 def _takes_step_by_name(log: Callable[..., Any]) -> bool:

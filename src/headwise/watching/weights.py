@@ -46,6 +46,8 @@ class Weights:
         found = self._found.get(site, "its weights were not looked for")
         if isinstance(found, str):
             return {}, dict.fromkeys(self.names, found)
+        # Adapters may have come or gone since.
+        site.projections()
         with still(*(block.module for block in found.blocks)):
             reading = weight_reading(site, found)
             products = reading.products.values()
@@ -64,8 +66,10 @@ class Weights:
         q, k = found.q, found.k
         if q is None or k is None:
             return "; ".join(found.missing.values()) or "the query and key weights were not found"
-        if q.obstacle or k.obstacle:
-            return f"queries or keys are made by {q.obstacle or k.obstacle}"
+        if q.convolved or k.convolved:
+            return f"queries or keys are made by {q.convolved or k.convolved}"
+        if reason := q.unreadable() or k.unreadable():
+            return reason
         if q.bias() is not None or k.bias() is not None or k.along:
             return "a bias is added to queries or keys"
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False), still(q.module, k.module):
