@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import draws, passes
+from .masked import MASKED
 from .method import Method
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from .site import Site
 
 CHUNK = 128
-
-# What an additive mask adds at least to a key that a query may see. Models mask with -1e4, -1e9, the least number or -inf;
-# position biases (ALiBi) stay above this up to distances whose weight is 0 in any case.
-MASKED = -9e3
 
 
 class Call:

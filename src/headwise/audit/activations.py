@@ -11,10 +11,12 @@ from torch import Tensor
 import headwise
 
 from ..call import Call
+from ..fitted import Fitted
 from ..statistics import STATISTICS
 from ..watching.alerts import Judge, Thresholds
 from ..watching.recorder import Recorder
 from ..watching.records import Figures
+from ..watching.stream import Stream
 from ..watching.weights import Weights
 from .batches import Batch
 from .checkpoint import Checkpoint
@@ -26,12 +28,13 @@ Record = dict[str, Any]
 class _Looking:
     """Brings the calls of a model in eval mode to a recorder that was made for training."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, fitted: Fitted, model: torch.nn.Module) -> None:
         self.recorder = recorder
+        self.stream = Stream(fitted, model, lambda left: recorder.take_final(fitted.site, left))
 
     def __call__(self, call: Call, out: Tensor) -> None:
         call.training = True
-        self.recorder.take(call, out)
+        self.recorder.take(call, out, self.stream, self.stream.take())
 
 
 def read_activations(
@@ -51,10 +54,12 @@ def read_activations(
     handle = headwise.regularize(model, allow_none=True)
     weights = Weights(list(STATISTICS))
     recorder = Recorder(list(STATISTICS), None, weights)
+    looking: list[_Looking] = []
     try:
         weights.look(model, [fitted.site for fitted in handle.fitted])
         for fitted in handle.fitted:
-            fitted.observer, fitted.armed = _Looking(recorder), True
+            looking.append(_Looking(recorder, fitted, model))
+            fitted.observer, fitted.armed = looking[-1], True
         for batch in batches:
             _run(model, batch, both if None in (text, images) else "")
         figures = [
@@ -66,6 +71,8 @@ def read_activations(
         names = {fitted.site.index: fitted.site.name for fitted in handle.fitted}
         reasons = {names[index]: found for index, found in recorder.reasons.items()}
     finally:
+        for one in looking:
+            one.stream.remove()
         handle.remove()
     records = [record for figure in figures for record in figure.records()]
     return records, Judge(thresholds or Thresholds(), at_once=True).alerts(records), reasons

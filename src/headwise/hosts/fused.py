@@ -13,7 +13,7 @@ from . import fused_call
 from .code import calls, passes_true, uses
 from .fused_limits import Limits
 from .fused_windows import declared
-from .host import Found, Hooks, attends_across, first_number, looks_like_attention, over_channels
+from .host import Found, Hooks, attends_across, first_number, looks_like_attention, other_positions, over_channels
 
 if TYPE_CHECKING:
     from ..fitted import Fitted
@@ -124,7 +124,8 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
     site.head_dim = first_number(module, "head_dim", "dim_head", "head_size", "d_head")
     site.kv_heads = first_number(module, "num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads") or site.heads
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in ("q_norm", "k_norm", "norm_q", "norm_k", "qk_norm"))
-    site.rope = uses(module, "rot|rope") and any(_has_rope(m) for m in model.modules())
+    rotary = uses(module, "rot|rope") and not other_positions(module)
+    site.rope = rotary and any(_has_rope(m) for m in model.modules())
     if passes_true(module, "is_causal") or True in (
         getattr(module, "is_causal", None),
         getattr(module, "causal", None),
@@ -140,10 +141,6 @@ def _is_norm(module: Any) -> bool:
 
 
 def _has_rope(module: nn.Module) -> bool:
-    return any(
-        "rope" in name or "rotary" in name for name, child in module.__dict__.items() if child is not None
-    ) or any(
-        "rope" in name or "rotary" in name
-        for name, child in (*module._modules.items(), *module._buffers.items())
-        if child is not None
-    )
+    # A flag is no embedding: timm's EVA without rotary positions keeps rope_mixed = False.
+    held = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
+    return any(("rope" in name or "rotary" in name) and kept is not None and kept is not False for name, kept in held)

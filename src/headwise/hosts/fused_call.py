@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import passes
 from ..attention import fused
+from ..masked import hide_other_regions
 from .fused_limits import samples_of
 from .fused_shape import Shape, broadcast, with_causality
 
@@ -198,6 +199,8 @@ def routed(
         return shape.to4(out), None
 
     mask = shape.mask4(attn_mask)
+    if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
+        mask = hide_other_regions(mask)
     if mask is not None and is_causal:
         # Some of torch's kernels take both, others raise: one mask serves all.
         mask, is_causal = with_causality(mask, q.shape[2], k.shape[2]), False

@@ -10,6 +10,7 @@ from torch import nn
 from ..site import Site
 from .code import uses
 from .fused_shape import SAMPLE_MAJOR
+from .host import shifts_windows
 
 # Attention inside of windows that the module itself, or the block around it, cuts.
 CLASSES = re.compile(
@@ -24,6 +25,7 @@ def declared(model: nn.Module, site: Site) -> None:
     block = model.get_submodule(site.name.rpartition(".")[0]) if "." in site.name else None
     around = [site.module, *([block] if block is not None and block is not model else [])]
     site.windowed = any(_cuts(module) for module in around)
+    site.shifted = site.windowed and shifts_windows(around)
     site.pooled = not site.is_cross and pools(site.module)
     # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):
