@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ..fitted import touches_call
 from ..site import Site
 from . import fused_call
 from .code import calls, passes_true, uses
@@ -69,11 +70,28 @@ class FusedAdapter:
         fused_call.enter(self, module)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Say that they no longer are."""
-        fused_call.leave(self)
+        """Say that they no longer are.
+
+        Raises:
+            RuntimeError: where the forward made no such call, so that methods that act on it were passed by.
+        """
+        called = fused_call.leave(self)
         # None: the forward raised, and its error is the one to show.
-        if output is not None and self.hooks is not None:
-            self.hooks.check_output()
+        if output is None or self.hooks is None:
+            return
+        if not called:
+            self._refuse_bypass(module)
+        self.hooks.check_output()
+
+    def _refuse_bypass(self, module: nn.Module) -> None:
+        assert self.fitted is not None
+        passed_by = [repr(m) for m in self.fitted.active(module.training) if touches_call(m)]
+        if passed_by:
+            raise RuntimeError(
+                f"{self.site.name} computed its attention in this call without {NAME} in torch.nn.functional, so that "
+                f"{' + '.join(passed_by)} would do nothing there: call the model without output_attentions=True, write "
+                f"F.{NAME} where the function was imported by name, or leave the site out with where="
+            )
 
     def detach(self) -> None:
         """Unhook; the last site of all gives the function back."""
