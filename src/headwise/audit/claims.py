@@ -67,13 +67,13 @@ def _builds_as_many(config: Any, path: tuple[str, ...], name: str, build: Callab
 
 def _small(config: Any, path: tuple[str, ...], name: str, count: int) -> Any:
     small = copy.deepcopy(config)
-    claims = list(_claims(small))
-    for place, key, _ in claims:
+    for place, key, claimed in list(_claims(small)):
         part = small
         for step in place:
             part = getattr(part, step)
         value = getattr(part, key)
-        chosen = count if (place, key) == (path, name) else 1
+        # Two of all others: of two layers one may be sparse.
+        chosen = count if (place, key) == (path, name) else min(claimed, 2)
         setattr(part, key, [chosen] * len(value) if isinstance(value, list | tuple) else chosen)
         _cut_lists(part, value, chosen)
     return small
