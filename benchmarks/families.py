@@ -146,7 +146,7 @@ Written by `python benchmarks/families.py` with torch {torch} on CPU.
 |---|---|
 {counts}
 Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit. At the end stand
-the types of which no tiny model could be built or fed by `benchmarks/shrink.py`, each with its first error: that says nothing about
+the types of which no tiny model was built and fed by `benchmarks/shrink.py`, each with its reason: that says nothing about
 headwise.
 
 | type | loaded as | reached | refused | neutral | strong | note |
@@ -173,6 +173,16 @@ def outcome(row: Row) -> str:
     if not row.reached:
         return OUTCOMES[2] if row.refused else OUTCOMES[3]
     return OUTCOMES[1] if row.refused else OUTCOMES[0]
+
+
+def sentence(counted: Counter[str] | dict[str, int]) -> str:
+    """Give the sentence that README says of the page; a test holds it to the page."""
+    whole, some, refused, none, raised, untried = (counted[name] for name in OUTCOMES)
+    return (
+        f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every attention layer, "
+        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name in the call, and "
+        f"of {untried} no tiny model was built and fed"
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -238,6 +248,7 @@ def main() -> None:
         rows.append(kept[model_type])
     if not chosen:
         OUT.write_text(table(rows))
+        print(f"README.md must say: {sentence(Counter(outcome(row) for row in rows))}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 ROOT = Path(__file__).resolve().parents[2]
 # The folder must not stay on the path: its files have names of the tests' own folders.
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from families import OUTCOMES, Row, outcome, table  # noqa: E402
+from families import OUTCOMES, Row, outcome, sentence, table  # noqa: E402
 
 sys.path.remove(str(ROOT / "benchmarks"))
 
@@ -56,13 +56,9 @@ def test_the_page_lists_every_type_that_transformers_registers():
 
 
 def test_readme_says_what_is_reached():
-    rows, untried, counted = rows_of(PAGE)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert "any transformer" not in readme
-    said = re.search(
-        r"Of the (\d+) model types .* registers, (\d+) .* every.*, (\d+) .* some.*, (\d+) .* refused", readme, re.DOTALL
-    )
-    assert [int(n) for n in said.groups()] == [len(rows) + len(untried), *(counted[name] for name in OUTCOMES[:3])]
+    assert sentence(rows_of(PAGE)[2]) in readme
 
 
 def test_a_page_written_from_rows_is_read_back():
