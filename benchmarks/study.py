@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from timing import interleave, machine, ratio
 
+from headwise.comparing.run.train import Training, train_epoch
 from headwise.studies.blog_cifar10 import STUDY
-from headwise.study.train import Training, train_epoch
 
 STEPS, BATCH = 4, 256
 

@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
-from headwise.study.registry import study_names
+from headwise.comparing.registry import study_names
 
 app = typer.Typer(
     name="headwise",
@@ -56,7 +56,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
 ) -> None:
     """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
-    from headwise.study.command import Request, run
+    from headwise.comparing.command import Request, run
 
     run(
         Request(
@@ -79,7 +79,7 @@ def compare(
 
 
 def _named(study: str | None, task: str | None) -> str:
-    from headwise.study.errors import StudyError
+    from headwise.files.errors import StudyError
 
     if study and task:
         raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
@@ -89,7 +89,7 @@ def _named(study: str | None, task: str | None) -> str:
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="The folder given by --out.")]) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.report import write
+    from headwise.comparing.report import write
 
     print(write(folder))
 
@@ -97,7 +97,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder given by --ou
 @app.command()
 def methods() -> None:
     """List the methods: name, operation, paper."""
-    from headwise.study.listing import print_methods
+    from headwise.methods.listing import print_methods
 
     print_methods()
 
@@ -112,7 +112,7 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Where to write the report (HTML; JSON beside it).")] = None,
 ) -> None:
     """Read the health of every head of a checkpoint from its weights, and from data where given."""
-    from headwise.audit.command import run
+    from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from headwise.report.charts import forest, heat_map
-from headwise.report.line_charts import curves, lines
+from headwise.pages.charts import forest, heat_map
+from headwise.pages.line_charts import curves, lines
 
 HEADS = [
     {"layer": layer, "head": head, "step": step, "value": layer + head / 10}

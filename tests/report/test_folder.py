@@ -8,8 +8,8 @@ import shutil
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.report.folder import read_study
-from headwise.report.records import read_lines
+from headwise.comparing.results.folder import read_study
+from headwise.comparing.results.records import read_lines
 
 TWO = ("baseline", "Other()")
 

@@ -6,9 +6,9 @@ import json
 
 from report.synthetic_study import write_study
 
-import headwise.report
-from headwise.report.folder import read_study
-from headwise.report.health_section import health_sections, thin
+import headwise.comparing.report
+from headwise.comparing.report.health_section import health_sections, thin
+from headwise.comparing.results.folder import read_study
 
 ONE = ("baseline",)
 
@@ -111,6 +111,6 @@ def test_many_alerts_are_cut_and_the_cut_is_told(tmp_path):
 
 def test_readings_that_are_not_finite_leave_a_gap(tmp_path):
     study = watched(tmp_path, [reading(0), reading(0, head=1, value=None), reading(50), reading(50, head=1)])
-    html = headwise.report.write(study.path).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(study.path).read_text(encoding="utf-8")
     assert '"value":null' not in html
     assert "attention entropy (nats)" in html

@@ -9,9 +9,9 @@ import re
 import pytest
 from report.synthetic_study import NINE, write_study
 
-import headwise.report
-from headwise.report.records import read_json
-from headwise.report.shell import Cell, Column, Section, figure, page, table
+import headwise.comparing.report
+from headwise.comparing.results.records import read_json
+from headwise.pages.shell import Cell, Column, Section, figure, page, table
 
 TWO = ("baseline", "Other(p=0.1)")
 EVIL = '<img src=x onerror="window.harmed=1"></script><b>|`*Evil'
@@ -19,12 +19,12 @@ EVIL = '<img src=x onerror="window.harmed=1"></script><b>|`*Evil'
 
 def test_a_folder_of_neither_kind_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds neither study\.json nor findings\.json"):
-        headwise.report.write(tmp_path)
+        headwise.comparing.report.write(tmp_path)
 
 
 def test_the_csv_holds_the_unrounded_figures(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
-    headwise.report.write(folder)
+    headwise.comparing.report.write(folder)
     analysis = read_json(folder / "analysis.json")
     rows = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["method"] for row in rows] == list(TWO)
@@ -36,7 +36,7 @@ def test_the_csv_holds_the_unrounded_figures(tmp_path):
 
 def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, diverged={(TWO[1], 3)}, missing={(TWO[1], 5)})
-    headwise.report.write(folder)
+    headwise.comparing.report.write(folder)
     lines = (folder / "table.md").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("So far, in test accuracy")
     assert lines[-1].startswith("| `Other(p=0.1)` |")
@@ -46,7 +46,7 @@ def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
 
 def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     difference = read_json(folder / "analysis.json")["methods"][1]["differences"]["test_accuracy"]
     assert f"{100 * difference['mean']:+.2f}" in html
     assert f'data-value="{difference["mean"]}"' in html
@@ -55,7 +55,7 @@ def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
 
 
 def test_a_report_says_which_runs_are_missing(tmp_path):
-    html = headwise.report.write(
+    html = headwise.comparing.report.write(
         write_study(tmp_path, methods=TWO, seeds=3, missing={(TWO[1], 0), (TWO[1], 2)})
     ).read_text()
     assert "This study is not finished" in html
@@ -66,14 +66,14 @@ def test_a_study_without_any_run_still_gives_a_report(tmp_path):
     folder = write_study(
         tmp_path, methods=TWO, seeds=2, missing={(method, seed) for method in TWO for seed in range(2)}
     )
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert '<span class="missing">missing</span>' in html
     assert "0 of 4" in html
 
 
 def test_a_method_name_with_html_is_escaped_everywhere(tmp_path):
     folder = write_study(tmp_path, methods=("baseline", EVIL), seeds=2, diverged={(EVIL, 1)}, watched=True)
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
     markdown = (folder / "table.md").read_text(encoding="utf-8")
@@ -82,8 +82,8 @@ def test_a_method_name_with_html_is_escaped_everywhere(tmp_path):
 
 def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2)
-    first = headwise.report.write(folder).read_bytes()
-    assert headwise.report.write(folder).read_bytes() == first
+    first = headwise.comparing.report.write(folder).read_bytes()
+    assert headwise.comparing.report.write(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == [
         "analysis.json",
         "report.html",
@@ -95,7 +95,7 @@ def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
 
 
 def test_a_page_names_no_address_that_a_browser_would_open(tmp_path):
-    html = headwise.report.write(write_study(tmp_path, methods=TWO, seeds=2)).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(write_study(tmp_path, methods=TWO, seeds=2)).read_text(encoding="utf-8")
     tags = re.sub(r"(<script[^>]*>).*?</script>", r"\1", html, flags=re.DOTALL)
     assert not re.findall(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?!data:)[^"'> ]""", tags)
     assert "default-src 'none'" in html
@@ -122,7 +122,7 @@ def test_findings_give_a_page_and_tables(tmp_path):
         "settings": {"seeds": 1},
     }
     (tmp_path / "findings.json").write_text(json.dumps(findings), encoding="utf-8")
-    html = headwise.report.write(tmp_path).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(tmp_path).read_text(encoding="utf-8")
     assert '<p class="lead">The answer is yes.</p>' in html
     assert "And &lt;more&gt;." in html
     assert "| a\\|b | 0.1235 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
@@ -155,7 +155,7 @@ def test_chart_data_cannot_end_its_script():
 
 
 def test_the_nine_arms_are_told_apart_in_the_answer_table(tmp_path):
-    html = headwise.report.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
     first = html.split("<tbody>")[1].split("</tbody>")[0]
     assert len(re.findall(r'<th scope="row"', first)) == len(NINE)
 
@@ -170,14 +170,14 @@ def test_a_report_names_the_environment_of_the_results_and_not_that_of_the_last_
     folder = write_study(tmp_path, methods=TWO, seeds=2)
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | {"commit": "started-later", "versions": {"torch": "9.9"}}))
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert "0000000" in html and "started-later" not in html and "environments, which differ" not in html
 
 
 def test_results_of_several_environments_are_counted_and_told_apart(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2)
     change_results(folder, ["000100000001"], commit="1111111", versions={"torch": "2.0"})
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert html.count("The results come from 2 environments, which differ in commit, version: torch") == 2
     assert "0000000" in html and "1111111" in html and "<dt>runs</dt><dd>3</dd>" in html
     found = read_json(folder / "analysis.json")["environments"]
@@ -190,13 +190,13 @@ def test_a_report_says_when_some_runs_were_not_watched(tmp_path, named, words):
     names = sorted(path.name for path in (folder / "runs").iterdir())
     change_results(folder, names[:3] if named else [], watched=True)
     change_results(folder, names[3:], watched=len(named) == 3)
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert (words or "were not watched") in html if words else "were not watched" not in html
 
 
 def test_what_diverged_is_not_called_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2, diverged={(TWO[1], 0), (TWO[1], 1)}, epochs=3)
-    html = headwise.report.write(folder).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert '<span class="missing">missing</span>' not in html
     row = html.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1]
     assert row.count('<span class="tag diverged">diverged</span>') == 6
@@ -207,7 +207,7 @@ def test_what_diverged_is_not_called_missing(tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
     from pathlib import Path
 
-    from headwise.study.errors import StudyError
+    from headwise.files.errors import StudyError
 
     folder = write_study(tmp_path, methods=TWO, seeds=1)
 
@@ -216,11 +216,11 @@ def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(StudyError, match="cannot be written: Read-only file system"):
-        headwise.report.write(folder)
+        headwise.comparing.report.write(folder)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"paragraphs": [1], "tables": [{}]}', '{"tables": 3}'])
 def test_findings_of_another_shape_are_named(tmp_path, content):
     (tmp_path / "findings.json").write_text(content)
     with pytest.raises(ValueError, match=r"findings\.json does not hold what a study writes.*Run the study again"):
-        headwise.report.write(tmp_path)
+        headwise.comparing.report.write(tmp_path)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from headwise.study.compare import Comparison, compare
-from headwise.study.engines.here import HereEngine
-from headwise.study.study import Study
-from headwise.study.task import load_task
+from headwise.comparing.compare import Comparison, compare
+from headwise.comparing.engines.in_process import HereEngine
+from headwise.comparing.study import Study
+from headwise.comparing.task import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}

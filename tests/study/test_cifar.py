@@ -15,13 +15,13 @@ import pytest
 import torch
 from small_studies import ENVIRONMENT, Silent, all_numbers
 
-import headwise.study.cifar as cifar
-from headwise.study import download as downloading
-from headwise.study.cifar import Cifar, read_batch, read_images
-from headwise.study.compare import Comparison, compare
-from headwise.study.engines.here import HereEngine
-from headwise.study.errors import StudyError
-from headwise.study.study import Study
+import headwise.studies.tasks.cifar as cifar
+from headwise.comparing.compare import Comparison, compare
+from headwise.comparing.engines.in_process import HereEngine
+from headwise.comparing.study import Study
+from headwise.files import download as downloading
+from headwise.files.errors import StudyError
+from headwise.studies.tasks.cifar import Cifar, read_batch, read_images
 
 
 class _Py2Pickler(pickle._Pickler):
@@ -262,7 +262,7 @@ def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tm
         title="small",
         question="?",
         task=task.located(tmp_path / "official"),
-        task_place="headwise.study.cifar:Cifar",
+        task_place="headwise.studies.tasks.cifar:Cifar",
         methods=(),
         seeds=1,
     )

@@ -113,8 +113,8 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
 def test_a_request_that_cannot_be_is_refused_with_the_reason(change, message):
     import torch
 
-    from headwise.study.command import Request, choose_study
-    from headwise.study.errors import StudyError
+    from headwise.comparing.command import Request, choose_study
+    from headwise.files.errors import StudyError
 
     if change == {"device": "cuda"} and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -123,7 +123,7 @@ def test_a_request_that_cannot_be_is_refused_with_the_reason(change, message):
 
 
 def test_a_request_changes_what_it_names_and_nothing_else():
-    from headwise.study.command import Request, choose_study
+    from headwise.comparing.command import Request, choose_study
 
     plain = choose_study(Request(device="cpu"))
     assert plain.name == "digits" and plain.seeds == 10 and len(plain.arms) == 9 and plain.threads == 1
@@ -157,7 +157,7 @@ def test_the_default_study_runs_end_to_end_and_prints_a_table(tmp_path):
 
 def test_methods_lists_the_registry():
     from headwise import methods  # noqa: F401
-    from headwise.method import REGISTRY
+    from headwise.core.method import REGISTRY
 
     done = headwise("methods")
     assert done.returncode == 0
@@ -191,8 +191,8 @@ def test_watching_changes_no_number_and_its_stream_is_repaired_on_resume(tmp_pat
 def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_path, monkeypatch):
     import types
 
-    import headwise.study.command as command
-    from headwise.study.errors import StudyError
+    import headwise.comparing.command as command
+    from headwise.files.errors import StudyError
 
     asked = {}
 
@@ -224,8 +224,8 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
 
 @pytest.mark.parametrize("data", [None, Path("somewhere")])
 def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path, monkeypatch, data):
-    from headwise.study import command
-    from headwise.study.errors import StudyError
+    from headwise.comparing import command
+    from headwise.files.errors import StudyError
 
     class Refuses:
         folder = None

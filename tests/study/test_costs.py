@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
-from headwise.study import train
-from headwise.study.outcome import _seconds_per_step
-from headwise.study.run import execute
+from headwise.comparing.run import train
+from headwise.comparing.run.execution import execute
+from headwise.comparing.run.outcome import _seconds_per_step
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):

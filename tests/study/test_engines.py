@@ -12,8 +12,8 @@ import pytest
 from filelock import FileLock
 from small_studies import PLACE, Silent, all_numbers, carry, tiny_study
 
-from headwise.study.engines.local import LocalEngine
-from headwise.study.errors import StudyError
+from headwise.comparing.engines.local import LocalEngine
+from headwise.files.errors import StudyError
 
 ARMS = ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)")
 
@@ -80,7 +80,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp
 
 
 def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monkeypatch):
-    import headwise.study.engines.local as local
+    import headwise.comparing.engines.local as local
 
     monkeypatch.setattr(local, "REPLACEMENTS", 0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.study.errors import StudyError
-from headwise.study.task import load_task
+from headwise.comparing.task import load_task
+from headwise.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "char_lm_task.py"
@@ -80,7 +80,7 @@ def test_a_task_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, so
 def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     from small_studies import PLACE
 
-    from headwise.study.command import Request, choose_study
+    from headwise.comparing.command import Request, choose_study
 
     source = Path(PLACE).read_text() + (
         "\n\nfrom headwise import Method\n\n\nclass DoNothingHere(Method):\n"
@@ -91,6 +91,6 @@ def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     study = choose_study(Request(task=f"{tmp_path / 'mine.py'}:Tiny", methods=("DoNothingHere()",), device="cpu"))
     assert study.arms == ("baseline", "DoNothingHere(strength=1.0)")
     assert study.configuration(study.arms[1], 0).methods == [{"name": "DoNothingHere", "settings": {"strength": 1.0}}]
-    from headwise.method import REGISTRY
+    from headwise.core.method import REGISTRY
 
     del REGISTRY["DoNothingHere"]

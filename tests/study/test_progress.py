@@ -5,8 +5,8 @@ import io
 import pytest
 from small_studies import orders, tiny_study
 
-from headwise.study import progress as showing
-from headwise.study.progress import Bars, PlainLines, clock, describe_end, title
+from headwise.comparing import progress as showing
+from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
 
 EVENT = {
     "event": "progress",
@@ -95,7 +95,7 @@ def test_durations_are_written_as_people_read_them(seconds, text):
 
 
 def test_the_table_marks_divergence_and_shows_percent(capsys):
-    from headwise.study.table import print_table
+    from headwise.comparing.results.table import print_table
 
     found = {"mean": 0.5, "low": 0.4, "high": 0.6}
     difference = found | {"p_corrected": 0.0123, "verdict_text": "better"}

@@ -22,7 +22,7 @@ def test_a_study_on_two_nodes_survives_the_death_of_one_with_the_numbers_of_a_lo
 def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
     from small_studies import orders
 
-    from headwise.study.engines.ray_cluster import carry_out_remotely
+    from headwise.comparing.engines.ray_cluster import carry_out_remotely
 
     (order,) = orders(tiny_study(), tmp_path / "elsewhere")
     (event,) = carry_out_remotely(order, str(tmp_path))
@@ -35,8 +35,8 @@ def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
 def test_an_address_where_no_cluster_answers_is_refused_at_once(monkeypatch):
     import socket
 
-    from headwise.study.engines.ray_cluster import RayEngine
-    from headwise.study.errors import StudyError
+    from headwise.comparing.engines.ray_cluster import RayEngine
+    from headwise.files.errors import StudyError
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
-from headwise.study import durable
-from headwise.study.checkpoint import CURRENT, PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
-from headwise.study.errors import StudyError
-from headwise.study.run import execute
+from headwise.comparing.run.checkpoint import CURRENT, PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+from headwise.comparing.run.execution import execute
+from headwise.files import durable
+from headwise.files.errors import StudyError
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
 
@@ -42,7 +42,7 @@ def weights(order):
 
 def stopped_after(order, epochs, monkeypatch):
     """Carry out an order up to the end of an epoch, as a process that dies there."""
-    import headwise.study.run as run
+    import headwise.comparing.run.execution as run
 
     kept, save = [0], run.save_checkpoint
 
@@ -79,7 +79,7 @@ def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
 
 def trained_epochs(monkeypatch):
     """Give the list that fills with the epochs that are really trained."""
-    import headwise.study.run as run
+    import headwise.comparing.run.execution as run
 
     trained, train = [], run.train_epoch
     monkeypatch.setattr(run, "train_epoch", lambda *a: trained.append(a[2]) or train(*a))

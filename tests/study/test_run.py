@@ -7,11 +7,11 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, numbers, orders, tiny_study
 
-from headwise.study import examples
-from headwise.study.configuration import derive
-from headwise.study.errors import StudyError
-from headwise.study.run import execute
-from headwise.study.task import load_task
+from headwise.comparing.run import splits as examples
+from headwise.comparing.run.configuration import derive
+from headwise.comparing.run.execution import execute
+from headwise.comparing.task import load_task
+from headwise.files.errors import StudyError
 
 
 def test_a_run_leaves_its_configuration_its_stream_its_checkpoint_and_its_result(tmp_path):
@@ -157,7 +157,7 @@ def test_a_run_that_diverges_is_a_result_with_its_step(tmp_path):
 
 
 def test_a_model_that_ends_with_nan_weights_has_diverged_at_its_last_step(tmp_path, monkeypatch):
-    import headwise.study.outcome as outcome
+    import headwise.comparing.run.outcome as outcome
 
     monkeypatch.setattr(outcome, "evaluate", lambda training, examples: (math.nan, 0.5))
     (result,) = carry(tiny_study(epochs=1), tmp_path)
@@ -170,7 +170,7 @@ def test_the_test_split_is_asked_for_once_and_last(tmp_path):
 
 
 def test_a_trial_holds_out_training_examples_and_never_sees_the_test_split():
-    from headwise.study.examples import training_examples
+    from headwise.comparing.run.splits import training_examples
 
     study = tiny_study("Unseen")
     train, validation = training_examples(study.task, study.configuration("baseline", 0, purpose="trial"))
@@ -180,7 +180,7 @@ def test_a_trial_holds_out_training_examples_and_never_sees_the_test_split():
 
 
 def test_each_seed_draws_its_own_training_examples_the_same_for_all_methods():
-    from headwise.study.examples import training_examples
+    from headwise.comparing.run.splits import training_examples
 
     study = tiny_study(train_size=6, methods=("DropHead(p=0.2)",))
 
@@ -245,8 +245,8 @@ def test_what_is_no_result_of_the_run_does_not_count_as_finished(tmp_path, conte
 
 
 def test_a_second_start_does_not_relabel_the_results_of_the_first(tmp_path):
-    from headwise.study.compare import Comparison, compare
-    from headwise.study.engines.here import HereEngine
+    from headwise.comparing.compare import Comparison, compare
+    from headwise.comparing.engines.in_process import HereEngine
 
     for commit, seeds in (("first", 2), ("second", 3)):
         environment = {"versions": {"torch": commit}, "commit": commit, "hardware": {}}

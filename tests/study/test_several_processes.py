@@ -30,7 +30,7 @@ def test_two_processes_train_to_the_numbers_of_one(tmp_path):
 
 
 def test_tuning_over_several_processes_is_refused(tmp_path):
-    from headwise.study.errors import StudyError
+    from headwise.files.errors import StudyError
 
     with pytest.raises(StudyError, match="--tune works with one process a run"):
         carry(tiny_study().model_copy(update={"processes": 2}), tmp_path, trials=1)

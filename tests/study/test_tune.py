@@ -6,8 +6,8 @@ import math
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
-from headwise.study.errors import StudyError
-from headwise.study.tune import FACTOR, TRIAL_SEED
+from headwise.comparing.tune import FACTOR, TRIAL_SEED
+from headwise.files.errors import StudyError
 
 METHODS = ("DropHead(p=0.3)", "QKNorm()", "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
 
@@ -70,7 +70,7 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
-    import headwise.study.engines.here as here
+    import headwise.comparing.engines.in_process as here
 
     study = tiny_study(methods=METHODS[:1], epochs=1)
     carry(study, tmp_path / "whole", trials=4)
@@ -93,7 +93,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.study.tune import Arm
+    from headwise.comparing.tune import Arm
 
     study, told = tiny_study(epochs=1), Arm.tell
 
@@ -142,8 +142,8 @@ class Told:
         import optuna
         from small_studies import ENVIRONMENT
 
-        from headwise.study.compare import Comparison
-        from headwise.study.tune import Arm
+        from headwise.comparing.compare import Comparison
+        from headwise.comparing.tune import Arm
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)

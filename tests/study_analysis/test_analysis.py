@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.report.folder import read_study
-from headwise.study.analysis import analyse, holm, interval, paired_differences, sign_flip, smallest_p
+from headwise.comparing.results.analysis import analyse, holm, interval, paired_differences, sign_flip, smallest_p
+from headwise.comparing.results.folder import read_study
 
 TWO = ("baseline", "Other()")
 
@@ -201,7 +201,7 @@ def test_the_correction_counts_methods_that_have_no_pair_yet(tmp_path):
 
 def test_a_verdict_needs_the_interval_too(tmp_path, monkeypatch):
     study = study_of(tmp_path, methods=TWO, effects=(0, 0.03))
-    import headwise.study.analysis as analysis
+    import headwise.comparing.results.analysis as analysis
 
     real = analysis.interval
     monkeypatch.setattr(analysis, "interval", lambda values: real(values) | {"low": -1.0, "high": 1.0})

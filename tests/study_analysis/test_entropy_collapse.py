@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-import headwise.report
+import headwise.comparing.report
 from headwise.studies import entropy_collapse as study
 
 
@@ -134,7 +134,7 @@ def test_the_charts_hold_loss_and_lowest_entropy_of_arms_and_seeds(findings):
 
 def test_the_findings_become_a_report(findings, tmp_path):
     (tmp_path / "findings.json").write_text(json.dumps(findings[0], allow_nan=False), encoding="utf-8")
-    html = headwise.report.write(tmp_path).read_text(encoding="utf-8")
+    html = headwise.comparing.report.write(tmp_path).read_text(encoding="utf-8")
     assert html.count('data-chart="vega-lite"') == 4
     assert "Every run" in html
 

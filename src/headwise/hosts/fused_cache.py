@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..masked import MASKED
-from .hugging_face_cache import asks_for_own_tokens
+from headwise.hosts.transformers.cache import asks_for_own_tokens
+from headwise.masked import MASKED
 
 if TYPE_CHECKING:
-    from ..fitted import Fitted
+    from headwise.regularizing.fitted_site import Fitted
 
 
 def newest_last(

@@ -1,7 +1,7 @@
 """How much of the residual stream is not the mean of its tokens."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 from headwise.statistics.tokens import NO_STREAM, share_about_the_mean

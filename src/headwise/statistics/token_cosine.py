@@ -1,7 +1,7 @@
 """How alike the tokens are that enter attention."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 from headwise.statistics.tokens import cosine

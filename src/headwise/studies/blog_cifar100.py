@@ -6,8 +6,8 @@ machine. The blog does not say how it scales pixels or decays weights: here to [
 
 from __future__ import annotations
 
-from headwise.study.cifar import Cifar
-from headwise.study.study import Study
+from headwise.comparing.study import Study
+from headwise.studies.tasks.cifar import Cifar
 
 STUDY = Study(
     name="blog-cifar100",
@@ -29,6 +29,6 @@ STUDY = Study(
         head_dim=64,
         mlp_dim=128,
     ),
-    task_place="headwise.study.cifar:Cifar",
+    task_place="headwise.studies.tasks.cifar:Cifar",
     notes=("The test split is recorded after every epoch, as in the blog's figures; nothing is chosen by it.",),
 )

@@ -69,7 +69,7 @@ def build(seed: int, device: str = "cpu"):
     import torch
     from sklearn.datasets import load_digits
 
-    from headwise.study.models import VisionTransformer
+    from headwise.studies.tasks.vision_transformer import VisionTransformer
 
     digits, generator = load_digits(), torch.Generator().manual_seed(seed)
     labels = torch.from_numpy(digits.target).long()

@@ -70,7 +70,7 @@ def build(seed: int, device: str = "cpu"):
     import torch
     from torch import nn
 
-    from headwise.study.models import Block
+    from headwise.studies.tasks.vision_transformer import Block
 
     generator = torch.Generator().manual_seed(seed)
     # Building layers draws from torch's own generator, which belongs to the caller.
@@ -85,7 +85,7 @@ def build(seed: int, device: str = "cpu"):
 
 def measure(seed: int, arm: tuple, device: str = "cpu") -> dict:
     """Return token cosine and high-frequency ratio at the input and after each block, and the output itself."""
-    from headwise import regularize
+    from headwise.regularizing import handle as regularize
 
     (model, tokens), (methods, gains) = build(seed, device), arm
     if methods:
@@ -124,7 +124,7 @@ def high_frequency(x) -> float:
 
 def compare(measured: list[dict], seeds: int) -> list[dict]:
     """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and corrected p."""
-    from headwise.study.analysis import holm, interval, sign_flip
+    from headwise.comparing.results.analysis import holm, interval, sign_flip
 
     final = {(found["arm"], found["seed"]): found["cosine"][-1] for found in measured}
     labels = list(dict.fromkeys(found["arm"] for found in measured))

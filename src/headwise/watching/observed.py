@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor
 
-from ..call import Call
-from ..masked import MASKED
-from ..method import Method
-from ..statistics import Reading
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.masked import MASKED
+from headwise.statistics import Reading
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:

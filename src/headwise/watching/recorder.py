@@ -8,16 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..call import Call
-from ..fitted import Fitted
-from ..passes import in_backward
-from ..site import Site
-from ..statistics import STATISTICS, Reading, Tally, read, reasons
-from .compiled import enroll, left, observe
-from .observed import reading_of, real_queries
-from .packing import rank
-from .stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
-from .weights import FLOOR, Weights
+from headwise.core.call import Call
+from headwise.core.recompute import in_backward
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
+from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
+from headwise.watching.compiled import enroll, left, observe
+from headwise.watching.observed import reading_of, real_queries
+from headwise.watching.packing import rank
+from headwise.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
+from headwise.watching.weights import FLOOR, Weights
 
 
 class Recorder:

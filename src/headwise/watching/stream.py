@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..call import Call
-from ..fitted import Fitted
-from ..forward import Entered
-from ..site import Site
+from headwise.core.call import Call
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.forward import Entered
 
 NAMES = ("stream_cosine", "stream_high_frequency", "final_cosine", "final_high_frequency")
 FINAL = NAMES[2:]
@@ -101,7 +101,7 @@ def _self_attentions(block: nn.Module, site: Site) -> str:
     like = sum(type(module) is type(site.module) for module in block.modules())
     if like < 2 or site.model is None:
         return ""
-    from .. import hosts
+    from headwise import hosts
 
     inside = set(block.modules())
     own = [f.site for f in hosts.find(site.model) if f.site.module in inside and not f.site.is_cross]

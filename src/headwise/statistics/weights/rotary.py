@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...hosts.code import forward_of, names_used, reached
-from ...site import Site
+from headwise.core.site import Site
+from headwise.hosts.code import forward_of, names_used, reached
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:

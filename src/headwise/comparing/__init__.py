@@ -1,0 +1,1 @@
+"""Compare methods on a task: fair by construction, resumable, repeatable."""

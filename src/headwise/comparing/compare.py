@@ -1,0 +1,212 @@
+"""Carry out a study: plan, lock, run what is missing, write down what there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from headwise.comparing.run.configuration import RunConfiguration
+from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.study import Study
+from headwise.files.durable import read_json, write_json
+from headwise.files.errors import StudyError, explain
+from headwise.files.provenance import describe_environment, distinct_environments
+
+
+class Engine(Protocol):
+    """Carry out orders and give events; see headwise.comparing.engines."""
+
+    def submit(self, order: Order) -> None: ...
+
+    def events(self) -> Iterator[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Show how a study goes on."""
+
+    def plan(self, total: int, finished: int) -> None: ...
+
+    def hear(self, order: Order, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm."""
+
+    study: Study
+    out: Path
+    engine: Engine
+    listener: Listener
+    data: Path | None = None
+    watch: bool = False
+    trials: int = 0
+    command: str = "headwise compare"
+    environment: dict[str, Any] = field(default_factory=describe_environment)
+
+    def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
+        """Give the order for one run of this study."""
+        return Order(
+            configuration,
+            folder=self.out.resolve() / part / configuration.identity,
+            task_place=self.study.task_place,
+            data=self.data,
+            watch=self.watch and part == "runs",
+            device=self.study.device,
+            environment=self.environment,
+        )
+
+
+def compare(comparison: Comparison) -> list[dict[str, Any]]:
+    """Run what is missing of a study and give all its results; the folder holds everything that was found.
+
+    Raises StudyError with a remedy when the folder is locked, full or not writable, or when a run fails.
+    """
+    out = comparison.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(out) if is_first_process() else nullcontext():
+            configurations = comparison.study.configurations()
+            notes = list(comparison.study.notes)
+            if comparison.trials:
+                _refuse_several_processes(comparison.study)
+                from headwise.comparing.tune import tune
+
+                configurations, found = tune(comparison)
+                notes += found
+            orders = [comparison.order(configuration) for configuration in configurations]
+            _write_study(comparison, orders, notes)
+            results = carry_out(comparison, orders)
+            # again: now every result says where it came from
+            _write_study(comparison, orders, notes)
+            return results
+    except OSError as error:
+        raise explain(error, out) from error
+
+
+def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
+    if is_first_process():
+        write_json(comparison.out / "study.json", describe(comparison, orders, notes))
+
+
+def carry_out(
+    comparison: Comparison,
+    orders: list[Order],
+    then: Callable[[Order, dict[str, Any]], Order | None] = lambda order, result: None,
+    *,
+    total: int | None = None,
+    finished: int = 0,
+) -> list[dict[str, Any]]:
+    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
+
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    known: dict[str, Order] = {}
+
+    def submit(order: Order) -> None:
+        known[order.identity] = order
+        while (result := order.result()) is not None:
+            results[order.identity] = result
+            following = then(order, result)
+            if following is None:
+                return
+            order = following
+            known[order.identity] = order
+        comparison.engine.submit(order)
+
+    for order in orders:
+        submit(order)
+    comparison.listener.plan(total or len(orders), finished + len(results))
+    for event in comparison.engine.events():
+        order = known[event["run"]]
+        if event["event"] == "failed":
+            raise StudyError(_describe_failure(order, event))
+        comparison.listener.hear(order, event)
+        if event["event"] == "done":
+            results[order.identity] = event["result"]
+            following = then(order, event["result"])
+            if following is not None:
+                submit(following)
+    return [results[order.identity] for order in orders]
+
+
+def _refuse_several_processes(study: Study) -> None:
+    if study.processes > 1:
+        raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
+
+
+def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> dict[str, Any]:
+    """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came from."""
+    study, task = comparison.study, type(comparison.study.task)
+    arms = list(dict.fromkeys(order.configuration.method for order in orders))
+    name = task.metric_name
+    environments = distinct_environments(result for order in orders if (result := order.result()))
+    here = environments[0] if environments else comparison.environment
+    return {
+        "name": study.name,
+        "title": study.title,
+        "question": study.question,
+        "kind": "compare",
+        "methods": arms,
+        "baseline": arms[0],
+        "seeds": list(range(study.seeds)),
+        "metric": {
+            "name": f"test_{name}",
+            "label": f"test {name.replace('_', ' ')}",
+            "higher_is_better": task.higher_is_better,
+            "unit": task.unit,
+        },
+        "settings": _settings(comparison),
+        "runs": [{"hash": o.identity, "method": o.configuration.method, "seed": o.configuration.seed} for o in orders],
+        "command": comparison.command,
+        **{key: value for key, value in here.items() if key != "runs"},
+        "environments": environments,
+        "notes": notes,
+    }
+
+
+def _settings(comparison: Comparison) -> dict[str, Any]:
+    study = comparison.study
+    shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
+    computing = study.model_dump(include={"threads", "processes", "device", "dtype"})
+    return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold the folder for one process; the system frees the lock when the process ends, however it ends."""
+    holder = out / ".lock.json"
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            write_json(holder, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%H:%M:%S")})
+            yield
+    except Timeout:
+        found = read_json(holder) or {}
+        who = f"process {found.get('process', '?')} on {found.get('host', '?')}, since {found.get('since', '?')}"
+        raise StudyError(
+            f"another headwise is working in {out} ({who}). Wait for it to end, or choose another --out."
+        ) from None
+
+
+def _describe_failure(order: Order, event: dict[str, Any]) -> str:
+    configuration = order.configuration
+    trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
+    settings = json.dumps(configuration.settings)
+    return (
+        f"{configuration.method}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
+        f"Its folder is {order.folder}; its settings: {settings}. "
+        "Finished runs and checkpoints are kept: repair the cause and start the same command again."
+    )

@@ -1,0 +1,156 @@
+"""Show a study going on: bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import Any
+
+from headwise.comparing.run.job import Order, is_first_process
+
+# seconds between two plain lines about runs that are still going on
+QUIET = 30.0
+
+
+class PlainLines:
+    """Print one line for each finished run, and now and then one for a run that takes long."""
+
+    def __init__(self, stream=None) -> None:
+        self._stream = stream or sys.stdout
+        self._finished = self._total = 0
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def plan(self, total: int, finished: int) -> None:
+        """Tell how many runs there are and how many are finished already."""
+        self._finished, self._total = finished, total
+        known = f", {finished} finished already" if finished else ""
+        self.say(f"{total} runs{known}")
+
+    def hear(self, order: Order, event: dict[str, Any]) -> None:
+        """Print what an event is worth."""
+        if event["event"] == "note":
+            self.say(f"note: {event['text']}")
+        elif event["event"] == "done":
+            self._finished += 1
+            count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
+            self.say(f"{count} {title(order)}: {describe_end(event['result'])}")
+        elif time.monotonic() - self._spoke > QUIET:
+            self.say(f"{title(order)}: {describe_progress(event)}")
+
+    def say(self, text: str) -> None:
+        """Print one line at once."""
+        print(text, file=self._stream, flush=True)
+        self._spoke = time.monotonic()
+
+
+class Bars:
+    """Draw an overall bar and one line for each running run: epoch, loss, accuracy, time left."""
+
+    def __init__(self, console) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._all = Progress(*columns, console=console)
+        self._each = Progress(
+            text, BarColumn(bar_width=16), TextColumn("{task.fields[state]}", markup=False), console=console
+        )
+        self._overall: Any = None
+        self._lines: dict[str, Any] = {}
+        self._console = console
+
+    def __enter__(self) -> Bars:
+        from rich.console import Group
+        from rich.live import Live
+
+        self._live = Live(Group(self._all, self._each), console=self._console, refresh_per_second=4)
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for line in self._lines.values():
+            self._each.remove_task(line)
+        self._live.__exit__(*error)
+
+    def plan(self, total: int, finished: int) -> None:
+        """Begin the overall bar, runs finished earlier counted in."""
+        if self._overall is not None:
+            self._all.remove_task(self._overall)
+        self._overall = self._all.add_task("runs", total=total, completed=finished)
+
+    def hear(self, order: Order, event: dict[str, Any]) -> None:
+        """Draw what changed."""
+        run = order.identity
+        if event["event"] == "note":
+            self.say(f"note: {event['text']}")
+        elif event["event"] == "done":
+            self._all.advance(self._overall)
+            if run in self._lines:
+                self._each.remove_task(self._lines.pop(run))
+        else:
+            if run not in self._lines:
+                self._lines[run] = self._each.add_task(title(order), total=1.0, state="")
+            self._each.update(self._lines[run], completed=event["done"], state=describe_progress(event))
+
+    def say(self, text: str) -> None:
+        """Print one line above the bars."""
+        self._console.print(text, markup=False, highlight=False)
+
+
+def choose_display() -> PlainLines | Bars:
+    """Give bars in a terminal and plain lines in a pipe, a file or a log; only one of several processes speaks."""
+    if not is_first_process():
+        return PlainLines(io.StringIO())
+    if not sys.stdout.isatty():
+        return PlainLines()
+    from rich.console import Console
+
+    return Bars(Console())
+
+
+def title(order: Order) -> str:
+    """Name a run for people."""
+    configuration = order.configuration
+    if configuration.purpose == "trial":
+        return f"trial of {configuration.method}, learning rate {configuration.settings['learning_rate']:g}"
+    return f"{configuration.method}, seed {configuration.seed}"
+
+
+def describe_progress(event: dict[str, Any]) -> str:
+    """Describe where a run stands."""
+    loss = f"loss {event['loss']:.3f}  {event['name']} {event['metric']:.3f}"
+    return f"epoch {event['epoch']}/{event['epochs']}  {loss}  {clock(event['left'])} left"
+
+
+def describe_end(result: dict[str, Any]) -> str:
+    """Describe how a run ended; a trial has no test figures."""
+    if result["status"] == "diverged":
+        return f"diverged at step {result['diverged_at_step']}"
+    metrics = result["metrics"]
+    split = "test" if metrics["test_loss"] is not None else "validation"
+    name = next(key for key in metrics if key.startswith(f"{split}_") and key != f"{split}_loss")
+    words = name.replace("_", " ")
+    seconds = metrics["seconds_per_step"] * metrics["steps"]
+    return f"{words} {metrics[name]:.4f}, {split} loss {metrics[f'{split}_loss']:.4f}, {clock(seconds)}"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,16 @@
+"""Write the reports: one self-contained HTML page, its table as CSV and Markdown, and its analysis as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write(folder) -> Path:
+    """Rebuild the report of a study folder and return the path of its report.html.
+
+    Writes report.html, table.csv, table.md and analysis.json (a folder of findings gets the first three). Raises FileNotFoundError
+    when the folder holds neither study.json nor findings.json.
+    """
+    from headwise.comparing.report.rebuild import rebuild
+
+    return rebuild(folder)

@@ -1,0 +1,1 @@
+"""One run: what it trains, on which examples, from which checkpoint."""

@@ -1,0 +1,217 @@
+"""Tuning: every arm, the baseline included, gets the same number of trials, judged on validation only.
+
+An arm's trials search its learning rate and, for methods, the strength of each (the setting that may change while
+training, else the first field), all within a factor of four of what was written. The first trial is the written setting
+itself. Trials of one arm follow one another, arms run side by side: the number of jobs changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headwise.comparing.compare import Comparison, carry_out
+from headwise.comparing.results.answer import count
+from headwise.comparing.run.configuration import BASELINE, RunConfiguration, derive
+from headwise.comparing.run.job import Order
+from headwise.files.errors import StudyError
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+    from headwise import Method
+
+FACTOR = 4.0
+# apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws
+TRIAL_SEED = 1_000_000
+RATE = "learning_rate"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hold a point of an arm's search: the learning rate and the method text at the chosen strengths."""
+
+    label: str
+    rate: float
+
+
+class Arm:
+    """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
+
+    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
+        self.text, self._comparison, self._storage = text, comparison, storage
+        self._methods = _parse(text)
+        self._rate = comparison.study.task.learning_rate
+        # another task, data or setting is another search
+        self._name = f"{text} {self._configuration(Choice(text, self._rate)).identity}"
+        self._pending: int | None = None
+        if not self._open().get_trials(deepcopy=False):
+            self._open().enqueue_trial(dict.fromkeys(self._ranges(), 1.0))
+
+    @property
+    def finished(self) -> int:
+        """Count the finished trials of the budget."""
+        return sum(trial.state.is_finished() for trial in self._budget())
+
+    def next_order(self) -> Order | None:
+        """Give the next trial: the one that was under way, else a new one; None when the budget is used."""
+        from optuna.trial import Trial, TrialState
+
+        if self.finished >= self._comparison.trials:
+            return None
+        study = self._open()
+        under_way = [trial for trial in self._budget() if trial.state == TrialState.RUNNING]
+        trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
+        factors = {name: trial.suggest_float(name, 1 / FACTOR, high, log=True) for name, high in self._ranges().items()}
+        self._pending = trial.number
+        return self._comparison.order(self._configuration(self._choice(factors)), "trials")
+
+    def tell(self, result: dict[str, Any]) -> None:
+        """Write down what a trial found on validation; one that diverged is the worst there is."""
+        value = result["metrics"][f"validation_{type(self._comparison.study.task).metric_name}"]
+        failed = result["status"] == "diverged" or value is None or not math.isfinite(value)
+        self._open().tell(self._pending, self._worst if failed else value)
+
+    def best(self) -> tuple[Choice, int]:
+        """Give the choice of the best trial of the budget, the first of equals, and how many trials it was chosen from."""
+        finished = [trial for trial in self._budget() if trial.state.is_finished()]
+        values = [self._worst if trial.value is None else trial.value for trial in finished]
+        at = values.index(min(values) if self._worst > 0 else max(values))
+        return self._choice(finished[at].params), len(finished)
+
+    @property
+    def _worst(self) -> float:
+        return -math.inf if type(self._comparison.study.task).higher_is_better else math.inf
+
+    def _budget(self) -> list[FrozenTrial]:
+        # an earlier start may have asked for more trials: every arm is chosen from the same number
+        trials = self._open().get_trials(deepcopy=False)
+        return [trial for trial in trials if trial.number < self._comparison.trials]
+
+    def _choice(self, factors: dict[str, float]) -> Choice:
+        methods = [
+            method.replace(**{_strength(method): _round(getattr(method, _strength(method)) * factors[name])})
+            if (name := _key(index, method)) in factors
+            else method
+            for index, method in enumerate(self._methods)
+        ]
+        return Choice(" + ".join(map(repr, methods)) or BASELINE, _round(self._rate * factors[RATE]))
+
+    def _configuration(self, choice: Choice) -> RunConfiguration:
+        return self._comparison.study.configuration(
+            choice.label, TRIAL_SEED, settings={"learning_rate": choice.rate}, purpose="trial"
+        )
+
+    def _ranges(self) -> dict[str, float]:
+        """Give each searched factor's highest value: a method may refuse four times its strength."""
+        ranges = {RATE: FACTOR}
+        for index, method in enumerate(self._methods):
+            if _strength(method) is not None:
+                ranges[_key(index, method)] = _highest(method)
+        return ranges
+
+    def _open(self) -> optuna.Study:
+        import optuna
+
+        direction = "maximize" if type(self._comparison.study.task).higher_is_better else "minimize"
+        arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
+        study = optuna.create_study(**arguments)
+        # seeded by the number of the trial: a resumed search asks for the same points
+        known = len(study.get_trials(deepcopy=False))
+        study.sampler = optuna.samplers.TPESampler(seed=derive(known, self.text) % 2**32, n_startup_trials=5)
+        return study
+
+
+def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
+    """Carry out the trials of all arms; give the final runs at the chosen settings, and a note on each arm."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = comparison.study
+    _refuse_twins(study.arms)
+    backend = optuna.storages.journal.JournalFileBackend(str(comparison.out / "tuning.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    arms = [Arm(comparison, storage, text) for text in study.arms]
+    owner: dict[str, Arm] = {}
+
+    def begin(arm: Arm) -> Order | None:
+        order = arm.next_order()
+        if order is not None:
+            owner[order.identity] = arm
+        return order
+
+    def then(order: Order, result: dict[str, Any]) -> Order | None:
+        arm = owner[order.identity]
+        arm.tell(result)
+        return begin(arm)
+
+    finished = sum(arm.finished for arm in arms)
+    orders = [order for order in map(begin, arms) if order is not None]
+    carry_out(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
+    found = {arm.text: arm.best() for arm in arms}
+    final = [
+        study.configuration(found[text][0].label, seed, settings={"learning_rate": found[text][0].rate})
+        for seed in range(study.seeds)
+        for text in study.arms
+    ]
+    notes = [
+        f"{text}: {count(tried, 'trial')} on validation chose {choice.label} with learning rate {choice.rate:g}."
+        for text, (choice, tried) in found.items()
+    ]
+    return final, notes
+
+
+def _parse(text: str) -> list[Method]:
+    if text == BASELINE:
+        return []
+    from headwise import parse
+
+    return parse(text)
+
+
+def _strength(method: Method) -> str | None:
+    """Name the field that is searched: the first that may change while training, else the first; never one that is 0."""
+    fields = {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    name = next(iter(method.live or fields), None)
+    if name is None or not (name in method.live or "float" in str(fields[name].type)):
+        return None
+    value = getattr(method, name)
+    return name if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0 else None
+
+
+def _highest(method: Method) -> float:
+    name = _strength(method)
+    for factor in (FACTOR, 3.0, 2.0, 1.5, 1.25):
+        try:
+            method.replace(**{name: _round(getattr(method, name) * factor)})
+        except ValueError:
+            continue
+        return factor
+    return 1.0
+
+
+def _key(index: int, method: Method) -> str:
+    return f"{index} {type(method).__name__}"
+
+
+def _round(value: float) -> float:
+    """Keep three digits: enough for a setting, and readable in a label."""
+    return float(f"{value:.3g}")
+
+
+def _refuse_twins(arms: tuple[str, ...]) -> None:
+    """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
+    seen: dict[str, str] = {}
+    for text in arms:
+        shape = repr(
+            [(type(m).__name__, {k: v for k, v in m.settings().items() if k != _strength(m)}) for m in _parse(text)]
+        )
+        if shape in seen:
+            raise StudyError(
+                f"{seen[shape]} and {text} differ only in the strength that --tune searches. Give one of them, or no --tune."
+            )
+        seen[shape] = text

@@ -1,0 +1,1 @@
+"""Durable files, provenance, downloads, optional imports and the errors of the file system."""

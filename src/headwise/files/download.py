@@ -1,0 +1,128 @@
+"""Download a file: resumed where it was cut, shown while it goes on, checked at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+from headwise.files.errors import StudyError
+
+# seconds before another attempt, each for its own
+WAITS = (1.0, 5.0, 20.0)
+# answers of a server that may have recovered by the next attempt; 408 and 429 ask for it
+PASSING = (408, 429, 500, 502, 503, 504)
+CHUNK = 1 << 20
+# seconds without a byte before a connection counts as cut
+SILENCE = 30.0
+
+
+def download(address: str, path: Path, md5: str, tell: Callable[[str], None]) -> None:
+    """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5.
+
+    Raises StudyError when four attempts fail, or when what arrived whole is not the official file.
+    """
+    part = path.with_name(path.name + ".part")
+    for wait in (*WAITS, None):
+        try:
+            whole = _fetch(address, part, tell)
+            found = _md5(part)
+            if whole or found == md5:
+                break
+            # the server did not say how much would come
+            reason: Exception = ConnectionError("the connection ended before the whole file was there")
+        except urllib.error.HTTPError as error:
+            if error.code not in PASSING:
+                raise StudyError(
+                    f"{address} answered {error.code} {error.reason}. {_by_hand(address, path)}"
+                ) from error
+            reason = error
+        except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reason = error
+        kept = part.stat().st_size if part.exists() else 0
+        if wait is None:
+            raise StudyError(
+                f"{address} could not be downloaded: {reason}. {kept:,} bytes are kept: start again to go on. "
+                f"{_by_hand(address, path)}"
+            ) from reason
+        tell(f"the download was cut after {kept:,} bytes ({reason}); going on from there in {wait:g} s")
+        time.sleep(wait)
+    if found != md5:
+        part.unlink()
+        raise StudyError(
+            f"{address}: what arrived has MD5 {found}, officially it is {md5}; it was deleted. Start again."
+        )
+    part.replace(path)
+
+
+def _md5(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
+    """Fetch what is missing of `part`; tell whether it is surely whole, which it is not where the server named no size."""
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=SILENCE)
+    except urllib.error.HTTPError as error:
+        error.close()
+        # 416: nothing lies beyond what is there already
+        if error.code == 416 and start:
+            return True
+        raise
+    with answer:
+        if answer.status != 206:
+            # the server gives the whole file whatever was asked
+            start = 0
+        length = answer.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        with open(part, "ab" if start else "wb") as stream, _progress(part.stem, start, total, tell) as advance:
+            while chunk := answer.read(CHUNK):
+                stream.write(chunk)
+                advance(len(chunk))
+        size = part.stat().st_size
+    if total is not None and size < total:
+        raise ConnectionError(f"{size:,} of {total:,} bytes arrived")
+    return total is not None
+
+
+@contextmanager
+def _progress(name: str, start: int, total: int | None, tell: Callable[[str], None]):
+    if sys.stdout.isatty():
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, TimeRemainingColumn()) as bars:
+            line = bars.add_task(name, total=total, completed=start)
+            yield lambda size: bars.advance(line, size)
+        return
+    reached, spoken = start, start
+
+    def advance(size: int) -> None:
+        nonlocal reached, spoken
+        reached += size
+        # a line for each tenth
+        if total and reached - spoken >= total / 10:
+            spoken = reached
+            tell(f"{name}: {reached / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    yield advance
+
+
+def _by_hand(address: str, path: Path) -> str:
+    return f"Or fetch {address} yourself and unpack it in {path.parent}, then give --data {path.parent}."

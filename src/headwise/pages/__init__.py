@@ -1,0 +1,1 @@
+"""One self-contained HTML page: its shell, its charts and its formats."""

@@ -1,0 +1,129 @@
+"""Build the charts made of lines: learning curves with their bands, and plain lines or points."""
+
+from __future__ import annotations
+
+from headwise.files.optional_imports import load
+from headwise.pages.charts import specification
+
+
+@specification
+def curves(rows, *, x: str, y: str, domain=None, broken=()):
+    """Return learning curves: the mean of each series over seeds with its band, method against baseline, train against test.
+
+    A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("method" or "baseline").
+    `broken` holds the points (x, value, run) of diverged runs, drawn singly and ending in a cross.
+    """
+    alt = load("altair", "study")
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    scale = alt.Scale(domain=list(domain), zero=False, clamp=True) if domain else alt.Scale(zero=False)
+    across = alt.X(
+        "x", type="quantitative", title=x, axis=alt.Axis(values=_ticks([row["x"] for row in rows]), grid=False)
+    )
+    up = alt.Y("mean", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
+    colour = alt.Color(
+        "role",
+        type="nominal",
+        legend=None,
+        scale=alt.Scale(domain=["baseline", "method"], range=["var(--grey)", "var(--blue)"]),
+    )
+    dash = alt.StrokeDash(
+        "dashed", type="nominal", legend=None, scale=alt.Scale(domain=[False, True], range=[[1, 0], [4, 3]])
+    )
+    number = [alt.Tooltip(name, type="quantitative", format=".4g") for name in ("mean", "low", "high")]
+    words = [
+        alt.Tooltip("role", type="nominal"),
+        alt.Tooltip("split", type="nominal"),
+        alt.Tooltip("x", type="quantitative", title=x),
+    ]
+    band = base.transform_filter("datum.low != null").mark_area(opacity=0.18)
+    single = len({row["x"] for row in rows}) == 1  # one epoch makes no line
+    # A layer without a mark makes Vega warn of an infinite extent.
+    layers = []
+    if rows:
+        mean = base.mark_line(strokeWidth=1.8, point=single)
+        layers.append(
+            mean.encode(x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number])
+        )
+    if any(row["low"] is not None for row in rows):
+        band = band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N")
+        layers.insert(0, band.transform_calculate(mean="datum.low"))
+    if broken:
+        layers += _broken(alt, broken, across, scale, y)
+    return alt.layer(*layers).properties(width="container", height=170)
+
+
+def _ticks(epochs: list[int], most: int = 8) -> list[int]:
+    last = max(epochs, default=1)
+    return sorted({*range(0, last + 1, max(1, round(last / most)))} - {0} | {1})
+
+
+def _broken(alt, broken, across, scale, y):
+    points = alt.Chart(alt.InlineData(values=list(broken)))
+    up = alt.Y("value", type="quantitative", title=y, scale=scale)
+    ends = points.transform_filter("datum.last").mark_point(
+        shape="cross", angle=45, size=60, filled=True, color="var(--vermillion)"
+    )
+    return [
+        points.mark_line(strokeWidth=1, color="var(--vermillion)").encode(x=across, y=up, detail="run:N"),
+        ends.encode(x=across, y=up, tooltip=[alt.Tooltip("run", type="nominal")]),
+    ]
+
+
+@specification
+def lines(
+    rows, *, x: str, y: str, series: str | None = None, log_x: bool = False, log_y: bool = False, points: bool = False
+):
+    """Return lines (or points) of `rows`, one colour and one dash (or shape) per value of `series`, over a linear or log axis."""
+    alt = load("altair", "study")
+    flat = [
+        {"x": row[x], "y": row[y], "series": str(row[series]) if series else "", "order": at}
+        for at, row in enumerate(rows)
+    ]
+    flat = [row for row in flat if not (log_x and not _positive(row["x"])) and not (log_y and not _positive(row["y"]))]
+    names = list(dict.fromkeys(row["series"] for row in flat))
+    base = alt.Chart(alt.InlineData(values=flat))
+    across_type = "quantitative" if all(isinstance(row["x"], (int, float)) for row in flat) else "ordinal"
+    across_scale = {"scale": _scale(alt, log_x)} if across_type == "quantitative" else {}
+    legend = (
+        alt.Legend(title=series, orient="top", columns=2, labelLimit=170, symbolType="stroke")
+        if len(names) > 1
+        else None
+    )
+    encoding = {
+        "x": alt.X(
+            "x", type=across_type, title=x, axis=alt.Axis(tickCount=6, grid=False, labelAngle=0), **across_scale
+        ),
+        "y": alt.Y(
+            "y",
+            type="quantitative",
+            title=y,
+            scale=_scale(alt, log_y),
+            axis=_axis(alt, log_y),
+        ),
+        "color": alt.Color("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
+        "tooltip": [
+            alt.Tooltip(n, title=t, type=k)
+            for n, t, k in (("series", series or "series", "nominal"), ("x", x, across_type), ("y", y, "quantitative"))
+        ],
+    }
+    dash = alt.StrokeDash("series", type="nominal", scale=alt.Scale(domain=names), legend=legend)
+    if points:
+        shape = alt.Shape("series", type="nominal", scale=alt.Scale(domain=names), legend=legend)
+        chart = base.mark_point(filled=True, size=46, opacity=0.85).encode(**encoding, shape=shape)
+    else:
+        chart = base.mark_line(strokeWidth=1.8).encode(
+            **encoding, strokeDash=dash, order=alt.Order("order", type="quantitative")
+        )
+    return chart.properties(width="container", height=260)
+
+
+def _scale(alt, log: bool):
+    return alt.Scale(type="log", nice=False) if log else alt.Scale(nice=False, zero=False)
+
+
+def _axis(alt, log: bool):
+    return alt.Axis(tickCount=5, format="~g" if not log else ".0e")
+
+
+def _positive(value) -> bool:
+    return value is not None and value > 0

@@ -1,0 +1,30 @@
+"""What a user's own study file imports: `Task`, `Study`, `VisionTransformer`, `compare` and the error they raise."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.comparing.compare import compare as compare
+    from headwise.comparing.study import Study as Study
+    from headwise.comparing.task import Task as Task
+    from headwise.files.errors import StudyError as StudyError
+    from headwise.studies.tasks.vision_transformer import VisionTransformer as VisionTransformer
+
+__all__ = ["Study", "StudyError", "Task", "VisionTransformer", "compare"]
+
+_HOME = {
+    "Study": "headwise.comparing.study",
+    "StudyError": "headwise.files.errors",
+    "Task": "headwise.comparing.task",
+    "VisionTransformer": "headwise.studies.tasks.vision_transformer",
+    "compare": "headwise.comparing.compare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name on first use, so that importing this module stays light."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'headwise.study' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
