@@ -1,6 +1,7 @@
 """Sweeps over every model type of transformers: which attention layers headwise reaches, and that neutral is neutral there.
 
 python benchmarks/families.py                    # all types; writes docs/families.md (a quarter of an hour)
+python benchmarks/families.py --resume rows.jsonl             # goes on where a sweep was cut off
 python benchmarks/families.py llama bert swin    # these only; prints
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import json
 import signal
 import sys
 import time
@@ -136,54 +138,117 @@ HEADER = """# Families of transformers
 
 Every model type that transformers {transformers} registers, built tiny and at random: which attention layers headwise reaches
 (and through which host), the classes it refuses by name, the largest relative difference that a neutral method makes to
-the model's output (`{neutral}`), and the one a strong method makes (`{strong}`). At the end stand the types of which no tiny
-model could be built or fed by `benchmarks/shrink.py`, which says nothing about them.
+the model's output (`{neutral}`), and the one a strong method makes (`{strong}`).
 
-Written by `python benchmarks/families.py` with torch {torch} on CPU. Of {types} types {tried} were tried, {equal} of them are
-neutral to 1e-6, {same} to the bit; {refused} have attention layers of their own that are refused by name.
+Written by `python benchmarks/families.py` with torch {torch} on CPU.
+
+| of {types} types | |
+|---|---|
+{counts}
+Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit. At the end stand
+the types of which no tiny model was built and fed by `benchmarks/shrink.py`, each with its reason: that says nothing about
+headwise.
 
 | type | loaded as | reached | refused | neutral | strong | note |
 |---|---|---|---|---|---|---|
 """
 
+# What became of a type, in the order in which a row is asked; each type is counted under one of them.
+OUTCOMES = (
+    "every attention layer reached",
+    "some attention layers reached, the others refused by name",
+    "every attention layer refused by name",
+    "no attention",
+    "reached, and raised in the call",
+    "not tried",
+)
+
+
+def outcome(row: Row) -> str:
+    """Give the one of OUTCOMES that a row is."""
+    if row.note.startswith("not tried"):
+        return OUTCOMES[5]
+    if row.note.startswith("raised in the call"):
+        return OUTCOMES[4]
+    if not row.reached:
+        return OUTCOMES[2] if row.refused else OUTCOMES[3]
+    return OUTCOMES[1] if row.refused else OUTCOMES[0]
+
+
+def sentence(counted: Counter[str] | dict[str, int]) -> str:
+    """Give the sentence that README says of the page; a test holds it to the page."""
+    whole, some, refused, none, raised, untried = (counted[name] for name in OUTCOMES)
+    return (
+        f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every attention layer, "
+        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name in the call, and "
+        f"of {untried} no tiny model was built and fed"
+    )
+
 
 def table(rows: list[Row]) -> str:
     """Give docs/families.md."""
     tried = [row for row in rows if row.neutral]
+    counted = Counter(outcome(row) for row in rows)
     head = HEADER.format(
         transformers=importlib.metadata.version("transformers"),
         torch=importlib.metadata.version("torch"),
         neutral=repr(NEUTRAL),
         strong=repr(STRONG),
         types=len(rows),
+        counts="".join(f"| {name} | {counted[name]} |\n" for name in OUTCOMES),
         tried=len(tried),
         equal=sum(row.neutral == "same bits" or float(row.neutral) <= 1e-6 for row in tried),
         same=sum(row.neutral == "same bits" for row in tried),
-        refused=sum(bool(row.refused) for row in rows),
     )
-    untried = [row.cells()[0] for row in rows if row.note.startswith("not tried")]
-    shown = [row for row in rows if not row.note.startswith("not tried")]
-    lines = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row.cells())} |\n" for row in shown)
-    return f"{head}{lines}\n## Not tried\n\n{', '.join(untried)}.\n"
+    untried = [row for row in rows if outcome(row) == "not tried"]
+    shown = [row for row in rows if outcome(row) != "not tried"]
+    lines = "".join(f"| {' | '.join(_cell(cell) for cell in row.cells())} |\n" for row in shown)
+    listed = "".join(f"| {row.model_type} | {_cell(row.note.removeprefix('not tried: '))} |\n" for row in untried)
+    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
+
+
+def kept_rows(file: Path | None) -> dict[str, Row]:
+    """Read the rows of an earlier sweep; a line cut off in its middle is made again."""
+    rows: dict[str, Row] = {}
+    for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            row = Row(*json.loads(line))
+            rows[row.model_type] = row
+    return rows
 
 
 def main() -> None:
     """Sweep, print one line for each type, and write the table when all were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
-    chosen = parser.parse_args().types
+    parser.add_argument(
+        "--resume", type=Path, help="a file that keeps each row when it is made; types in it are not run again"
+    )
+    given = parser.parse_args()
+    chosen = given.types
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+    kept = kept_rows(given.resume)
     rows = []
     for model_type in chosen or sorted(CONFIG_MAPPING_NAMES):
-        start = time.perf_counter()
-        rows.append(sweep(model_type))
-        print(" | ".join(rows[-1].cells()), f"| {time.perf_counter() - start:.1f} s", flush=True)
+        if model_type not in kept:
+            start = time.perf_counter()
+            kept[model_type] = sweep(model_type)
+            print(" | ".join(kept[model_type].cells()), f"| {time.perf_counter() - start:.1f} s", flush=True)
+            if given.resume is not None:
+                with given.resume.open("a") as file:
+                    file.write(json.dumps(kept[model_type].cells()) + "\n")
+        rows.append(kept[model_type])
     if not chosen:
         OUT.write_text(table(rows))
+        print(f"README.md must say: {sentence(Counter(outcome(row) for row in rows))}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 45_000_000
 
 # Patterns of attribute names, tried in order, and what a number under such a name becomes.
 RULES: list[tuple[str, int]] = [
+    (r"rotary_dim", 4),
     (r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|num_key_value_groups)", 2),
     (
         r"(.*_)?(num_attention_heads|num_heads|n_head|n_heads|attention_heads|num_head|nhead|encoder_attention_heads)",
@@ -41,7 +45,6 @@ RULES: list[tuple[str, int]] = [
     (r"(.*_)?(num_experts_per_tok|topk_group|n_group|moe_topk|moe_k|num_selected_experts|top_k_experts)", 1),
     (r"(image_size|img_size|pretrain_image_size|input_resolution)", PIXELS),
     (r"patch_size", 4),
-    (r"rotary_dim", 4),
     (
         r"(.*_)?(max_position_embeddings|n_positions|max_sequence_length|max_source_positions|max_target_positions|seq_length|block_size)",
         64,
@@ -90,9 +93,44 @@ def _apply(config: Any, changes: dict[str, Any]) -> None:
         elif name != "model_type":
             with contextlib.suppress(Exception):
                 setattr(config, name, value)
-    kinds = getattr(config, "layer_types", None)
-    if isinstance(kinds, list | tuple) and len(kinds) > LAYERS:
-        config.layer_types = [kinds[0], kinds[-1]]
+    for name, kinds in list(vars(config).items()):
+        if isinstance(kinds, list) and len(kinds) > LAYERS and all(isinstance(kind, str) for kind in kinds):
+            with contextlib.suppress(Exception):
+                setattr(config, name, _both_kinds(kinds) if "attention" in " ".join(kinds) else [kinds[0], kinds[-1]])
+
+
+def _both_kinds(kinds: list[str]) -> list[str]:
+    """Give two layers: one of attention proper, and one of another kind where there is one."""
+    whole = next((k for k in kinds if "attention" in k and "linear" not in k), kinds[-1])
+    return [next((k for k in kinds if k != whole), whole), whole]
+
+
+def _code(config_class: type) -> str:
+    """Give the text of a type's model file: sections of rotary positions have their large defaults there."""
+    file = Path(sys.modules[config_class.__module__].__file__ or "")
+    model = file.with_name(file.name.replace("configuration_", "modeling_"))
+    return model.read_text(encoding="utf-8") if model.is_file() else ""
+
+
+def _agree(config: Any) -> None:
+    """Set what must agree with the small sizes: sections of rotary positions, periods of layers, latent heads, windows."""
+    changes: dict[str, Any] = {"attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1]}
+    if getattr(config, "kv_lora_rank", None):
+        changes["num_key_value_heads"] = HEADS
+    if hasattr(config, "depths") and hasattr(config, "window_size"):
+        # Four stages each halve the grid, down to one window.
+        changes["image_size"] = 2 * PIXELS
+    for name, value in changes.items():
+        if hasattr(config, name):
+            with contextlib.suppress(Exception):
+                setattr(config, name, value)
+    for holder in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
+        if isinstance(holder, dict) and ("mrope_section" in holder or "mrope_section" in _code(type(config))):
+            size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            half = (
+                int(size * (holder.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", 1.0))) // 2
+            )
+            holder["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
 
 
 MAPPINGS = (
@@ -111,9 +149,8 @@ def build(model_type: str, implementation: str | None = None, seed: int = 0) -> 
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    cls = _model_class(config_class)
     reasons: list[str] = []
-    for config in _configs(config_class, reasons):
+    for cls, config in ((c, made) for c in _model_classes(config_class) for made in _configs(config_class, reasons)):
         if implementation is not None:
             config._attn_implementation = implementation
         try:
@@ -130,15 +167,36 @@ def build(model_type: str, implementation: str | None = None, seed: int = 0) -> 
     raise ValueError(reasons[0])
 
 
-def _model_class(config_class: type) -> type:
+def _model_classes(config_class: type) -> list[type]:
+    """Give the classes of models to try: the one that the Auto classes know, else those of the type's own file.
+
+    Raises:
+        ValueError: where the type has no model.
+    """
+    from transformers import PreTrainedModel
     from transformers.models.auto import modeling_auto
 
     for mapping in MAPPINGS:
         known = getattr(modeling_auto, mapping, {})
         if config_class in known:
             cls = known[config_class]
-            return cls[0] if isinstance(cls, tuple) else cls
-    raise ValueError("it has no model class of its own")
+            return [cls[0] if isinstance(cls, tuple) else cls]
+    try:
+        file = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        raise ValueError("it has no model class of its own") from None
+    own = [
+        cls
+        for name, cls in vars(file).items()
+        if isinstance(cls, type)
+        and issubclass(cls, PreTrainedModel)
+        and getattr(cls, "config_class", None) is config_class
+        and not name.endswith("PreTrainedModel")
+    ]
+    if not own:
+        raise ValueError("it has no model class of its own")
+    # The bare model first; those with heads wrap it.
+    return sorted(own, key=lambda cls: (not cls.__name__.endswith("Model"), len(cls.__name__)))[:2]
 
 
 def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
@@ -149,9 +207,17 @@ def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
         lambda: shrink(config_class()),
     ):
         try:
-            yield make()
+            yield _agreeing(make())
         except Exception as error:
             reasons.append(_line(error))
+
+
+def _agreeing(config: Any, depth: int = 0) -> Any:
+    for part in list(vars(config).values()):
+        if hasattr(part, "to_dict") and depth < 4:
+            _agreeing(part, depth + 1)
+    _agree(config)
+    return config
 
 
 def _line(error: Exception | None) -> str:
@@ -179,7 +245,7 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
     """
     names = set(inspect.signature(model.forward).parameters)
     first: Exception | None = None
-    for batch in itertools.islice(_candidates(model, names), 12):
+    for batch in itertools.islice(_candidates(model, names), 40):
         try:
             with torch.no_grad():
                 model(**batch)
@@ -190,34 +256,108 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
     raise ValueError(f"no input fits: {_line(first)}")
 
 
+# Inputs that carry the data, one of which nearly every model takes; the rest go with them.
+MAIN = (
+    "input_ids pixel_values input_values input_features past_values hidden_states inputs_embeds flattened_patches "
+    "decoder_input_ids pixel_values_videos inputs input latents"
+).split()
+
+
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
+    """Give batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to threes."""
+    parts = _parts(model.config)
+    required = [
+        name
+        for name, given in inspect.signature(model.forward).parameters.items()
+        if given.default is given.empty and name in parts
+    ]
+    main = [n for n in MAIN if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
+    known = [n for n in parts if n in names and n not in ("inputs_embeds", "latents", "input", "inputs")]
+    sets: list[tuple[str, ...]] = [tuple(dict.fromkeys([*required, *([] if required else main[:1])]))]
+    sets += [tuple(dict.fromkeys([*required, n])) for n in main]
+    sets += [tuple(dict.fromkeys([*required, *c])) for r in (2, 3) for c in itertools.combinations(main, r)]
+    sets.insert(4, tuple(known))
+    sets.insert(5, tuple(n for n in known if "video" not in n))
+    for chosen in dict.fromkeys(c for c in sets if c):
+        for tensors in itertools.islice(itertools.product(*(parts[n] for n in chosen)), 12):
+            yield dict(zip(chosen, tensors, strict=True))
+
+
+def _parts(config: Any) -> dict[str, list[Tensor]]:
+    """Give, for each name of an input, the tensors that models take under it, the likeliest first."""
     g = torch.Generator().manual_seed(0)
-    channels = _find(model.config, "num_channels", "in_channels", "in_chans") or 3
-    size = _find(model.config, "image_size", "img_size") or PIXELS
-    mel = _find(model.config, "num_mel_bins", "input_feat_per_channel", "feature_size") or 16
+    channels = _find(config, "num_channels", "in_channels", "in_chans") or 3
+    size = _find(config, "image_size", "img_size") or PIXELS
+    mel = (
+        _find(
+            config, "num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim", "n_mels"
+        )
+        or 16
+    )
+    patch = _find(config, "patch_size", "spatial_patch_size") or 4
+    frames = _find(config, "num_frames", "temporal_patch_size") or 4
+    flat = channels * (_find(config, "temporal_patch_size") or 1) * patch * patch
+    draw = lambda *shape: torch.randn(*shape, generator=g)
     words = torch.randint(60, VOCABULARY - 5, (BATCH, TOKENS), generator=g)
-    parts: dict[str, list[Tensor]] = {
+    boxes = torch.randint(0, 20, (BATCH, TOKENS, 4), generator=g).sort(-1).values
+    pictures = [draw(BATCH, channels, n, n) for n in (size, 64, 128)]
+    films = [draw(BATCH, n, channels, size, size) for n in (frames, 4)]
+    grid, rows = torch.tensor([[1, 4, 4], [1, 4, 4]]), 32
+    sound = [draw(BATCH, n, m) for n, m in ((mel, 128), (64, mel), (mel, 3000))]
+    series = [draw(BATCH, n) for n in (32, 64, 512)] + [draw(BATCH, 32, 1)]
+    tall = [
+        draw(rows, flat),
+        draw(rows, channels, patch, patch),
+        draw(1, rows, flat),
+        draw(1, rows, channels, patch, patch),
+    ]
+    width = _find(config, "hidden_size", "d_model", "dim") or WIDTH
+    return {
         "input_ids": [words],
         "decoder_input_ids": [words[:, :7]],
-        "pixel_values": [torch.randn(BATCH, channels, n, n, generator=g) for n in (size, 64, 128)]
-        + [torch.randn(BATCH, 4, channels, size, size, generator=g)],
-        "pixel_values_videos": [torch.randn(BATCH, 4, channels, size, size, generator=g)],
-        "input_values": [
-            torch.randn(BATCH, 4000, generator=g),
-            torch.randn(BATCH, 1, 4000, generator=g),
-            torch.randn(BATCH, 64, mel, generator=g),
+        "pixel_values": [*pictures, *films, *tall, draw(BATCH, 16, flat)],
+        "pixel_values_videos": films,
+        "hidden_states": [draw(rows, flat), draw(BATCH, TOKENS, width), draw(rows, width), draw(BATCH, width, 16)],
+        "grid_thw": [grid],
+        "image_grid_thw": [grid],
+        "merge_sizes": [torch.tensor([2, 2])],
+        "spatial_shapes": [torch.tensor([[4, 4], [4, 4]])],
+        "target_sizes": [torch.tensor([[4, 4], [4, 4]])],
+        "pixel_attention_mask": [
+            torch.ones(BATCH, 16, dtype=torch.long),
+            torch.ones(BATCH, size, size, dtype=torch.long),
         ],
-        "input_features": [torch.randn(BATCH, n, m, generator=g) for n, m in ((mel, 128), (64, mel), (mel, 3000))],
-        "past_values": [torch.randn(BATCH, n, generator=g) for n in (32, 64, 512)]
-        + [torch.randn(BATCH, 32, 1, generator=g)],
-        "inputs_embeds": [torch.randn(BATCH, TOKENS, WIDTH, generator=g)],
-        "bbox": [torch.randint(0, 20, (BATCH, TOKENS, 4), generator=g)],
+        "pixel_position_ids": [
+            torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(1, 16, 2)
+        ],
+        "flattened_patches": [draw(BATCH, 16, flat + 2).abs()],
+        "input_values": [
+            draw(BATCH, 4000),
+            draw(BATCH, 1, 4000),
+            draw(BATCH, 64, mel),
+            draw(BATCH, 3840),
+            draw(BATCH, 1024, mel),
+        ],
+        "input_features": [*sound, draw(BATCH, 1, 64, mel), draw(BATCH, 64, 160)],
+        "input_features_mask": [torch.ones(BATCH, n, dtype=torch.long) for n in (128, 64, 3000)],
+        "past_values": series,
+        "past_time_features": [draw(BATCH, 32, 1)],
+        "past_observed_mask": [torch.ones_like(x) for x in series],
+        "past_values_padding": [torch.zeros_like(x) for x in series],
+        "freq": [torch.zeros(BATCH, 1, dtype=torch.long)],
+        "qformer_input_ids": [words],
+        "prompt_pixel_values": pictures,
+        "prompt_masks": pictures,
+        "visual_feats": [draw(BATCH, 5, 2048), draw(BATCH, 5, width)],
+        "visual_pos": [draw(BATCH, 5, 4).abs()],
+        "query_embeds": [draw(BATCH, 8, width)],
+        "task_inputs": [words],
+        "inputs": [draw(BATCH, TOKENS, width), words],
+        "input": [draw(BATCH, TOKENS, width), words],
+        "latents": [draw(BATCH, TOKENS, width)],
+        "inputs_embeds": [draw(BATCH, TOKENS, width)],
+        "bbox": [boxes, boxes.float() / 20],
     }
-    present = [n for n in parts if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
-    chosen = [c for r in (1, 2, 3) for c in itertools.combinations(present, r)]
-    for names_ in chosen:
-        for tensors in itertools.product(*(parts[n] for n in names_)):
-            yield dict(zip(names_, tensors, strict=True))
 
 
 def _find(config: Any, *names: str) -> int | None:

@@ -7,6 +7,8 @@ import pickle
 import re
 
 import pytest
+import torch
+import transformers as tf
 from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
@@ -112,6 +114,76 @@ def test_a_missing_shard_is_named(folder):
     refused(folder, "names the shard '../../outside.safetensors'")
     index.write_text("{}")
     refused(folder, "has no weight_map")
+
+
+def test_a_config_of_thousands_of_layers_is_refused_before_anything_is_built(folder, monkeypatch):
+    from headwise.auditing import transformers_folder
+
+    built = []
+    plain = transformers_folder.structure_of
+    monkeypatch.setattr(
+        transformers_folder,
+        "structure_of",
+        lambda folder, config, settings: built.append(config.num_hidden_layers) or plain(folder, config, settings),
+    )
+    change(folder, num_hidden_layers=20_000)
+    refused(
+        folder, r"config\.json claims num_hidden_layers=20,000, and the tensors of .* are numbered for 2 layers at most"
+    )
+    assert max(built, default=0) <= 2
+
+
+def test_thousands_of_experts_are_refused_too(tmp_path):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
+    config = tf.SwitchTransformersConfig(**sizes, num_experts=2, num_sparse_encoder_layers=1)
+    tf.SwitchTransformersModel(config).save_pretrained(tmp_path)
+    change(tmp_path, num_experts=30_000)
+    refused(tmp_path, r"claims num_experts=30,000, and the tensors of")
+
+
+def test_layers_that_share_their_weights_may_be_more_than_the_tensors(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 40}
+    tf.AlbertModel(tf.AlbertConfig(**sizes, embedding_size=16, num_hidden_layers=24)).save_pretrained(tmp_path)
+    assert audit(tmp_path).records
+
+
+def test_sizes_that_tensors_do_not_have_are_refused_before_a_model_of_them_is_made(tmp_path, monkeypatch):
+    from headwise.auditing import transformers_folder
+
+    tf.GPT2Model(tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)).save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers_folder, "Shallow", None)
+    change(tmp_path, n_embd=4096)
+    refused(tmp_path, r"has the shape \(16, 48\) in the checkpoint and \(4096, 12288\) by its config")
+
+
+def test_a_folder_saved_before_folding_says_to_fold(folder):
+    import headwise
+
+    model = tf.LlamaForCausalLM.from_pretrained(folder)
+    handle = headwise.regularize(model, headwise.SigmaReparam())
+    model.save_pretrained(folder)
+    refused(folder, r"was saved while SigmaReparam stood on its weights.*q_proj|k_proj.*call handle\.fold\(\)")
+    handle.fold()
+    model.save_pretrained(folder)
+    assert audit(folder).records
+
+
+def test_a_parametrization_of_torchs_own_is_told_apart(folder):
+    model = tf.LlamaForCausalLM.from_pretrained(folder)
+    torch.nn.utils.parametrizations.spectral_norm(model.model.layers[0].self_attn.q_proj)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")
+    refused(folder, r"a parametrization of torch.*remove_parametrizations")
+
+
+def test_bloom_is_told_why_and_what_to_do(tmp_path):
+    config = tf.BloomConfig(hidden_size=16, n_layer=5, n_head=2, vocab_size=40)
+    tf.BloomForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"(?s)h\.0\.self_attention \(BloomAttention\) keeps queries.*q_proj, k_proj and v_proj"
+    ) as told:
+        audit(tmp_path)
+    assert str(told.value).endswith("and 2 more layers")
+    assert "no like" not in str(told.value)
 
 
 def test_adapters_and_empty_folders_say_what_they_are(folder):

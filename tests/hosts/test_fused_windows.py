@@ -274,3 +274,60 @@ def test_a_part_of_the_model_called_alone_does_not_use_the_batch_of_an_earlier_c
     model.layers[0](tokens(5))
     assert SEEN["layers.0"][1].tolist() == [0, 1, 2, 3, 4]
     handle.remove()
+
+
+# Shifted windows
+
+
+def calls_and_outputs(model, method, x):
+    """Gives each site's call and its output per head."""
+    handle, seen = headwise.regularize(model.train(), method), {}
+    for f in handle.fitted:
+        f.armed, f.observer = True, lambda call, out: seen.setdefault(call.site.name, (call, out.detach()))
+    model(x)
+    handle.remove()
+    return seen
+
+
+def test_keys_of_other_regions_are_no_allowed_keys_in_timms_shifted_windows():
+    model = swin()
+    seen = calls_and_outputs(model, RelaxedAttention(gamma=0.5), images())
+    plain, shifted = (seen[f"layers.0.blocks.{i}.attn"] for i in (0, 1))
+    assert plain[0].allowed().all()
+    call, out = shifted
+    regions = model.layers[0].blocks[1].attn_mask == 0
+    allowed = regions.repeat(3, 1, 1)[:, None].expand(-1, 2, -1, -1)
+    assert not allowed.all()
+    assert torch.equal(call.allowed().expand_as(allowed), allowed)
+    bias = model.layers[0].blocks[1].attn._get_rel_pos_bias()
+    logits = (call.q @ call.k.mT * call.scale + bias).masked_fill(~allowed, -torch.inf)
+    mixed = 0.5 * logits.softmax(-1) + 0.5 * allowed / allowed.sum(-1, keepdim=True)
+    assert (out - mixed @ call.v).abs().max() < 1e-5
+
+
+def test_statistics_count_the_keys_of_a_shifted_windows_own_region():
+    model = swin()
+    watch = headwise.watch(model.train(), every=1, on_alert=None, statistics=["entropy_share"])
+    seen = {}
+    block = model.layers[0].blocks[1].attn
+    hook = block.qkv.register_forward_hook(lambda m, args, out: seen.update(qkv=out.detach()))
+    model(images())
+    watch.step()
+    hook.remove()
+    q, k, _ = seen["qkv"].unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+    allowed = (model.layers[0].blocks[1].attn_mask == 0).repeat(3, 1, 1)[:, None]
+    logits = q @ k.mT * q.shape[-1] ** -0.5 + block._get_rel_pos_bias().detach()
+    p = logits.masked_fill(~allowed, -torch.inf).softmax(-1).double()
+    share = -torch.special.xlogy(p, p).sum(-1) / allowed.sum(-1).log()
+    values = [r["value"] for r in watch.records() if r["site"] == "layers.0.blocks.1.attn"]
+    assert values == pytest.approx(share.mean((0, 2)).tolist(), rel=1e-4)
+    watch.remove()
+
+
+def test_a_bias_of_minus_100_is_an_allowed_key_where_windows_are_not_shifted():
+    model = swin()
+    with torch.no_grad():
+        model.layers[0].blocks[0].attn.relative_position_bias_table[0] = -100.0
+    call, _ = calls_and_outputs(model, RelaxedAttention(gamma=0.5), images())["layers.0.blocks.0.attn"]
+    assert call.mask.min() == -100
+    assert call.allowed().all()

@@ -111,22 +111,50 @@ def layer_redundancy(whole, previous):
     return _cosines(whole, previous).amax(-1)
 
 
-def _real_tokens(reading):
+def layer_redundancy_mean(whole, previous):
+    return _cosines(whole, previous).mean(-1)
+
+
+def _real_tokens(reading, tokens=None):
     for b in range(reading.batch):
-        x = reading.hidden[b].double()
+        x = (reading.hidden if tokens is None else tokens)[b].double()
         yield x if reading.real_queries is None else x[reading.real_queries[b]]
 
 
-def token_cosine(whole, previous):
+def mean_cosine(sequences):
     means = []
-    for x in _real_tokens(whole.reading):
+    for x in sequences:
         cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=-1)
         means.append(cosine[~torch.eye(len(x), dtype=torch.bool)].mean())
     return torch.stack(means).mean()[None]
 
 
+def share_about_mean(sequences):
+    return torch.stack([(x - x.mean(0)).norm() / x.norm() for x in sequences]).mean()[None]
+
+
+def token_cosine(whole, previous):
+    return mean_cosine(_real_tokens(whole.reading))
+
+
 def high_frequency(whole, previous):
-    return torch.stack([(x - x.mean(0)).norm() / x.norm() for x in _real_tokens(whole.reading)]).mean()[None]
+    return share_about_mean(_real_tokens(whole.reading))
+
+
+def stream_cosine(whole, previous):
+    return mean_cosine(_real_tokens(whole.reading, whole.reading.stream))
+
+
+def stream_high_frequency(whole, previous):
+    return share_about_mean(_real_tokens(whole.reading, whole.reading.stream))
+
+
+def final_cosine(whole, previous):
+    return mean_cosine(_real_tokens(whole.reading, whole.reading.final))
+
+
+def final_high_frequency(whole, previous):
+    return share_about_mean(_real_tokens(whole.reading, whole.reading.final))
 
 
 def nonlocal_functional(whole, previous):

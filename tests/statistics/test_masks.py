@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from headwise.core.masked import MASKED
 from headwise.statistics import Reading, read
-from headwise.statistics.reading import LOWEST_BIAS
 
 GENERATOR = torch.Generator().manual_seed(0)
 Q, K, V = (torch.randn(2, 4, 9, 8, generator=GENERATOR) for _ in range(3))
@@ -14,7 +14,7 @@ NAMES = ["entropy_share", "attention_entropy", "lowest_entropy", "entropy_floor_
 
 
 def figures(mask):
-    seen = mask if mask.dtype == torch.bool else mask > LOWEST_BIAS
+    seen = mask if mask.dtype == torch.bool else mask > MASKED
     real = seen.any(2).any(1).expand(2, 9)
     reading = Reading(Q, K, V, mask=mask, hidden=HIDDEN, real_queries=real)
     return {name: tally.value() for name, tally in read(reading, NAMES).items()}

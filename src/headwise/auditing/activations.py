@@ -13,10 +13,12 @@ from headwise.auditing.batches import Batch
 from headwise.auditing.checkpoint import Checkpoint
 from headwise.auditing.errors import CheckpointError
 from headwise.core.call import Call
+from headwise.regularizing.fitted_site import Fitted
 from headwise.statistics import STATISTICS
 from headwise.watching.alerts import Judge, Thresholds
 from headwise.watching.recorder import Recorder
 from headwise.watching.records import Figures
+from headwise.watching.stream import Stream
 from headwise.watching.weights import Weights
 
 Record = dict[str, Any]
@@ -25,12 +27,13 @@ Record = dict[str, Any]
 class _Looking:
     """Brings the calls of a model in eval mode to a recorder that was made for training."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, fitted: Fitted, model: torch.nn.Module) -> None:
         self.recorder = recorder
+        self.stream = Stream(fitted, model, lambda left: recorder.take_final(fitted.site, left))
 
     def __call__(self, call: Call, out: Tensor) -> None:
         call.training = True
-        self.recorder.take(call, out)
+        self.recorder.take(call, out, self.stream, self.stream.take())
 
 
 def read_activations(
@@ -50,10 +53,12 @@ def read_activations(
     handle = headwise.regularize(model, allow_none=True)
     weights = Weights(list(STATISTICS))
     recorder = Recorder(list(STATISTICS), None, weights)
+    looking: list[_Looking] = []
     try:
         weights.look(model, [fitted.site for fitted in handle.fitted])
         for fitted in handle.fitted:
-            fitted.observer, fitted.armed = _Looking(recorder), True
+            looking.append(_Looking(recorder, fitted, model))
+            fitted.observer, fitted.armed = looking[-1], True
         for batch in batches:
             _run(model, batch, both if None in (text, images) else "")
         figures = [
@@ -65,6 +70,8 @@ def read_activations(
         names = {fitted.site.index: fitted.site.name for fitted in handle.fitted}
         reasons = {names[index]: found for index, found in recorder.reasons.items()}
     finally:
+        for one in looking:
+            one.stream.remove()
         handle.remove()
     records = [record for figure in figures for record in figure.records()]
     return records, Judge(thresholds or Thresholds(), at_once=True).alerts(records), reasons

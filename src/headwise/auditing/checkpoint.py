@@ -53,13 +53,18 @@ def weights_in_place(checkpoint: Checkpoint, found: Projections) -> Iterator[Non
     try:
         for where, (module, name, empty) in places.items():
             if read[where].shape != empty.shape:
-                shapes = f"{tuple(read[where].shape)} in the checkpoint and {tuple(empty.shape)} by its config"
-                raise CheckpointError(f"{where} has the shape {shapes}: weights and config do not belong together")
+                raise CheckpointError(unfitting(where, tuple(read[where].shape), empty))
             module._parameters[name] = nn.Parameter(_numbers(read[where], where), requires_grad=False)
         yield
     finally:
         for module, name, empty in places.values():
             module._parameters[name] = empty
+
+
+def unfitting(where: str, kept: tuple[int, ...], claimed: Tensor) -> str:
+    """Say that a tensor has another shape than the config claims."""
+    shapes = f"{kept} in the checkpoint and {tuple(claimed.shape)} by its config"
+    return f"{where} has the shape {shapes}: weights and config do not belong together"
 
 
 def _numbers(tensor: Tensor, where: str) -> Tensor:

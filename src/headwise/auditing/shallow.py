@@ -29,8 +29,11 @@ class Shallow:
             torch.manual_seed(0)
             self.model = cls(_small(config)).eval()
         self._seen: dict[Any, tuple[Site, Projections]] = {}
+        self._hidden: dict[Any, str] = {}
         for found in hosts.find(self.model):
-            if found.adapter is not None:
+            if found.adapter is None:
+                self._hidden[_key(found.site)] = type(found.site.module).__name__
+            else:
                 self._seen.setdefault(_key(found.site), (found.site, None))  # type: ignore[arg-type]
 
     def projections(self, site: Site, model: nn.Module) -> Projections:
@@ -40,6 +43,12 @@ class Shallow:
             ProjectionError: where the layout cannot be seen there either, with the reason.
         """
         key = _key(site)
+        if key in self._hidden:
+            raise ProjectionError(
+                f"{site.name} ({self._hidden[key]}) keeps queries, keys and values together and computes its attention by itself, so "
+                "that which rows are whose cannot be seen. Load the model yourself, split them into q_proj, k_proj and v_proj, and "
+                "pass it as module.py:factory"
+            )
         if key not in self._seen:
             raise ProjectionError(f"{site.name} has no like in a model of the same config with {LAYERS} layers")
         twin, found = self._seen[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.auditing.batches import Batches
+from headwise.auditing.checkpoint import unfitting
+from headwise.auditing.claims import check_depths
 from headwise.auditing.configs import config_of, quiet, structure_of
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.shallow import Shallow
@@ -30,18 +34,34 @@ class TransformersFolder:
         self.settings = read_json(folder / "config.json")
         self.config = config_of(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
-        self.model = structure_of(folder, self.config, self.settings)
+        build = partial(structure_of, folder, settings=self.settings)
+        check_depths(folder, self.config, self.files.shapes(), build)
+        self.model = build(self.config)
         self._renamed, self._converts, self.unused = _renamed(self.model, self.files.names)
+        _refuse_parametrized(folder, self.unused)
         self._shallow: Shallow | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._whole: nn.Module | None = None
 
     def projections(self, site: Site) -> Projections:
-        """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers."""
+        """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers.
+
+        Raises:
+            CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is made.
+        """
+        self._check_sizes(site)
         try:
             return projections(site, self.model)
         except ProjectionError:
             self._shallow = self._shallow or Shallow(self.config, type(self.model))
             return self._shallow.projections(site, self.model)
+
+    def _check_sizes(self, site: Site) -> None:
+        self._shapes = self._shapes or self.files.shapes()
+        for name, parameter in site.module.named_parameters(prefix=site.name):
+            kept = self._shapes.get(self._renamed.get(name, ""))
+            if kept is not None and kept != tuple(parameter.shape):
+                raise CheckpointError(unfitting(name, kept, parameter))
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Read parameters by their names in the model."""
@@ -87,6 +107,25 @@ class TransformersFolder:
     def batches(self) -> Batches:
         """Give what turns texts and images into batches for this model."""
         return Batches(self.folder, self.config, first=_first_position(self.model))
+
+
+def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
+    """Refuse weights that were saved as the parts that a parametrization makes them of."""
+    name = next((name for name in unused if ".parametrizations." in name), None)
+    if name is None:
+        return
+    methods = sorted({method for other in unused for method in re.findall(r"\.headwise\.([A-Z]\w+)\.", other)})
+    remedy = (
+        "call handle.fold() on the regularized model before save_pretrained()"
+        if methods
+        else "call torch.nn.utils.parametrize.remove_parametrizations on its layers before save_pretrained()"
+    )
+    who = " and ".join(methods) if methods else "a parametrization of torch"
+    layer, _, rest = name.partition(".parametrizations.")
+    raise CheckpointError(
+        f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of {layer}.{rest.split('.')[0]}. To audit "
+        f"it, {remedy}"
+    )
 
 
 def _first_position(model: nn.Module) -> int:

@@ -21,6 +21,8 @@ from headwise.statistics.weights.product import Product
 Record = dict[str, Any]
 # Widths up to which one thread is faster.
 SMALL = 2048
+# Layers whose reasons are listed where none can be read.
+SHOWN = 3
 PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 
@@ -61,9 +63,12 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
             progress(index + 1, len(found))
     # Of a training that diverged everywhere no figure is left: that is what there is to say of it.
     if not read.records and not read.not_finite:
-        reasons = "\n".join(f"{layer['site']}: {layer['missing'].get('qk', '')}" for layer in read.layers)
+        reasons = [layer["missing"].get("qk", "") for layer in read.layers]
+        more = f"\nand {len(reasons) - SHOWN} more layers" if len(reasons) > SHOWN else ""
         raise ValueError(
-            f"{checkpoint.name}: the weights of none of its attention layers can be told apart:\n{reasons}"
+            f"{checkpoint.name}: the weights of none of its attention layers can be told apart:\n"
+            + "\n".join(reasons[:SHOWN])
+            + more
         )
     return read
 

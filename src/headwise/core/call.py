@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.core import random_draws as draws
+from headwise.core.masked import MASKED
 from headwise.core.method import Method
 from headwise.core.method_state import Store
 from headwise.core.precision import at_least_fp32
@@ -17,10 +18,6 @@ from headwise.core.recompute import Pass
 from headwise.core.site import Site
 
 CHUNK = 128
-
-# What an additive mask adds at least to a key that a query may see. Models mask with -1e4, -1e9, the least number or -inf;
-# position biases (ALiBi) stay above this up to distances whose weight is 0 in any case.
-MASKED = -9e3
 
 
 class CallContext(Protocol):

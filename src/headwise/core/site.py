@@ -30,6 +30,7 @@ class Site:
         causal: whether the host declares the layer causal; None where it does not say.
         host: "transformers", "torch" or "fused".
         windowed: whether a call sees windows of the sample instead of the whole of it.
+        shifted: whether its windows are shifted, so that an additive mask of -100 keeps regions apart.
         rows: how the rows of a call belong to samples where they are not one to one, as far as it was seen
             ("sample-major", "window-major", ...); empty where it was not.
         pooled: whether queries or keys are pooled, so that they are not the same tokens.
@@ -52,6 +53,7 @@ class Site:
     causal: bool | None = None
     host: str = ""
     windowed: bool = False
+    shifted: bool = False
     rows: str = ""
     pooled: bool = False
     qk_norm: bool = False

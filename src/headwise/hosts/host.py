@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from headwise.core.forward import Entered
 from headwise.core.site import Site
-from headwise.hosts.code import forward_of, speaks_of_attention
+from headwise.hosts.code import forward_of, names_used, speaks_of_attention
 from headwise.hosts.hosted_site import HostedSite
 
 
@@ -74,6 +75,26 @@ def attends_across(name: str, module: nn.Module) -> bool:
     given = inspect.signature(forward_of(module)).parameters.values()
     needed = {p.name for p in given if p.default is p.empty}
     return bool(needed & {"context", "memory", "kv", "key_value", "encoder_hidden_states"})
+
+
+def shifts_windows(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether one of an attention module and the blocks around it shifts its windows, as every second one of Swin does."""
+    # timm keeps the shift it returns to when the input grows as its target.
+    sizes = (getattr(module, name, 0) for module in modules for name in ("shift_size", "target_shift_size"))
+    return any(any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0 for size in sizes)
+
+
+def other_positions(module: nn.Module) -> bool:
+    """Tell whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with absolute ones."""
+    config = getattr(module, "config", None)
+    if getattr(config, "alibi", False) is True:
+        return True
+    used = names_used(forward_of(module))
+    for name in ("position_embedding_type", "position_embeddings_type"):
+        kind = getattr(module, name, None) or getattr(config, name, None)
+        if name in used and isinstance(kind, str):
+            return not re.search("rot|rope", kind)
+    return False
 
 
 def first_number(module: Any, *names: str) -> int | None:

@@ -7,9 +7,12 @@ from headwise.statistics.attention_entropy import AttentionEntropy
 from headwise.statistics.entropy_floor_centred import EntropyFloorCentred
 from headwise.statistics.entropy_floor_spectral import EntropyFloorSpectral
 from headwise.statistics.entropy_share import EntropyShare
+from headwise.statistics.final_cosine import FinalCosine
+from headwise.statistics.final_high_frequency import FinalHighFrequency
 from headwise.statistics.head_redundancy import HeadRedundancy
 from headwise.statistics.high_frequency import HighFrequency
 from headwise.statistics.layer_redundancy import LayerRedundancy
+from headwise.statistics.layer_redundancy_mean import LayerRedundancyMean
 from headwise.statistics.logit_bound import LogitBound
 from headwise.statistics.lowest_entropy import LowestEntropy
 from headwise.statistics.max_logit import MaxLogit
@@ -21,6 +24,8 @@ from headwise.statistics.reading import Reading, SiteFacts
 from headwise.statistics.row_figures import Rows
 from headwise.statistics.sink_mass import SinkMass
 from headwise.statistics.statistic import Statistic
+from headwise.statistics.stream_cosine import StreamCosine
+from headwise.statistics.stream_high_frequency import StreamHighFrequency
 from headwise.statistics.tally import Tally
 from headwise.statistics.token_cosine import TokenCosine
 
@@ -39,8 +44,13 @@ STATISTICS: dict[str, type[Statistic]] = {
         PeakedRows,
         HeadRedundancy,
         LayerRedundancy,
+        LayerRedundancyMean,
         TokenCosine,
         HighFrequency,
+        StreamCosine,
+        StreamHighFrequency,
+        FinalCosine,
+        FinalHighFrequency,
         NonlocalFunctional,
         OutputNorm,
         AttentionDistance,

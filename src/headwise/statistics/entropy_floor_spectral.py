@@ -36,7 +36,7 @@ class EntropyFloorSpectral(Statistic):
 
     def tally(self, rows: Rows) -> Tally:
         reading, queries = rows.reading, rows.queries
-        x = reading.tokens()
+        x = reading.without_padding(reading.hidden)
         gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
         largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
         size = abs(reading.scale) * reading.product_norm.float() * largest[:, None]

@@ -12,7 +12,7 @@ class LayerRedundancy(Statistic):
     """Takes, for each head, the largest cosine of its map with a map of the layer before.
 
     All H×H' pairs are averaged over samples first; the best match is chosen then. 1: the layer repeats what the one before attended
-    to (Bhojanapalli et al. 2021, arXiv 2110.06821, reuse maps for this reason).
+    to; `layer_redundancy_mean` averages over all of them (Bhojanapalli et al. 2021, arXiv 2110.06821, reuse maps for this reason).
     """
 
     name = "layer_redundancy"

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not allowed. Biases
-# of positions are allowed keys: ALiBi, of at most one nat per token, comes here after 9000 tokens, where its weight has long been 0.
-LOWEST_BIAS = -9.0e3
+from headwise.core.masked import MASKED
 
 
 class SiteFacts(NamedTuple):
@@ -25,6 +23,9 @@ class SiteFacts(NamedTuple):
     sinks: bool = False
     windowed: bool = False
     hidden: bool = False
+    stream: bool = False
+    final: bool = False
+    stream_obstacle: str | None = None
     output: bool = False
     previous: bool = False
     product_norm: bool = False
@@ -36,10 +37,11 @@ class Reading:
     """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
 
     `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits; a key is allowed where it is above
-    `LOWEST_BIAS`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal` lets query i see the keys
+    `MASKED`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal` lets query i see the keys
     up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
-    layer statistics: `hidden` (B,T,C) what entered the layer, `output` (B,H,T,dv) per head before the output projection,
-    `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, allowed)` takes
+    layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the model has one before it; `stream` (B,T,C) the
+    residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
+    of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, allowed)` takes
     blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets.
     """
 
@@ -52,6 +54,9 @@ class Reading:
     softcap: float | None = None
     sinks: Tensor | None = None
     hidden: Tensor | None = None
+    stream: Tensor | None = None
+    final: Tensor | None = None
+    stream_obstacle: str | None = None
     output: Tensor | None = None
     real_queries: Tensor | None = None
     self_attention: bool = True
@@ -61,7 +66,19 @@ class Reading:
     edit: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("q", "k", "v", "mask", "sinks", "hidden", "output", "real_queries", "product_norm"):
+        for name in (
+            "q",
+            "k",
+            "v",
+            "mask",
+            "sinks",
+            "hidden",
+            "stream",
+            "final",
+            "output",
+            "real_queries",
+            "product_norm",
+        ):
             tensor = getattr(self, name)
             object.__setattr__(self, name, None if tensor is None else tensor.detach())
         if self.q.dim() != 4 or self.k.dim() != 4 or self.v.dim() != 4:
@@ -107,16 +124,15 @@ class Reading:
         """Returns ‖k_j‖ (B,Hkv,N) in fp32."""
         return torch.linalg.vector_norm(self.k, dim=-1, dtype=torch.float32)
 
-    @cached_property
-    def real_tokens(self) -> Tensor:
-        """Returns 1 for a real token of `hidden` and 0 for padding (B,T)."""
+    def real_of(self, tokens: Tensor) -> Tensor:
+        """Returns 1 for a real token of `tokens` (B,T,C) and 0 for padding (B,T)."""
         real = self.real_queries
-        return self.hidden.new_ones(self.hidden.shape[:2], dtype=torch.float32) if real is None else real.float()
+        return tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if real is None else real.float()
 
-    def tokens(self) -> Tensor:
-        """Returns what entered the layer (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
-        hidden = self.hidden.float()
-        return hidden if self.real_queries is None else hidden.masked_fill(~self.real_queries[..., None], 0)
+    def without_padding(self, tokens: Tensor) -> Tensor:
+        """Returns tokens (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
+        tokens = tokens.float()
+        return tokens if self.real_queries is None else tokens.masked_fill(~self.real_queries[..., None], 0)
 
     def facts(self, previous: bool = False) -> SiteFacts:
         """Sums up what this reading holds; `previous` says whether the layer before it was read too."""
@@ -129,6 +145,9 @@ class Reading:
             sinks=self.sinks is not None,
             windowed=self.windowed,
             hidden=self.hidden is not None,
+            stream=self.stream is not None,
+            final=self.final is not None,
+            stream_obstacle=self.stream_obstacle,
             output=self.output is not None,
             previous=previous,
             product_norm=self.product_norm is not None,
@@ -178,4 +197,4 @@ class Reading:
 
     @staticmethod
     def _allowed_of(mask: Tensor | None) -> Tensor | None:
-        return mask if mask is None or mask.dtype == torch.bool else mask > LOWEST_BIAS
+        return mask if mask is None or mask.dtype == torch.bool else mask > MASKED

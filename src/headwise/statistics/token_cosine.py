@@ -1,18 +1,18 @@
-"""How alike the tokens of a sequence are."""
-
-import torch
+"""How alike the tokens are that enter attention."""
 
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
+from headwise.statistics.tokens import cosine
 
 
 class TokenCosine(Statistic):
-    """Averages the cosine between all pairs of different real tokens that enter the layer.
+    """Averages the cosine between all pairs of different real tokens that enter attention.
 
-    (‖Σ x̂_i‖² − T) / (T(T − 1)) in O(T·C). Wang et al. 2022, arXiv 2203.05962. A diagnosis, not a score of quality:
-    models with a higher cosine and a lower loss exist (arXiv 2601.08131).
+    Where a norm stands before attention these are the normed tokens; `stream_cosine` reads the residual stream, as the paper's
+    figure does (Wang et al. 2022, arXiv 2203.05962). A diagnosis, not a score of quality: models with a higher cosine and a lower
+    loss exist (arXiv 2601.08131).
     """
 
     name = "token_cosine"
@@ -28,10 +28,4 @@ class TokenCosine(Statistic):
         return (1,)
 
     def tally(self, rows: Rows) -> Tally:
-        unit = torch.nn.functional.normalize(rows.reading.tokens(), dim=-1, eps=1e-30)
-        together = unit.sum(1).square().sum(-1)
-        # A token of zeros has no direction: it adds nothing to either sum.
-        alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
-        count = rows.reading.real_tokens.sum(-1)
-        cosine = (together - alone) / (count * (count - 1))
-        return Tally.over_samples(torch.where(count > 1, cosine, torch.nan)[:, None])
+        return cosine(rows.reading, rows.reading.hidden)

@@ -25,11 +25,11 @@ def enroll(observer: SiteObserver) -> int:
     return number
 
 
-def observe(seen: Tensor, number: int, call: Call, out: Tensor) -> None:
+def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor | None = None) -> None:
     """Show a call from inside a graph that is being compiled."""
     tensors = [call.q, call.k, call.v, out]
     hidden = call.hidden
-    optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden)]
+    optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden, stream)]
     observed(
         seen, number, *[t.detach() for t in tensors], *optional, call.causal, call.scale, call.softcap, call.training
     )
@@ -46,6 +46,7 @@ def observed(
     mask: Tensor | None,
     sinks: Tensor | None,
     hidden: Tensor | None,
+    stream: Tensor | None,
     causal: bool,
     scale: float,
     softcap: float | None,
@@ -69,9 +70,23 @@ def observed(
         training=training,
         hidden=hidden,
     )
-    observer.recorder.take(call, out)
+    observer.recorder.take(call, out, observer.stream, stream)
 
 
 @observed.register_fake
+def _(*arguments: object) -> None:
+    return None
+
+
+@torch.library.custom_op("headwise::left", mutates_args={"seen"})
+def left(seen: Tensor, number: int, stream: Tensor) -> None:
+    """Bring what leaves a block to the observer with this number when the graph runs."""
+    seen.add_(1)
+    observer = _observers.get(number)
+    if observer is not None:
+        observer.recorder.take_final(observer.fitted.site, stream)
+
+
+@left.register_fake
 def _(*arguments: object) -> None:
     return None

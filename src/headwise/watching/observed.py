@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headwise.core.call import Call
+from headwise.core.masked import MASKED
 from headwise.core.method import Method
 from headwise.statistics import Reading
-from headwise.statistics.reading import LOWEST_BIAS
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:
@@ -108,5 +108,5 @@ def real_queries(call: Call) -> Tensor | None:
     if mask is None or call.site.is_cross or call.queries != call.keys:
         return None
     mask = mask[(None,) * (4 - mask.dim())]
-    seen = mask.any(2) if mask.dtype == torch.bool else mask.amax(2) > LOWEST_BIAS
+    seen = mask.any(2) if mask.dtype == torch.bool else mask.amax(2) > MASKED
     return seen.any(1).expand(call.batch, call.queries)

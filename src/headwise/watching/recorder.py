@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.core.call import Call
 from headwise.core.recompute import in_backward
 from headwise.core.site import Site
 from headwise.regularizing.fitted_site import Fitted
 from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
-from headwise.watching.compiled import enroll, observe
+from headwise.watching.compiled import enroll, left, observe
 from headwise.watching.observed import reading_of, real_queries
 from headwise.watching.packing import rank
+from headwise.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
 from headwise.watching.weights import FLOOR, Weights
 
 
@@ -32,21 +34,58 @@ class Recorder:
         self._real: dict[str, Tensor | None] = {}
         self._missing: dict[int, dict[str, str]] = {}
         self._calls: dict[int, int] = {}
+        self._leaving: dict[int, tuple[Call, Reading]] = {}
 
-    def take(self, call: Call, out: Tensor) -> None:
-        """Read one call of a site whose per-head output is `out`."""
+    @property
+    def reads_streams(self) -> bool:
+        """Tell whether a figure of the residual stream is asked for."""
+        return any(name in NAMES for name in self.names)
+
+    def take(self, call: Call, out: Tensor, around: Stream | None = None, stream: Tensor | None = None) -> None:
+        """Read one call of a site whose per-head output is `out`.
+
+        Args:
+            around: how the residual stream around the site is read.
+            stream: what entered the site's block.
+        """
         if in_backward() or not call.training:
             return
         site = call.site
         with torch.no_grad():
             product = self.weights.product_norms(call) if FLOOR in self.names else None
             reading = reading_of(call, out, product, self._real_queries(call))
+            reading = self._with_stream(call, reading, around, stream)
             before = self._layer_before(call, reading)
             draw = self._draw(site)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
             found = read(reading, self.names, self.rows, before, draw)
             self._take_weights(site)
         self.heads[site.index] = call.heads
+        self._add(site, found)
+
+    def take_final(self, site: Site, stream: Tensor) -> None:
+        """Read what leaves the last block of a stack, whose attention was read before."""
+        if in_backward() or site.index not in self._leaving:
+            return
+        call, reading = self._leaving.pop(site.index)
+        with torch.no_grad():
+            tokens, obstacle = tokens_of(call, stream)
+            reading = replace(reading, final=tokens, stream_obstacle=obstacle or None)
+            asked = [name for name in FINAL if name in self.names]
+            missing = reasons(reading.facts(), asked)
+            self.reasons[site.index] = {k: v for k, v in self.reasons[site.index].items() if k not in asked} | missing
+            self._add(site, read(reading, asked))
+
+    def _with_stream(self, call: Call, reading: Reading, around: Stream | None, stream: Tensor | None) -> Reading:
+        if around is None:
+            return reading
+        tokens, obstacle = (None, around.obstacle) if around.obstacle else tokens_of(call, stream)
+        reading = replace(reading, stream=tokens, stream_obstacle=obstacle or NOT_LAST)
+        if around.final:
+            self._leaving[call.site.index] = (call, reading)
+        return reading
+
+    def _add(self, site: Site, found: dict[str, Tally]) -> None:
         known = self.tallies.setdefault(site.index, {})
         for name, tally in found.items():
             known[name] = known[name].add(tally) if name in known else tally
@@ -84,7 +123,7 @@ class Recorder:
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
         """Give the reading of the layer before in this forward, where its maps can be compared with those of this one."""
         site = call.site
-        if "layer_redundancy" not in self.names:
+        if not {"layer_redundancy", "layer_redundancy_mean"} & set(self.names):
             return None
         stack = (site.stack, site.is_cross)
         depth, before = self._before.pop(stack, (None, None))
@@ -98,21 +137,35 @@ class Recorder:
     def clear(self) -> None:
         """Forget the step's figures and let go of every tensor."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
-        self._calls = {}
+        self._calls, self._leaving = {}, {}
 
 
 class SiteObserver:
     """Stands at one site and brings its calls to the recorder, from eager code and from inside a compiled graph."""
 
-    def __init__(self, fitted: Fitted, recorder: Recorder) -> None:
+    def __init__(self, fitted: Fitted, recorder: Recorder, model: nn.Module) -> None:
         self.fitted, self.recorder = fitted, recorder
         # A compiled graph keeps an operator only for what it changes: it counts its calls here.
         self.seen = torch.zeros((), dtype=torch.int64)
         self.number = enroll(self)
+        self.stream = Stream(fitted, model, self.left) if recorder.reads_streams else None
 
     def __call__(self, call: Call, out: Tensor) -> None:
         """Take a call; called by the site after its output is computed."""
+        stream = None if self.stream is None else self.stream.take()
         if torch.compiler.is_compiling():
-            observe(self.seen, self.number, call, out)
+            observe(self.seen, self.number, call, out, stream)
         else:
-            self.recorder.take(call, out)
+            self.recorder.take(call, out, self.stream, stream)
+
+    def left(self, stream: Tensor) -> None:
+        """Take what leaves the block around the site."""
+        if torch.compiler.is_compiling():
+            left(self.seen, self.number, stream)
+        else:
+            self.recorder.take_final(self.fitted.site, stream)
+
+    def remove(self) -> None:
+        """Take the hooks around the site off."""
+        if self.stream is not None:
+            self.stream.remove()

@@ -88,7 +88,7 @@ class Watch:
         weights.look(self._sites.handle.model, [fitted.site for fitted in self._sites.fitted])
         self._observers = []
         for fitted in self._sites.fitted:
-            observer = SiteObserver(fitted, self._recorder)
+            observer = SiteObserver(fitted, self._recorder, self._sites.handle.model)
             fitted.observer = observer
             self._observers.append(observer)
         self._forgotten = OptimizerSteps(self._sites.handle.model, self._tell_forgotten)
@@ -203,6 +203,8 @@ class Watch:
         self._alive()
         for fitted in self._sites.fitted:
             fitted.armed, fitted.observer = False, None
+        for observer in self._observers:
+            observer.remove()
         self._sites.leave()
         self._forgotten.stop()
         self._recorder.clear()

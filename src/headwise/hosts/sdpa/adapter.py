@@ -8,9 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.hosts.code import calls, passes_true, uses
-from headwise.hosts.host import Found, Hooks, attends_across, first_number, looks_like_attention, over_channels
+from headwise.hosts.host import (
+    Found,
+    Hooks,
+    attends_across,
+    first_number,
+    looks_like_attention,
+    other_positions,
+    over_channels,
+)
 from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.residual import projection_dropout
 from headwise.hosts.sdpa import call as fused_call
@@ -69,11 +78,28 @@ class FusedAdapter:
         fused_call.enter(self, module)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Say that they no longer are."""
-        fused_call.leave(self)
+        """Say that they no longer are.
+
+        Raises:
+            RuntimeError: where the forward made no such call, so that methods that act on it were passed by.
+        """
+        called = fused_call.leave(self)
         # None: the forward raised, and its error is the one to show.
-        if output is not None and self.hooks is not None:
-            self.hooks.check_output()
+        if output is None or self.hooks is None:
+            return
+        if not called:
+            self._refuse_bypass(module)
+        self.hooks.check_output()
+
+    def _refuse_bypass(self, module: nn.Module) -> None:
+        assert self.fitted is not None
+        passed_by = [repr(m) for m in self.fitted.active(module.training) if touches_call(m)]
+        if passed_by:
+            raise RuntimeError(
+                f"{self.site.name} computed its attention in this call without {NAME} in torch.nn.functional, so that "
+                f"{' + '.join(passed_by)} would do nothing there: call the model without output_attentions=True, write "
+                f"F.{NAME} where the function was imported by name, or leave the site out with where="
+            )
 
     def detach(self) -> None:
         """Unhook; the last site of all gives the function back."""
@@ -124,7 +150,8 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
     site.head_dim = first_number(module, "head_dim", "dim_head", "head_size", "d_head")
     site.kv_heads = first_number(module, "num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads") or site.heads
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in ("q_norm", "k_norm", "norm_q", "norm_k", "qk_norm"))
-    site.rope = uses(module, "rot|rope") and any(_has_rope(m) for m in model.modules())
+    rotary = uses(module, "rot|rope") and not other_positions(module)
+    site.rope = rotary and any(_has_rope(m) for m in model.modules())
     if passes_true(module, "is_causal") or True in (
         getattr(module, "is_causal", None),
         getattr(module, "causal", None),
@@ -140,10 +167,6 @@ def _is_norm(module: Any) -> bool:
 
 
 def _has_rope(module: nn.Module) -> bool:
-    return any(
-        "rope" in name or "rotary" in name for name, child in module.__dict__.items() if child is not None
-    ) or any(
-        "rope" in name or "rotary" in name
-        for name, child in (*module._modules.items(), *module._buffers.items())
-        if child is not None
-    )
+    # A flag is no embedding: timm's EVA without rotary positions keeps rope_mixed = False.
+    held = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
+    return any(("rope" in name or "rotary" in name) and kept is not None and kept is not False for name, kept in held)

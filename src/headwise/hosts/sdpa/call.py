@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from headwise.attention.softmax import fused
 from headwise.core import recompute as passes
 from headwise.core.live_sites import live_sites
+from headwise.core.masked import hide_other_regions
+from headwise.hosts.sdpa.cache import newest_last
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.shape import Shape, broadcast, with_causality
 
@@ -31,12 +33,14 @@ class _Open:
         region: the checkpointed region around it.
         outer: the site around it.
         thread: that entered it, None for compiled code.
+        called: whether the forward called the function.
     """
 
     def __init__(
         self, adapter: Limited, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
     ) -> None:
         self.adapter, self.module, self.region, self.outer, self.thread = adapter, module, region, outer, thread
+        self.called = False
 
 
 class _Current:
@@ -95,11 +99,16 @@ def enter(adapter: Limited, module: nn.Module) -> None:
     current.top = current.mine.top = _Open(adapter, module, passes.region()[0], outer, threading.get_ident())
 
 
-def leave(adapter: Limited) -> None:
-    """Say that they no longer are; sites inside that an exception left open are closed too."""
+def leave(adapter: Limited) -> bool:
+    """Say that they no longer are, and whether there was one; sites inside that an exception left open are closed too."""
+    mine = current.top if torch.compiler.is_compiling() else getattr(current.mine, "top", None)
+    while mine is not None and mine.adapter is not adapter:
+        mine = mine.outer
+    called = mine is None or mine.called
     current.top = _outside(current.top, adapter)
     if not torch.compiler.is_compiling():
         current.mine.top = _outside(getattr(current.mine, "top", None), adapter)
+    return called
 
 
 def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
@@ -112,6 +121,8 @@ def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
 def _adapter() -> Limited | None:
     """Give the adapter of the site whose forward runs now."""
     if torch.compiler.is_compiling():
+        if current.top is not None:
+            current.top.called = True
         return None if current.top is None else current.top.adapter
     # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site; another thread may have
     # entered a site since. The thread's own stack tells.
@@ -124,7 +135,16 @@ def _adapter() -> Limited | None:
     where, recompute = passes.region()
     if where is not None and recompute is None and where is not top.region:
         where.sites.append(top.adapter)
+    _note_call(top.adapter)
     return top.adapter
+
+
+def _note_call(adapter: FusedAdapter) -> None:
+    # By this thread's own note: another thread may run the same module.
+    mine = getattr(current.mine, "top", None)
+    for opened in (current.top, mine):
+        if opened is not None and opened.adapter is adapter and (opened is mine or opened.thread is None):
+            opened.called = True
 
 
 def _running(top: _Open | None) -> _Open | None:
@@ -196,9 +216,13 @@ def routed(
         return shape.to4(out), None
 
     mask = shape.mask4(attn_mask)
+    if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
+        mask = hide_other_regions(mask)
     if mask is not None and is_causal:
         # Some of torch's kernels take both, others raise: one mask serves all.
         mask, is_causal = with_causality(mask, q.shape[2], k.shape[2]), False
+    if not training:
+        k, v, mask = newest_last(fitted, q, k, v, mask, is_causal)
     out, _ = fitted.attention(
         q,
         k,

@@ -9,6 +9,7 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import uses
+from headwise.hosts.host import shifts_windows
 from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
 
 # Attention inside of windows that the module itself, or the block around it, cuts.
@@ -24,6 +25,7 @@ def declared(model: nn.Module, site: Site) -> None:
     block = model.get_submodule(site.name.rpartition(".")[0]) if "." in site.name else None
     around = [site.module, *([block] if block is not None and block is not model else [])]
     site.windowed = any(_cuts(module) for module in around)
+    site.shifted = site.windowed and shifts_windows(around)
     site.pooled = not site.is_cross and pools(site.module)
     # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.attention import computation as core
 from headwise.core.call import Call
+from headwise.core.masked import hide_other_regions
 from headwise.hosts.transformers import cache as caches
 from headwise.hosts.transformers.routed import Routed
 
@@ -22,8 +23,6 @@ IGNORED = frozenset(
     "position_ids query_length return_dict seq_idx sliding_window target_dtype token_type_ids use_cache "
     "use_top_left_mask".split()
 )
-# Entries of Swin's masks between cells of different regions are -100 and not -infinity.
-APART = -50.0
 
 
 def routed(
@@ -132,8 +131,8 @@ def masking(
     causal = causal and mask is None and q.shape[2] > 1 and implementation != "eager"
     if mask is not None:
         mask = _four(mask, q, k, name)
-        if adapter.site.windowed and mask.dtype != torch.bool:
-            mask = mask.masked_fill(mask < APART, float("-inf"))
+        if adapter.site.shifted and mask.dtype != torch.bool:
+            mask = hide_other_regions(mask)
     if bias is None:
         return mask, causal
     least = torch.finfo(bias.dtype).min

@@ -8,7 +8,7 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import names_used
-from headwise.hosts.host import first_number, is_cross
+from headwise.hosts.host import first_number, is_cross, other_positions, shifts_windows
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.named import HEAD_DIM, HEADS, KV_HEADS, NAMES
 
@@ -49,6 +49,7 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     site.rope = _rope(module)
     site.causal = False if site.is_cross else _causal(module, around)
     site.windowed = any(_windows(parent) for parent in (module, *around[:2]))
+    site.shifted = site.windowed and shifts_windows((module, *around[:2]))
     return site
 
 
@@ -85,7 +86,7 @@ def _acts(norm: Any) -> bool:
 
 
 def _rope(module: nn.Module) -> bool:
-    if getattr(module, "use_rope", True) is False:
+    if getattr(module, "use_rope", True) is False or other_positions(module):
         return False
     names = [n for n in names_used(type(module).forward) if "rotary" in n or "rope" in n.lower()]
     # A name that is an attribute of the module counts only where it holds something.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.core.site import Site
+from headwise.hosts.code import forward_of, names_used, reached
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:
     """Give the pairs (pairs, 2) of a head's rows; rows that are not turned stand as (row, row).
 
-    The host's own `rotate_half` is asked how it pairs; without one, halves are paired, as most hosts do.
+    The function by which the layer's own code turns is asked how it pairs; without one, halves are paired, as most hosts do.
     """
     turned = _turned(site, size)
     half = turned // 2
@@ -25,12 +26,31 @@ def rotary_pairs(site: Site, size: int) -> Tensor:
 
 
 def _neighbours(site: Site) -> bool:
-    space = vars(sys.modules[type(site.module).__module__])
-    if "rotate_every_two" in space:
-        return True
-    rotate = space.get("rotate_half")
-    # Halves: (1, 2, 3, 4) -> (-3, -4, 1, 2). Neighbours: (-2, 1, -4, 3).
-    return rotate is not None and float(rotate(torch.tensor([1.0, 2.0, 3.0, 4.0]))[0]) == -2.0
+    module = site.module
+    # timm's layers keep which of the two they apply; its function, and copies of it, say so by the default of `half`.
+    declared = getattr(module, "rotate_half", None)
+    if isinstance(declared, bool):
+        return not declared
+    for function in reached(forward_of(module), type(module), 3):
+        half = inspect.signature(function).parameters.get("half")
+        if half is not None and isinstance(half.default, bool):
+            return not half.default
+        if "view_as_complex" in names_used(function):
+            # A complex number is made of two numbers that lie side by side.
+            return True
+        if "rot" in function.__name__ and (first := _first_turned(function)) is not None:
+            return first == -2.0
+    return False
+
+
+def _first_turned(function: Any) -> float | None:
+    """Ask a function how it turns: halves, (1, 2, 3, 4) -> (-3, -4, 1, 2), or neighbours, (-2, 1, -4, 3); None for another one."""
+    try:
+        turned = function(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    except Exception:
+        return None
+    known = ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
+    return turned.tolist()[0] if isinstance(turned, Tensor) and turned.tolist() in known else None
 
 
 def _turned(site: Site, size: int) -> int:

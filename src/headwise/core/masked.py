@@ -1,0 +1,18 @@
+"""Masked: what an additive mask adds at least to a key that a query may see."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not allowed. Biases
+# of positions are allowed keys: ALiBi, of at most one nat per token, comes here after 9000 tokens, where its weight has long been 0.
+MASKED = -9.0e3
+
+# Between the regions of a shifted window Swin adds -100 instead. That is a fact of such hosts alone: elsewhere -100 may be a bias.
+# Half of it leaves room for the bias of positions that stands in the same mask.
+APART = -50.0
+
+
+def hide_other_regions(mask: Tensor) -> Tensor:
+    """Give the additive mask of a shifted window with -inf where it keeps regions apart."""
+    return mask.masked_fill(mask < APART, float("-inf"))
