@@ -13,7 +13,17 @@ from tiny_models import FAMILIES
 from torch import nn
 
 import headwise
-from headwise import AttnScale, DropHead, FeatScale, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam
+from headwise import (
+    AttnScale,
+    DropHead,
+    FeatScale,
+    InputNoise,
+    NuclearDecay,
+    ProductDecay,
+    QKClip,
+    SigmaReparam,
+    projections,
+)
 
 # peft asks transformers by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -67,7 +77,7 @@ def sites(model):
 
 def assert_same_weights(made, plain):
     for site, twin in zip(sites(made), sites(plain), strict=True):
-        for block, other in zip(site.projections().blocks, twin.projections().blocks, strict=True):
+        for block, other in zip(projections.of(site).blocks, projections.of(twin).blocks, strict=True):
             assert block.kind == other.kind
             torch.testing.assert_close(block.weight(), other.weight(), rtol=1e-5, atol=1e-6)
             if other.bias() is not None:

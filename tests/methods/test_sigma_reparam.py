@@ -10,7 +10,7 @@ from methods.weight_hosts import WIDTH, ids, loss_of, model
 from torch import nn
 
 import headwise
-from headwise import QKClip, SigmaReparam
+from headwise import QKClip, SigmaReparam, projections
 from headwise.methods.reparametrization import reparametrize, restore
 from headwise.projections.block import Block
 from headwise.projections.spectral import Spectral, leading
@@ -129,7 +129,7 @@ def test_multihead_attention_is_reparametrized_by_blocks(options):
     )
     before = module(x, y, z)[0]
     name = "q_proj_weight" if options else "in_proj_weight"
-    blocks = headwise.Site("attn", module).projections().blocks
+    blocks = projections.of(headwise.Site("attn", module)).blocks
     inside = [b for b in blocks if b.name == name]
     reparametrize(module, name, Spectral(getattr(module, name), inside, "current"))
     assert torch.equal(module(x, y, z)[0], before)
@@ -158,7 +158,7 @@ def test_rescaling_by_head_scales_what_is_computed():
     headwise.regularize(net, SigmaReparam(init="one"), QKClip())
     site = headwise.handle(net).fitted[0].site
     before = net.layers[0].c_attn.weight.detach().clone()
-    site.projections().q.scale_(torch.tensor([0.5, 1.0, 2.0]))
+    projections.of(site).q.scale_(torch.tensor([0.5, 1.0, 2.0]))
     after = net.layers[0].c_attn.weight.detach()
     scale = torch.tensor([0.5, 1.0, 2.0]).repeat_interleave(8)[:, None]
     torch.testing.assert_close(after[:WIDTH], before[:WIDTH] * scale, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torchvision_stub  # noqa: F401  (before timm)
 import transformers as tf
 
-from headwise import sites
+from headwise import projections, sites
 from headwise.statistics.weights.rotary import rotary_pairs
 
 FLAT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
@@ -53,7 +53,7 @@ OTHERS = {
 def moved_together(model, batch, site, monkeypatch):
     """Gives the sets of rows of head 0's queries that move when one row of the projection does, as fused attention sees them."""
     # Finding the projections runs the layer too.
-    q, seen = site.projections().q, []
+    q, seen = projections.of(site).q, []
     fused = F.scaled_dot_product_attention
 
     def look(q, *args, **kwargs):

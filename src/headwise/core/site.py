@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from headwise.projections import Projections
-
 
 @dataclass(eq=False)
 class Site:
@@ -66,12 +64,6 @@ class Site:
     def relative_depth(self) -> float:
         """Give the depth as a share of the stack, 0 at the first layer and 1 at the last."""
         return self.depth / (self.layers - 1) if self.layers > 1 else 0.0
-
-    def projections(self) -> Projections:
-        """Give the weights that make queries, keys, values and the output of this layer."""
-        from headwise.projections import of
-
-        return of(self)
 
     def __repr__(self) -> str:
         kind = "cross" if self.is_cross else "self"

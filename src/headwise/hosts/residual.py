@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from headwise import projections
 from headwise.core.site import Site
 from headwise.hosts.code import forward_of, names_used
 from headwise.projections import ProjectionError
@@ -36,7 +37,7 @@ def projection_dropout(site: Site) -> nn.Module | None:
     """
     model, start = site.model, site.module
     if site.host != "torch":
-        start = site.projections().need("o", "what acts on the branch")[0].module
+        start = projections.of(site).need("o", "what acts on the branch")[0].module
     name = next((n for n, m in model.named_modules() if m is start), "") if model is not None else ""
     if model is None:
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise import projections
 from headwise.core.method import Method
 from headwise.projections import ProjectionError
 
@@ -64,6 +65,6 @@ class FeatScale(Method):
 def _channels(site: Site) -> int | None:
     """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
-        return site.projections().need("o", "FeatScale", of="rows")[0].width
+        return projections.of(site).need("o", "FeatScale", of="rows")[0].width
     except ProjectionError:
         return site.hidden

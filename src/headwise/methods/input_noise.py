@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from headwise import projections
 from headwise.core import random_draws as draws
 from headwise.core.method import Method
 
@@ -55,7 +56,7 @@ class InputNoise(Method):
 
     def build(self, site: Site, store: Store) -> None:
         if self.per_head:
-            site.projections().need("q" if site.is_cross else "qkv", repr(self))
+            projections.of(site).need("q" if site.is_cross else "qkv", repr(self))
 
     def hidden(self, x: Tensor, call: Call) -> Tensor:
         if self.per_head:
@@ -77,7 +78,7 @@ class InputNoise(Method):
         return noisy if len(noisy) == 3 else (noisy[0], k, v)
 
     def _per_head(self, x: Tensor, made: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
-        found = call.site.projections()
+        found = projections.of(call.site)
         blocks = [(block.by_head(x.dtype), block.bias()) for block in (found.q, found.k, found.v)[: len(made)]]
         factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
         level = call.value(self, "scale") * self._level(x)

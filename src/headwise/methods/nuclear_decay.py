@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise import projections
 from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
@@ -42,7 +43,7 @@ class NuclearDecay(Method):
         return refusal(site, "NuclearDecay")
 
     def penalty(self, site: Site, store: Store) -> Tensor:
-        norms = [nuclear_norm(a, b).sum() for a, b in factors(site.projections())]
+        norms = [nuclear_norm(a, b).sum() for a, b in factors(projections.of(site))]
         return store.value("strength") * torch.stack(norms).sum()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise import projections
 from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
@@ -39,7 +40,7 @@ class ProductDecay(Method):
         return refusal(site, "ProductDecay")
 
     def penalty(self, site: Site, store: Store) -> Tensor:
-        squares = [squared_frobenius(a, b).sum() for a, b in factors(site.projections())]
+        squares = [squared_frobenius(a, b).sum() for a, b in factors(projections.of(site))]
         return 0.5 * store.value("strength") * torch.stack(squares).sum()
 
 

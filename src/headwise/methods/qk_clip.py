@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from headwise import projections
 from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.core.method import Method
 from headwise.projections import ProjectionError
@@ -47,7 +48,7 @@ class QKClip(Method):
         if site.qk_norm:
             return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
         try:
-            query, key = site.projections().need("qk", "QKClip", of="rows")
+            query, key = projections.of(site).need("qk", "QKClip", of="rows")
         except ProjectionError as error:
             return str(error)
         written = [block for block, share in ((query, self.balance), (key, 1 - self.balance)) if share > 0]
@@ -67,7 +68,7 @@ class QKClip(Method):
                     raise ValueError(
                         f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them"
                     )
-        query = site.projections().q
+        query = projections.of(site).q
         assert query is not None
         device = getattr(query.module, query.name).device
         store.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
@@ -94,7 +95,7 @@ class QKClip(Method):
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
         largest = _everywhere(torch.stack([other.largest for other in sharers]).amax(0))
-        query, key = site.projections().need("qk", "QKClip", of="rows")
+        query, key = projections.of(site).need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
         if self.balance > 0:
@@ -112,7 +113,7 @@ def clipped(site: Site) -> bool:
 
 def _modules(site: Site) -> list[nn.Module]:
     """Give the modules that make the site's queries and keys, each once."""
-    bases = [base_of(block.module) for block in site.projections().need("qk", "QKClip", of="rows")]
+    bases = [base_of(block.module) for block in projections.of(site).need("qk", "QKClip", of="rows")]
     return list({id(base): base for base in bases}.values())
 
 

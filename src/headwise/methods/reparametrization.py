@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.projections.block import Block
@@ -66,7 +66,7 @@ def refusal(site: Site, who: str) -> str | None:
     if any(p.is_meta for p in site.module.parameters()):
         return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
     try:
-        found = site.projections()
+        found = projections.of(site)
         found.need("qkv" if found.o is None else "qkvo", who, of="patches")
     except ProjectionError as error:
         return str(error)
@@ -125,7 +125,7 @@ def _stands(module: nn.Module, name: str) -> bool:
 
 
 def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
-    found = site.projections()
+    found = projections.of(site)
     return [
         (module, name, [b for b in found.blocks if b.module is module and b.name == name])
         for module, name in found.parameters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwise import projections
 from headwise.hosts.host import Hooks
 from headwise.projections.adapted import base_of, is_adapted
 from headwise.regularizing.fitted_site import Fitted
@@ -33,7 +34,7 @@ def check(fitted: Iterable[Fitted]) -> None:
 
 def _check_branch(one: Fitted) -> None:
     """Raise where adapters stand around an output projection whose own output was hooked."""
-    block = one.site.projections().o if one.needs("branch") else None
+    block = projections.of(one.site).o if one.needs("branch") else None
     if block is None or not block.adapted:
         return
     inner = base_of(block.module)._forward_hooks.values()

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.core.site import Site
 from headwise.hosts.host import LIKE
 from headwise.projections import ProjectionError
@@ -94,7 +94,7 @@ def _sites(model: nn.Module, example: Any) -> list[Site]:
 
 def _weights(site: Site) -> list[tuple[nn.Module, str]]:
     try:
-        return site.projections().parameters()
+        return projections.of(site).parameters()
     except ProjectionError as error:
         # Which head a row belongs to does not matter here: all matrices of a layer named attention are attention's.
         if LIKE.search(type(site.module).__name__):

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.core.call import Call
+from headwise.core.forward import Entered
 from headwise.core.site import Site
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.forward import Entered
 
 NAMES = ("stream_cosine", "stream_high_frequency", "final_cosine", "final_high_frequency")
 FINAL = NAMES[2:]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from headwise import projections
 from headwise.core.call import Call
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
@@ -37,7 +38,7 @@ class Weights:
         with still(model):
             for site in sites:
                 try:
-                    self._found[site] = site.projections()
+                    self._found[site] = projections.of(site)
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                     self._found[site] = str(error).splitlines()[0] + _sharded(site)
 
@@ -47,7 +48,7 @@ class Weights:
         if isinstance(found, str):
             return {}, dict.fromkeys(self.names, found)
         # Adapters may have come or gone since.
-        site.projections()
+        projections.of(site)
         with still(*(block.module for block in found.blocks)):
             reading = weight_reading(site, found)
             products = reading.products.values()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise import projections
 from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.hosts.code import calls, passes_true, uses
@@ -58,7 +59,7 @@ class FusedAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = fitted.site.projections().need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
+        output = projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
         last = output if output is None else projection_dropout(self.site) or output

@@ -11,11 +11,11 @@ from headwise.core.masked import MASKED
 from headwise.hosts.transformers.cache import asks_for_own_tokens
 
 if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
+    from headwise.hosts.hosted_site import HostedSite
 
 
 def newest_last(
-    fitted: Fitted, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 

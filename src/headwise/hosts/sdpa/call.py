@@ -139,7 +139,7 @@ def _adapter() -> Limited | None:
     return top.adapter
 
 
-def _note_call(adapter: FusedAdapter) -> None:
+def _note_call(adapter: Limited) -> None:
     # By this thread's own note: another thread may run the same module.
     mine = getattr(current.mine, "top", None)
     for opened in (current.top, mine):

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from headwise import projections
 from headwise.core.site import Site
 from headwise.hosts.code import calls
 from headwise.hosts.host import Found, Hooks
@@ -130,7 +131,7 @@ class HuggingFaceAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            output = self.site.projections().need("o", "what acts on the branch")[0].module
+            output = projections.of(self.site).need("o", "what acts on the branch")[0].module
             self.handles += hooks.follow(output, projection_dropout(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

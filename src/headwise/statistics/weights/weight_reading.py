@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headwise import projections
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
 from headwise.projections.products import output_and_values
@@ -40,7 +41,7 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
         dtype: in which the products are computed; fp32 gives singular values to 1e-6 of the largest.
     """
     try:
-        found = found or site.projections()
+        found = found or projections.of(site)
     except ProjectionError as error:
         return WeightReading({}, {"qk": str(error), "vo": str(error)})
     products, missing = {}, {}
