@@ -89,7 +89,7 @@ def test_blocks_are_those_of_the_merged_model(name):
     made, _ = adapted(name)
     assert_same_weights(made, merged(made))
     base = made.get_base_model() if name == "fused" else made
-    first = sites(base)[0].projections().q
+    first = projections.of(sites(base)[0]).q
     assert (first.weight() - first.by_rows(first.module.base_layer.weight)[first.rows]).abs().max() > 1e-2
 
 
@@ -105,7 +105,7 @@ def test_every_state_of_adapters_is_read_as_it_acts(state):
 
 def test_a_switched_off_adapter_is_left_out_and_comes_back():
     made, _ = adapted("fused")
-    block, plain = sites(made)[0].projections().q, merged(made)
+    block, plain = projections.of(sites(made)[0]).q, merged(made)
     with made.disable_adapter():
         assert torch.equal(block.weight(), block.by_rows(block.module.base_layer.weight)[block.rows])
     assert_same_weights(made, plain)
@@ -137,7 +137,7 @@ def test_decay_of_products_is_that_of_the_effective_weights_and_trains_the_adapt
     value.backward()
     wanted.backward()
     assert all(p.grad is None for n, p in made.named_parameters() if "lora_" not in n)
-    q = sites(made)[0].projections().q
+    q = projections.of(sites(made)[0]).q
     full = plain.get_submodule(q.where.rpartition(".")[0].removeprefix("base_model.model.")).weight.grad
     full = full.t() if name == "transposed" else full
     a, b = q.module.lora_A["default"].weight, q.module.lora_B["default"].weight
