@@ -9,7 +9,7 @@ import pytest
 from report.synthetic_study import write_study
 
 from headwise.comparing.results.folder import read_study
-from headwise.comparing.results.records import read_lines
+from headwise.comparing.results.stored import read_lines
 
 TWO = ("baseline", "Other()")
 

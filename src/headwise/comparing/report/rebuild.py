@@ -10,7 +10,7 @@ from headwise.comparing.report.findings_page import findings_page
 from headwise.comparing.report.plain_tables import findings_csv, findings_markdown, study_csv, study_markdown
 from headwise.comparing.report.study_page import study_page
 from headwise.comparing.results.folder import read_study
-from headwise.comparing.results.records import read_json
+from headwise.comparing.results.stored import read_json
 
 
 def rebuild(folder) -> Path:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise.comparing.results.records import checked_config, checked_result, checked_study, read_epochs, read_lines
+from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs, read_lines
 
 
 @dataclass(frozen=True)
