@@ -6,7 +6,7 @@ from pathlib import Path
 from headwise.comparing.compare import Comparison, compare
 from headwise.comparing.engines.in_process import HereEngine
 from headwise.comparing.study import Study
-from headwise.comparing.task import load_task
+from headwise.comparing.task_source import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}

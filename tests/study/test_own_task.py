@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.comparing.task import load_task
+from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]

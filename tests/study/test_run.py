@@ -10,7 +10,7 @@ from small_studies import PLACE, Silent, all_numbers, carry, numbers, orders, ti
 from headwise.comparing.run import splits as examples
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.execution import execute
-from headwise.comparing.task import load_task
+from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
 
 

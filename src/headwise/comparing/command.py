@@ -125,7 +125,7 @@ def run_comparison(request: Request, engine: Engine) -> None:
 def choose_study(request: Request) -> Study:
     """Build the study that was asked for, with the changes of the command line."""
     from headwise.comparing.study import Study, canonical_methods
-    from headwise.comparing.task import build_task, load_task
+    from headwise.comparing.task_source import build_task, load_task
 
     if request.task is None:
         study = load_study(request.study).STUDY

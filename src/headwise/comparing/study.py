@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
-from headwise.comparing.task import Task, file_digests, source_digest
+from headwise.comparing.task import Task
+from headwise.comparing.task_source import file_digests, source_digest
 from headwise.files.errors import StudyError
 
 # the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting

@@ -21,8 +21,9 @@ from .weights import FLOOR, Weights
 class Recorder:
     """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again."""
 
-    def __init__(self, names: list[str], rows: int | None, weights: Weights) -> None:
+    def __init__(self, names: list[str], rows: int | None, weights: Weights, *, in_evaluation: bool = False) -> None:
         self.names, self.rows, self.weights = [name for name in names if name in STATISTICS], rows, weights
+        self.in_evaluation = in_evaluation
         self.step = 0
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.of_weights: dict[int, dict[str, Tensor]] = {}
@@ -35,7 +36,7 @@ class Recorder:
 
     def take(self, call: Call, out: Tensor) -> None:
         """Read one call of a site whose per-head output is `out`."""
-        if in_backward() or not call.training:
+        if in_backward() or not (call.training or self.in_evaluation):
             return
         site = call.site
         with torch.no_grad():

@@ -43,7 +43,7 @@ class Order:
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""
-        from headwise.comparing.task import build_task, load_task, source_digest
+        from headwise.comparing.task_source import build_task, load_task, source_digest
 
         file, _, _ = self.task_place.rpartition(":")
         if self.configuration.task_source is not None and source_digest(Path(file)) != self.configuration.task_source:
