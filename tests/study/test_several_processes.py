@@ -46,8 +46,8 @@ def test_two_processes_train_to_the_numbers_of_one(tmp_path):
         for name in ("two", "one")
     )
     assert two.keys() == one.keys()
-    for method, (lines, metrics) in one.items():
-        for ours, theirs in zip(two[method][0], lines, strict=True):
+    for method, (whole, metrics) in one.items():
+        for ours, theirs in zip(two[method][0], whole, strict=True):
             assert ours == pytest.approx(theirs, abs=2e-5), method
         # each process holds half of a batch
         assert two[method][1].pop("peak_memory_bytes") < metrics.pop("peak_memory_bytes")
