@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
 from headwise.comparing.registry import study_names
+from headwise.files.errors import is_for_users
 
 app = typer.Typer(
     name="headwise",
@@ -46,6 +47,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; changes no number. Default: the cores.")
     ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train each run together, one after the other.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     ray_address: Annotated[
         str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
@@ -67,6 +71,7 @@ def compare(
             seeds=seeds,
             trials=tune,
             jobs=jobs,
+            processes=processes,
             engine=engine,
             ray_address=ray_address,
             device=device,
@@ -119,26 +124,19 @@ def audit(
 
 def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from headwise.comparing.engines.rank import be_one_of_several
+
+        be_one_of_several(app)
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if not _is_for_users(error):
+        if not is_for_users(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def _is_for_users(error: Exception) -> bool:
-    """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    ours = frame.f_globals.get("__name__", "").startswith("headwise.")
-    return (
-        isinstance(error, OSError)
-        or type(error).__name__ == "StudyError"
-        or (ours and isinstance(error, (ValueError, ImportError)))
-    )
 
 
 if __name__ == "__main__":

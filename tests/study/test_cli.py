@@ -38,7 +38,7 @@ def test_help_takes_less_than_half_a_second_of_computing():
 
 
 OPTIONS = {
-    "compare": "--data --device --engine --epochs --help --jobs --method --out --ray-address --seeds --task --test-size --train-size --tune --watch",
+    "compare": "--data --device --engine --epochs --help --jobs --method --out --processes --ray-address --seeds --task --test-size --train-size --tune --watch",
     "report": "--help",
     "methods": "--help",
     "audit": "--help --images --out --text",

@@ -116,3 +116,14 @@ class Still(Tiny.__base__):
 
     def model(self):
         return Tiny.model(self)[1]
+
+
+class Aborting(Still):
+    """Leave behind what aborts the process when the libraries' own destructors run, as a forgotten thread does."""
+
+    def data(self, split):
+        import ctypes
+
+        c = ctypes.CDLL(None)
+        getattr(c, "__cxa_atexit")(ctypes.cast(c.abort, ctypes.c_void_p), None, None)
+        return Tiny.data(self, split)

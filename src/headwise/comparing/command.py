@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.comparing.engines import rank
+from headwise.comparing.engines.launch import launch
 from headwise.comparing.progress import choose_display
 from headwise.comparing.registry import load_study, study_names
 from headwise.files.durable import read_json, write_json
@@ -17,8 +20,6 @@ from headwise.files.provenance import describe_environment, usable_cores
 if TYPE_CHECKING:
     from headwise.comparing.compare import Engine
     from headwise.comparing.study import Study
-
-STOPPED = 130
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Request:
     seeds: int | None = None
     trials: int = 0
     jobs: int | None = None
+    processes: int | None = None
     engine: str = "local"
     ray_address: str | None = None
     device: str | None = None
@@ -50,6 +52,11 @@ class Request:
 def run(request: Request) -> None:
     """Carry out the request; exits with 130 when stopped by Ctrl-C. Raises StudyError for what a user can repair."""
     check(request)
+    rank.name_folder(request.folder)
+    if (request.processes or 1) > 1 and not rank.is_one_of_several():
+        # the processes say what there is to say: this one only holds them together
+        line = rank.stopped_line(request.folder)
+        sys.exit(launch(request.processes or 1, functools.partial(run, request), line))
     # first of all: the workers import torch while this process still reads the study
     engine = start_engine(request)
     try:
@@ -59,8 +66,12 @@ def run(request: Request) -> None:
         else:
             run_comparison(request, engine)
     except KeyboardInterrupt:
-        print(f"\nstopped; nothing is lost. The same command goes on from {request.folder}", file=sys.stderr)
-        sys.exit(STOPPED)
+        print(rank.stopped_line(request.folder), file=sys.stderr)
+        sys.exit(rank.STOPPED)
+    except Exception:
+        if rank.is_one_of_several():
+            rank.wait_for_stop()
+        raise
     finally:
         engine.close()
 
@@ -71,6 +82,7 @@ def check(request: Request) -> None:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: local, ray.")
     if request.ray_address is not None and request.engine != "ray":
         raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
+    _check_processes(request)
     if request.task is None and request.study not in study_names():
         raise StudyError(
             f"there is no study {request.study!r}. Studies: {', '.join(study_names())}; or give --task FILE.py:CLASS."
@@ -79,6 +91,23 @@ def check(request: Request) -> None:
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")
     if request.data is not None and request.data.is_file():
         raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
+
+
+def _check_processes(request: Request) -> None:
+    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of jobs."""
+    launched, asked = int(os.environ.get("WORLD_SIZE", "1")), request.processes
+    if asked is not None and launched > 1 and asked != launched:
+        raise StudyError(
+            f"--processes {asked}, but {launched} processes were launched. Leave --processes out, or launch {asked}."
+        )
+    if max(asked or 1, launched) == 1:
+        return
+    if request.engine != "local":
+        raise StudyError(f"--engine {request.engine} gives each run one process. Leave --processes or --engine out.")
+    if request.jobs is not None and request.jobs > 1:
+        raise StudyError(f"--jobs {request.jobs}: runs of several processes go one after the other. Leave --jobs out.")
+    if request.trials:
+        raise StudyError("--tune works with one process a run. Tune with one, then run with several.")
 
 
 def start_engine(request: Request) -> Engine:
