@@ -11,9 +11,9 @@ from headwise.comparing.task_source import load_task
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
 # what a clock measured, which no two runs share
-MEASURED = ("seconds_per_step", "seconds", "apart")
+MEASURED = ("cost/seconds_per_step", "cost/inference_seconds_per_example", "seconds", "apart")
 # what is written down of how a run was carried out, and changes no number
-CIRCUMSTANCES = (*ENVIRONMENT, "watched")
+CIRCUMSTANCES = (*ENVIRONMENT, "watched", "cost_is_indicative")
 
 
 class Silent:
@@ -49,11 +49,25 @@ def tiny_study(task="Tiny", methods=(), seeds=1, **settings):
     )
 
 
+def study_of(place, methods=(), seeds=1, **settings):
+    """Build a study of any task; the settings are the task's."""
+    kind = load_task(place)
+    return Study(
+        name=kind.__name__,
+        title=kind.__name__,
+        question="Does it run?",
+        task=kind(**settings),
+        task_place=place,
+        methods=methods,
+        seeds=seeds,
+    )
+
+
 def carry(study, out, engine=None, listener=None, **options):
     """Carry out a study, in this process unless an engine is given."""
     engine = engine or HereEngine()
     comparison = Comparison(study, Path(out), engine, listener or Silent(), environment=ENVIRONMENT, **options)
-    return compare(comparison)
+    return [result.model_dump() for result in compare(comparison)]
 
 
 def orders(study, out, **options):

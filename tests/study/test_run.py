@@ -193,16 +193,16 @@ def test_each_seed_draws_its_own_training_examples_the_same_for_all_methods():
 
 
 def test_a_test_size_takes_the_same_examples_for_all_runs(tmp_path):
-    whole = examples.test_examples(tiny_study().task)
-    few = examples.test_examples(tiny_study(test_size=5).task)
+    whole = examples.held_out_examples(tiny_study().task)
+    few = examples.held_out_examples(tiny_study(test_size=5).task)
     assert len(few[0]) == len(few[1]) == 5
     places = [int((whole[0] == one).flatten(1).all(1).nonzero()[0]) for one in few[0]]
     assert len(set(places)) == 5 and torch.equal(whole[1][places], few[1])
     assert all(
-        torch.equal(a, b) for a, b in zip(few, examples.test_examples(tiny_study(test_size=5).task), strict=True)
+        torch.equal(a, b) for a, b in zip(few, examples.held_out_examples(tiny_study(test_size=5).task), strict=True)
     )
     with pytest.raises(StudyError, match=f"test_size 999 is more than the {len(whole[0])} test examples of Tiny"):
-        examples.test_examples(tiny_study(test_size=999).task)
+        examples.held_out_examples(tiny_study(test_size=999).task)
 
 
 def test_a_train_size_that_is_too_large_is_refused_with_both_numbers(tmp_path):

@@ -44,9 +44,14 @@ class Task(Recipe, ABC):
     held_out: int = Field(0, ge=0, description="training examples kept for tuning trials when `data` has no validation")
     evaluation_batch_size: int = Field(1000, ge=1)
     divergence_factor: float | None = Field(
-        None, gt=1, description="a run whose smoothed loss exceeds this many times its minimum has diverged; None: NaN alone"
+        None,
+        gt=1,
+        description="a run whose smoothed loss exceeds this many times its minimum has diverged; None: NaN alone",
     )
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
+    watch_every: int | None = Field(
+        None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
+    )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
     _folder: Path | None = PrivateAttr(None)

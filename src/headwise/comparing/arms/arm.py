@@ -11,7 +11,8 @@ from headwise.comparing.arms.pieces import cut, split
 from headwise.comparing.arms.settings import read_settings, write_setting
 from headwise.comparing.arms.timed import Timed, is_timed, read_timed
 from headwise.comparing.arms.where import Where, read_where
-from headwise.comparing.task import Task, build_task
+from headwise.comparing.task import Task
+from headwise.comparing.task_source import build_task
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
-train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, or `cost/<what>`.
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outcome(Record):
     label: str
     unit: str = ""
     higher_is_better: bool | None = None
-    kind: Literal["metric", "gap", "heads", "cost"] = "metric"
+    kind: Literal["metric", "gap", "heads", "alerts", "cost"] = "metric"
 
 
 class EnvironmentRecord(Record):
@@ -134,6 +134,8 @@ class StudyRecord(Record):
             return Outcome(name=name, label=_words(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
             return Outcome(name=name, label=_words(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("alerts/"):
+            return Outcome(name=name, label=_words(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:

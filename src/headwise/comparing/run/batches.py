@@ -30,10 +30,14 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
     found = task.lengths(examples)
     if found is None:
         if task.tokens_per_batch is not None:
-            raise StudyError(f"tokens_per_batch={task.tokens_per_batch} needs {name}.lengths(examples), which gave None.")
+            raise StudyError(
+                f"tokens_per_batch={task.tokens_per_batch} needs {name}.lengths(examples), which gave None."
+            )
         return None
     if not isinstance(found, Tensor) or found.shape != (count,) or int(found.min()) < 1:
-        raise StudyError(f"{name}.lengths gave {describe(found)}; give one length of at least 1 for each of {count} examples.")
+        raise StudyError(
+            f"{name}.lengths gave {describe(found)}; give one length of at least 1 for each of {count} examples."
+        )
     most = int(found.max())
     if task.tokens_per_batch is not None and most > task.tokens_per_batch:
         raise StudyError(

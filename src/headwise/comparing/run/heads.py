@@ -86,7 +86,10 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
         everything = []
         for figure in (figure for figure in figures if figure.statistic == name):
             layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
-            values = {f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"] for r in figure.records()}
+            values = {
+                f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
+                for r in figure.records()
+            }
             everything += values.values()
             found[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
             if figure.per != "layer":

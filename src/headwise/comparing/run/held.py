@@ -8,9 +8,8 @@ import torch
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.examples import Examples, move
-from headwise.comparing.run.splits import test_examples
+from headwise.comparing.run.splits import held_out_examples
 from headwise.comparing.task import Task
-
 
 
 @dataclass(frozen=True)
@@ -45,5 +44,5 @@ class Held:
 
     def _other(self, split: str) -> Examples:
         if split not in self.others:
-            self.others[split] = move(test_examples(self.task, split), self.device)
+            self.others[split] = move(held_out_examples(self.task, split), self.device)
         return self.others[split]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
     from headwise.comparing.task import Task
-
-# how a run ends
-ENDS = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Order:
     data: Path | None = None
     watch: bool = False
     device: str = "cpu"
+    # whether no other run shares the processor: else its costs are indicative
+    alone: bool = True
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -35,11 +37,13 @@ class Order:
         """Give the run's hash."""
         return self.configuration.identity
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> RunResult | None:
         """Read the result, or None when the run is not finished: what is no result of this run counts for nothing."""
-        found = read_json(self.folder / "result.json")
-        whole = isinstance(found, dict) and found.get("hash") == self.identity and found.get("status") in ENDS
-        return found if whole and isinstance(found.get("metrics"), dict) else None
+        try:
+            found = RunResult.model_validate(read_json(self.folder / "result.json"))
+        except ValidationError:
+            return None
+        return found if found.hash == self.identity else None
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""

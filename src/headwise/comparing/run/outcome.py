@@ -6,11 +6,13 @@ import math
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.results.records import Divergence, EpochLine, RunResult
+from headwise.comparing.run.alerts import alert_outcomes
 from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
 from headwise.comparing.run.evaluate import evaluate, refuse_nan
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
+from headwise.comparing.run.prepare import HEALTH
 from headwise.comparing.run.train import Epoch, Training
 from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
@@ -72,6 +74,8 @@ def describe_result(
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
     metrics.setdefault(training.task.primary(), None)
+    if order.watch:
+        metrics |= alert_outcomes(order.folder / HEALTH, divergence)
     metrics |= _costs(order, training, history, held, finished=divergence is None)
     return RunResult(
         format=2,
@@ -112,12 +116,16 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
 
 def _judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
     for evaluation in held.evaluations:
-        metrics = {name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name}
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
         if not math.isfinite(metrics.get("loss", 0.0)):
             why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
             return Divergence(step=training.step, why="not finite", detail=why)
     for evaluation in held.evaluations:
-        metrics = {name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name}
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
         refuse_nan(training.task, evaluation.name, metrics)
     return None
 
@@ -158,5 +166,3 @@ def _costs(
         costs["inference_seconds_per_example"] = inference_seconds(training, judged)
         costs["flops_per_step"] = flops_per_step(training, held.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}
-
-

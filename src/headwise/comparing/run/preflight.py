@@ -45,7 +45,9 @@ def check_task(task: Task) -> None:
     evaluations = evaluations_of(task)
     places = [evaluation.name for evaluation in evaluations]
     if task.decides_on not in places:
-        raise StudyError(f"{name} decides on {task.decides_on!r}, which is none of its evaluations: {', '.join(places)}.")
+        raise StudyError(
+            f"{name} decides on {task.decides_on!r}, which is none of its evaluations: {', '.join(places)}."
+        )
     if not phases:
         raise StudyError(f"{name}.phases() gave none; a run has at least one.")
     for phase in phases:
@@ -98,4 +100,6 @@ def _devices(model: nn.Module) -> list[int]:
 def _refuse_twice(task: Task, kind: str, names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise StudyError(f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} a name of its own.")
+        raise StudyError(
+            f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} a name of its own."
+        )

@@ -30,7 +30,7 @@ def training_examples(
     return train, validation
 
 
-def test_examples(task: Task, split: str = "test") -> Examples:
+def held_out_examples(task: Task, split: str = "test") -> Examples:
     """Give the examples of a held-out split; a smaller `test_size` takes the same ones for all seeds and methods."""
     test = examples_of(task, split)
     if test is None:

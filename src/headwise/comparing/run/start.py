@@ -45,7 +45,9 @@ def read_start(folder: Path) -> dict[str, Tensor]:
         try:
             weights |= load_file(path)
         except SafetensorError as error:
-            raise StudyError(f"{path}, from which a phase starts, is damaged ({error}). Give another folder.") from error
+            raise StudyError(
+                f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
+            ) from error
     own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
     is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CURRENT).is_file()
     return own if is_run else weights

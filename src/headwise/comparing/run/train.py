@@ -143,9 +143,7 @@ def _step(
     return loss, metric, weight
 
 
-def _backward(
-    training: Training, batch: Batch, share: Tensor | float, *, last: bool
-) -> tuple[Tensor, Tensor | float]:
+def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: bool) -> tuple[Tensor, Tensor | float]:
     """Add the gradients of one batch; `share` is its part of the step."""
     task, regularized, accelerator = training.task, training.regularized, training.accelerator
     # gradients meet those of the other processes once a step
