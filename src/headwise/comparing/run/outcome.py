@@ -61,7 +61,7 @@ def describe_result(
     }
     return {
         "status": "finished" if diverged is None else "diverged",
-        "method": order.configuration.method,
+        "method": order.configuration.arm,
         "seed": order.configuration.seed,
         "hash": order.identity,
         "metrics": metrics,

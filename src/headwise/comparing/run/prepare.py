@@ -50,13 +50,13 @@ def prepare(order: Order, task: Task, train: Examples) -> Training:
 def _regularize(
     order: Order, model: nn.Module, task: Task, train: Examples, device: torch.device
 ) -> Regularized | None:
-    if order.configuration.method == BASELINE:
+    if order.configuration.arm == BASELINE:
         return None
     from headwise import parse, regularize
 
     example = task.batch(train[0][:2].to(device), None)
     seed = derive(order.configuration.seed, "methods")
-    return regularize(model, *parse(order.configuration.method), seed=seed, example=example)
+    return regularize(model, *parse(order.configuration.arm), seed=seed, example=example)
 
 
 def _watch(order: Order, model: nn.Module, task: Task, examples: int) -> Watch:
