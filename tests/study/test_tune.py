@@ -93,26 +93,26 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.comparing.tune import Arm
+    from headwise.comparing.tune import Search
 
-    study, told = tiny_study(epochs=1), Arm.tell
+    study, told = tiny_study(epochs=1), Search.tell
 
     def stop(self, result):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Arm, "tell", stop)
+        patch.setattr(Search, "tell", stop)
         with pytest.raises(KeyboardInterrupt):
             carry(study, tmp_path, trials=2)
     listener = Silent()
     carry(study, tmp_path, listener=listener, trials=2)
-    assert Arm.tell is told and len(trials(tmp_path)) == 2
+    assert Search.tell is told and len(trials(tmp_path)) == 2
     assert [order.configuration.purpose for order in listener.ends] == ["trial", "final"]
 
 
 def test_arms_that_differ_only_in_what_is_searched_are_refused(tmp_path):
     study = tiny_study(methods=("DropHead(p=0.1)", "DropHead(p=0.2)"))
-    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in the strength"):
+    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in what --tune searches"):
         carry(study, tmp_path, trials=2)
 
 
@@ -143,11 +143,11 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.compare import Comparison
-        from headwise.comparing.tune import Arm
+        from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
-        self.arm = Arm(comparison, optuna.storages.InMemoryStorage(), text)
+        self.arm = Search(comparison, optuna.storages.InMemoryStorage(), text)
         self.tried = []
 
     def tell(self, status, value):
@@ -161,7 +161,7 @@ def test_a_trial_that_failed_is_the_worst_whatever_its_figure(tmp_path, failure)
     for result in (failure, ("finished", 0.2), failure):
         told.tell(*result)
     choice, tried = told.arm.best()
-    assert (choice.label, tried) == (told.tried[1].method, 3)
+    assert (choice.label, tried) == (told.tried[1].arm, 3)
     assert told.arm.next_order() is None
 
 
@@ -179,5 +179,5 @@ def test_the_strength_is_searched_wherever_it_stands_and_however_it_is_written(t
 
 def test_two_writings_of_one_strength_are_refused_as_twins(tmp_path):
     study = tiny_study(methods=("Decorrelation(strength=1)", "Decorrelation(strength=2.0)"))
-    with pytest.raises(StudyError, match="differ only in the strength"):
+    with pytest.raises(StudyError, match="differ only in what --tune searches"):
         carry(study, tmp_path, trials=2)

@@ -153,7 +153,8 @@ def run_comparison(request: Request, engine: Engine) -> None:
 
 def choose_study(request: Request) -> Study:
     """Build the study that was asked for, with the changes of the command line."""
-    from headwise.comparing.study import Study, canonical_methods
+    from headwise.comparing.arms.arm import canonical_arms
+    from headwise.comparing.study import Study
     from headwise.comparing.task_source import build_task, load_task
 
     if request.task is None:
@@ -169,7 +170,7 @@ def choose_study(request: Request) -> Study:
     task = build_task(type(study.task), study.task.model_dump() | changes)
     update = {
         "task": task,
-        "methods": canonical_methods(request.methods or study.methods),
+        "methods": canonical_arms(request.methods or study.methods, task),
         "seeds": request.seeds or study.seeds,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "device": choose_device(request.device),

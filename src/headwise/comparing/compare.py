@@ -151,7 +151,7 @@ def _refuse_several_processes(study: Study) -> None:
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> dict[str, Any]:
     """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came from."""
     study, task = comparison.study, type(comparison.study.task)
-    arms = list(dict.fromkeys(order.configuration.method for order in orders))
+    arms = list(dict.fromkeys(order.configuration.arm for order in orders))
     name = task.metric_name
     environments = distinct_environments(result for order in orders if (result := order.result()))
     here = environments[0] if environments else comparison.environment
@@ -170,7 +170,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> d
             "unit": task.unit,
         },
         "settings": _settings(comparison),
-        "runs": [{"hash": o.identity, "method": o.configuration.method, "seed": o.configuration.seed} for o in orders],
+        "runs": [{"hash": o.identity, "arm": o.configuration.arm, "seed": o.configuration.seed} for o in orders],
         "command": comparison.command,
         **{key: value for key, value in here.items() if key != "runs"},
         "environments": environments,
@@ -206,7 +206,7 @@ def _describe_failure(order: Order, event: dict[str, Any]) -> str:
     trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
     settings = json.dumps(configuration.settings)
     return (
-        f"{configuration.method}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
+        f"{configuration.arm}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
         f"Its folder is {order.folder}; its settings: {settings}. "
         "Finished runs and checkpoints are kept: repair the cause and start the same command again."
     )

@@ -126,8 +126,8 @@ def title(order: Order) -> str:
     """Name a run for people."""
     configuration = order.configuration
     if configuration.purpose == "trial":
-        return f"trial of {configuration.method}, learning rate {configuration.settings['learning_rate']:g}"
-    return f"{configuration.method}, seed {configuration.seed}"
+        return f"trial of {configuration.arm}, learning rate {configuration.settings['learning_rate']:g}"
+    return f"{configuration.arm}, seed {configuration.seed}"
 
 
 def describe_progress(event: dict[str, Any]) -> str:

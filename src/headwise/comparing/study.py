@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
+from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
 from headwise.comparing.task import Task
+from headwise.comparing.task_place import source_file
 from headwise.comparing.task_source import file_digests, source_digest
-from headwise.files.errors import StudyError
 
 # the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
 BLOG_METHODS = (
@@ -54,14 +54,15 @@ class Study(BaseModel):
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
-        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task."""
-        settings = self.task.model_dump(mode="json") | changes.pop("settings", {})
+        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
+        read = read_arm(arm, self.task)
+        settings = read.task(self.task).model_dump(mode="json") | changes.pop("settings", {})
         return RunConfiguration(
             study=self.name,
             **self._origin,
             settings=settings,
-            method=arm,
-            methods=resolved_methods(arm),
+            arm=arm,
+            methods=read.resolved(),
             seed=seed,
             threads=self.threads,
             processes=self.processes,
@@ -71,13 +72,11 @@ class Study(BaseModel):
         )
 
     @property
-    def _origin(self) -> dict:
-        file, _, name = self.task_place.rpartition(":")
-        if not file.endswith(".py"):
-            return {"task": self.task_place, "data": self._digests}
-        # where the file lies changes no number; what it says does
-        source = source_digest(Path(file))
-        return {"task": f"{Path(file).name}:{name}", "task_source": source, "data": self._digests}
+    def _origin(self) -> dict[str, Any]:
+        # where a class or a file lies changes no number; what it says does
+        file = source_file(self.task_place)
+        name = self.task_place.rpartition(":")[2]
+        return {"task": name, "task_source": source_digest(file) if file else None, "data": self._digests}
 
     @property
     def _digests(self) -> dict[str, str]:
@@ -85,34 +84,3 @@ class Study(BaseModel):
         if "digests" not in self.__dict__:
             self.__dict__["digests"] = file_digests(self.task)
         return self.__dict__["digests"]
-
-
-def canonical_methods(texts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Parse method texts and write each as its `repr`, its label everywhere; the baseline is always there."""
-    written: dict[str, str] = {}
-    for text in texts:
-        if text.strip() == BASELINE:
-            continue
-        arm = _canonical(text)
-        if arm in written:
-            raise StudyError(f"--method {written[arm]!r} and {text!r} are the same arm, {arm}. Give one of them.")
-        written[arm] = text
-    return tuple(written)
-
-
-def _canonical(text: str) -> str:
-    from headwise import parse
-
-    try:
-        return " + ".join(map(repr, parse(text)))
-    except ValueError as error:
-        raise StudyError(f"--method {text!r}: {error}") from error
-
-
-def resolved_methods(arm: str) -> list[dict]:
-    """Give every setting of an arm's methods, defaults included: a default that changes is another run."""
-    if arm == BASELINE:
-        return []
-    from headwise import parse
-
-    return [{"name": type(method).__name__, "settings": method.settings()} for method in parse(arm)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from headwise.comparing.arms.pieces import cut, split
 from headwise.comparing.arms.settings import read_settings, write_setting
 from headwise.comparing.arms.timed import Timed, is_timed, read_timed
 from headwise.comparing.arms.where import Where, read_where
+from headwise.comparing.run.configuration import BASELINE, SAME
 from headwise.comparing.task import Task
 from headwise.comparing.task_source import build_task
 from headwise.files.errors import StudyError
@@ -18,9 +20,6 @@ from headwise.files.errors import StudyError
 if TYPE_CHECKING:
     from headwise.method import Method
 
-BASELINE = "baseline"
-# the baseline again under another name and with draws of its own: its verdict must be "no evidence"
-SAME = "same"
 # settings that choose examples: with another value a pair would not be one
 OF_DATA = ("train_size", "test_size", "held_out")
 CALL = re.compile(r"(\w+)\s*\((.*)\)$", re.DOTALL)
@@ -57,6 +56,12 @@ class Arm:
         """Give the task with the arm's changes of recipe and settings."""
         return build_task(type(task), task.model_dump() | dict(self.changes)).located(task.folder)
 
+    def changed(self, task: Task, **changes: Any) -> Arm:
+        """Give the arm with further changes of `task`, or other values of those it has."""
+        values = dict(sorted((dict(self.changes) | changes).items()))
+        written = tuple(write_setting(name, value, task) for name, value in values.items())
+        return dataclasses.replace(self, changes=tuple(values.items()), written=written)
+
     def resolved(self) -> list[dict[str, Any]]:
         """Give every setting of the methods, defaults included: a default that changes is another run."""
         return [{"name": type(method).__name__, "settings": method.settings()} for method in self.methods]
@@ -78,12 +83,12 @@ def read_arm(text: str, task: Task) -> Arm:
         if not piece:
             raise StudyError(f"{text!r} has nothing after '{mark}'.")
     where = read_where(given["@"]) if "@" in given else None
-    changes, written = _changes(given["|"], task) if "|" in given else ((), ())
+    changes = _changes(given["|"], task) if "|" in given else {}
     if head in (BASELINE, SAME):
         _check_plain(head, where, changes)
-        return Arm(head, changes=changes, written=written)
+        return Arm(head).changed(task, **changes)
     methods, timed = _read_methods(head, text)
-    return Arm("", methods, timed, where, changes, written)
+    return Arm("", methods, timed, where).changed(task, **changes)
 
 
 def canonical_arms(texts: list[str] | tuple[str, ...], task: Task) -> tuple[str, ...]:
@@ -106,7 +111,7 @@ def canonical_arms(texts: list[str] | tuple[str, ...], task: Task) -> tuple[str,
     return tuple(written)
 
 
-def _changes(text: str, task: Task) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
+def _changes(text: str, task: Task) -> dict[str, Any]:
     found = read_settings(text, task)
     of_data = [name for name in found if name in OF_DATA]
     if of_data:
@@ -116,11 +121,10 @@ def _changes(text: str, task: Task) -> tuple[tuple[tuple[str, Any], ...], tuple[
         )
     changed = build_task(type(task), task.model_dump() | found)
     # as the fields hold them: 1 for a rate is 1.0
-    values = {name: getattr(changed, name) for name in sorted(found)}
-    return tuple(values.items()), tuple(write_setting(name, value, task) for name, value in values.items())
+    return {name: getattr(changed, name) for name in found}
 
 
-def _check_plain(name: str, where: Where | None, changes: tuple[tuple[str, Any], ...]) -> None:
+def _check_plain(name: str, where: Where | None, changes: dict[str, Any]) -> None:
     if where is not None:
         raise StudyError(f"{name} has no methods, so that '@ {where}' has no meaning.")
     if name == SAME and changes:

@@ -70,7 +70,9 @@ class Timed:
         if self.kind == "ByDepth":
             return f"ByDepth(first={self.first!r}, last={self.second!r})"
         if self.kind == "VShape":
-            return f"VShape(start={self.first!r}, end={self.second!r}, warmup={self.moments[0]}, total={self.moments[1]})"
+            return (
+                f"VShape(start={self.first!r}, end={self.second!r}, warmup={self.moments[0]}, total={self.moments[1]})"
+            )
         arrow = f"{self.first!r} -> {self.second!r}"
         if self.kind == "switch":
             return f"{arrow} at {self.moments[0]}"
@@ -131,7 +133,9 @@ def _moment(text: str, whole: str) -> Moment:
         return Moment(value / 100, is_share=True)
     if not is_share and value >= 0 and value == int(value):
         return Moment(value, is_share=False)
-    raise StudyError(f"{text!r} in {whole!r} is no moment; write a share of the training (50%) or a number of steps (300).")
+    raise StudyError(
+        f"{text!r} in {whole!r} is no moment; write a share of the training (50%) or a number of steps (300)."
+    )
 
 
 def _length(text: str, whole: str) -> Moment:

@@ -47,7 +47,9 @@ class Where:
         if self.pattern and not any(map(self, sites)):
             known = sorted({part for site in sites for part in (site.name, *site.name.split("."))})
             names = ", ".join(site.name for site in sites)
-            raise StudyError(f"'@ {self}' names no attention layer.{suggest(self.pattern, known)} Layers: {names or 'none'}.")
+            raise StudyError(
+                f"'@ {self}' names no attention layer.{suggest(self.pattern, known)} Layers: {names or 'none'}."
+            )
 
     def __str__(self) -> str:
         return self.pattern or ",".join(_ranges(self.depths))
@@ -69,7 +71,9 @@ def read_where(text: str) -> Where:
         return Where(depths=tuple(sorted(depths)))
     if PATTERN.match(text):
         return Where(pattern=text)
-    raise StudyError(f"cannot read layers from '@ {text}'; write depths (2-5, or 0,3), or a pattern on names (encoder).")
+    raise StudyError(
+        f"cannot read layers from '@ {text}'; write depths (2-5, or 0,3), or a pattern on names (encoder)."
+    )
 
 
 def _ranges(depths: tuple[int, ...]) -> list[str]:

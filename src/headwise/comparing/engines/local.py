@@ -108,7 +108,7 @@ class LocalEngine:
         self._deaths[order.identity] = self._deaths.get(order.identity, 0) + 1
         if self._deaths[order.identity] > REPLACEMENTS:
             raise StudyError(
-                f"the worker of {order.configuration.method}, seed {order.configuration.seed}, ended with exit code "
+                f"the worker of {order.configuration.arm}, seed {order.configuration.seed}, ended with exit code "
                 f"{code} {REPLACEMENTS + 1} times (-9 often means: out of memory). Use fewer --jobs, then "
                 "start the same command again: finished runs and checkpoints are kept."
             )

@@ -47,10 +47,11 @@ class Order:
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""
+        from headwise.comparing.task_place import source_file
         from headwise.comparing.task_source import build_task, load_task, source_digest
 
-        file, _, _ = self.task_place.rpartition(":")
-        if self.configuration.task_source is not None and source_digest(Path(file)) != self.configuration.task_source:
+        file = source_file(self.task_place)
+        if file is not None and source_digest(file) != self.configuration.task_source:
             raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed task.")
         return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)
 
