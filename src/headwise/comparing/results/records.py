@@ -154,6 +154,14 @@ class StudyRecord(Record):
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 
 
+class CellRecord(Record):
+    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final run."""
+
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    purpose: str = "final"
+
+
 class Divergence(Record):
     """Say at which step, counted from 1 over the whole run, a run diverged, and how it was seen."""
 
