@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.study import Study
@@ -78,6 +79,7 @@ def compare(comparison: Comparison) -> list[dict[str, Any]]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
+            refuse_other_study(out, comparison.study, comparison.trials)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials:
@@ -157,6 +159,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> d
     here = environments[0] if environments else comparison.environment
     return {
         "name": study.name,
+        "identity": study.identity(comparison.trials),
         "title": study.title,
         "question": study.question,
         "kind": "compare",
@@ -181,7 +184,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> d
 def _settings(comparison: Comparison) -> dict[str, Any]:
     study = comparison.study
     shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
-    computing = study.model_dump(include={"threads", "processes", "device", "dtype"})
+    computing = study.model_dump(include={"threads", "processes", "device"})
     return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
 
 

@@ -107,9 +107,7 @@ def read_study(folder: str | Path) -> StudyFolder:
         )
     study = checked_study(path / "study.json")
     if study.baseline not in study.arms:
-        raise ValueError(
-            f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}."
-        )
+        raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
     return StudyFolder(path, study, _runs(path, study))
 
 
