@@ -72,7 +72,7 @@ def carry(study, out, engine=None, listener=None, **options):
 
 def orders(study, out, **options):
     """Give the orders of a study's final runs."""
-    comparison = Comparison(study, Path(out), None, None, environment=ENVIRONMENT, **options)
+    comparison = Comparison(study, Path(out), HereEngine(), None, environment=ENVIRONMENT, **options)
     return [comparison.order(configuration) for configuration in study.configurations()]
 
 

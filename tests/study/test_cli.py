@@ -139,7 +139,7 @@ def test_the_default_study_runs_end_to_end_and_prints_a_table(tmp_path):
     assert "[2/2]" in done.stdout and "DropHead(p=0.2), seed 0: test accuracy" in done.stdout
     assert "difference to baseline" in done.stdout and "cannot be decided with 1 seed" in done.stdout
     described = json.loads((tmp_path / "study.json").read_text())
-    assert described["methods"] == ["baseline", "DropHead(p=0.2)"] and described["command"].startswith(
+    assert described["arms"] == ["baseline", "DropHead(p=0.2)"] and described["command"].startswith(
         "headwise compare --seeds 1"
     )
     assert described["versions"]["torch"] and described["hardware"]["processor"]

@@ -42,7 +42,7 @@ def test_two_processes_train_to_the_numbers_of_one(tmp_path):
     assert done.returncode == 0, done.stderr
     carry(tiny_study("Still", methods=(ARM,)), tmp_path / "one")
     two, one = (
-        {result["method"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
+        {result["arm"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
         for name in ("two", "one")
     )
     assert two.keys() == one.keys()

@@ -88,6 +88,8 @@ class StudyRecord(Record):
     """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
 
     format: Literal[1, 2] = 1
+    # tells this study from another in the same folder; earlier versions wrote none
+    identity: str = ""
     name: str = ""
     title: str = ""
     question: str = ""
