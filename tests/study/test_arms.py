@@ -70,10 +70,16 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("DropHead(q=0.1)", "DropHead has no setting 'q'"),
         ("DropHead(q=0 -> 0.1 at 50%)", "DropHead has no setting 'q'"),
         ("DropHead(p=0 -> 2 at 50%)", "p=0.0 -> 2.0 at 50%: DropHead: p must lie in [0, 1), got 2.0"),
-        ("RelaxedAttention(gamma=0 -> 0.1)", "cannot read a schedule from '0 -> 0.1'; write one of '1.0 -> 0.1 at 50%'"),
+        (
+            "RelaxedAttention(gamma=0 -> 0.1)",
+            "cannot read a schedule from '0 -> 0.1'; write one of '1.0 -> 0.1 at 50%'",
+        ),
         ("DropHead(p=0 -> 0.1 at 150%)", "'150%' in '0 -> 0.1 at 150%' is no moment; write a share"),
         ("DropHead(p=0 -> 0.1 over 0%)", "lasts no step; write more than 0"),
-        ("DropHead(p=VShape(start=0, end=0.1, warmup=50%, total=20%))", "warmup must end before total, got 50% and 20%"),
+        (
+            "DropHead(p=VShape(start=0, end=0.1, warmup=50%, total=20%))",
+            "warmup must end before total, got 50% and 20%",
+        ),
         ("DropHead(p=VShape(start=0, end=0.1, total=20%))", "VShape needs warmup"),
         ("DropHead(p=ByDepth(start=0, last=0.1))", "ByDepth takes first=, last= once each; got 'start=0'"),
         ("QKNorm(eps=0 -> 1 at 50%)", "QKNorm"),
@@ -83,7 +89,10 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("baseline | momentum=0.9", "optimizer adamw has no momentum. Its settings: betas, eps"),
         ("baseline | epochs", "cannot read a setting from 'epochs'; write name=value"),
         ("baseline | epochs=1, epochs=2", "epochs is given twice"),
-        ("baseline | train_size=3", "changes train_size, which choose the examples: arms are compared on the same data"),
+        (
+            "baseline | train_size=3",
+            "changes train_size, which choose the examples: arms are compared on the same data",
+        ),
         ("baseline | epochs=1 | epochs=2", "says changes twice; write one '|'"),
         ("DropHead() @", "has nothing after '@'"),
         ("DropHead() @ 3-1", "'@ 3-1' runs backwards: write 1-3"),
@@ -156,7 +165,10 @@ def test_layers_that_are_not_there_are_refused_with_those_that_are(task):
     for where, message in (
         ("5", r"'@ 5' asks for depth 5; attention layers have depths 0 to 1, counted from 0"),
         ("0-2", r"asks for depth 2"),
-        ("block", r"'@ block' names no attention layer. Did you mean 'blocks'\? Layers: 1.blocks.0.attn, 1.blocks.1.attn"),
+        (
+            "block",
+            r"'@ block' names no attention layer. Did you mean 'blocks'\? Layers: 1.blocks.0.attn, 1.blocks.1.attn",
+        ),
         ("*.mlp", r"names no attention layer"),
     ):
         with pytest.raises(StudyError, match=message):
@@ -188,7 +200,10 @@ def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):
         ("NeuTRENO(strength={0,1}) | epochs={1,2}", "needs one setting with values in braces"),
         ("NeuTRENO(strength={0.1})", "needs at least two values, each once"),
         ("NeuTRENO(strength={0.1,0.1})", "needs at least two values, each once"),
-        ("baseline | optimizer={sgd,adam}", "'sgd' is no number, and an axis has an order. Give each as an arm: --method"),
+        (
+            "baseline | optimizer={sgd,adam}",
+            "'sgd' is no number, and an axis has an order. Give each as an arm: --method",
+        ),
         ("DropHead(p={0,2})", "at p=2: DropHead: p must lie in"),
     ],
 )

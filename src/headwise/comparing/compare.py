@@ -154,7 +154,9 @@ def carry_out(
             failures.append((order, event))
             if _concerns_all(failures, results):
                 break
-            comparison.listener.say(f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on")
+            comparison.listener.say(
+                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
+            )
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":
