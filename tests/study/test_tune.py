@@ -94,8 +94,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.comparing.results.records import RunResult
-from headwise.comparing.tune import Search
+    from headwise.comparing.tune import Search
 
     study, told = tiny_study(epochs=1), Search.tell
 
@@ -146,7 +145,7 @@ class Told:
 
         from headwise.comparing.compare import Comparison
         from headwise.comparing.results.records import RunResult
-from headwise.comparing.tune import Search
+        from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
