@@ -8,10 +8,10 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
-from headwise.comparing.run import train
-from headwise.comparing.run.execution import execute
 from headwise.comparing.results.records import EpochLine
+from headwise.comparing.run import train
 from headwise.comparing.run.cost import seconds_per_step
+from headwise.comparing.run.execution import execute
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.results.records import EnvironmentRecord, MetricRecord, RunEntry, RunResult, StudyRecord
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.job import Order, is_first_process
@@ -92,6 +93,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
+            refuse_other_study(out, comparison.study, comparison.trials)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials:
@@ -152,7 +154,9 @@ def carry_out(
             failures.append((order, event))
             if _concerns_all(failures, results):
                 break
-            comparison.listener.say(f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on")
+            comparison.listener.say(
+                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
+            )
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":
@@ -187,6 +191,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
     return StudyRecord(
         format=2,
         name=study.name,
+        identity=study.identity(comparison.trials),
         title=study.title,
         question=study.question,
         arms=arms,
@@ -195,6 +200,10 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         primary=task.primary(),
         metrics=[MetricRecord(**dataclasses.asdict(metric)) for metric in task.all_metrics()],
         evaluations=[evaluation.name for evaluation in evaluations_of(task)],
+        margin=study.margin,
+        # tuning writes arms at other values than the axis has
+        axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
+        claims=list(study.claims),
         settings=_settings(comparison),
         runs=[RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders],
         command=comparison.command,
@@ -209,7 +218,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
 def _settings(comparison: Comparison) -> dict[str, Any]:
     study = comparison.study
     shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
-    computing = study.model_dump(include={"threads", "processes", "device", "dtype"})
+    computing = study.model_dump(include={"threads", "processes", "device"})
     return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
 
 

@@ -145,7 +145,10 @@ def describe_end(result: RunResult) -> str:
     known = {name: value for name, value in result.metrics.items() if value is not None}
     split = "test" if any(name.startswith("test") for name in known) else "validation"
     figures = sorted((n for n in known if n.startswith(split)), key=lambda name: name.endswith("/loss"))
-    shown = [f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}" for name in dict.fromkeys((figures[0], figures[-1]))]
+    shown = [
+        f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}"
+        for name in dict.fromkeys((figures[0], figures[-1]))
+    ]
     return ", ".join([*shown, clock(known["cost/seconds_per_step"] * result.steps)])
 
 

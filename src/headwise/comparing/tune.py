@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.compare import Comparison, carry_out
-from headwise.comparing.results.answer import count
 from headwise.comparing.metric import Metric
+from headwise.comparing.results.answer import count
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration, derive
 from headwise.comparing.run.job import Order

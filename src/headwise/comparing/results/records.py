@@ -88,6 +88,8 @@ class StudyRecord(Record):
     """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
 
     format: Literal[1, 2] = 1
+    # tells this study from another in the same folder; earlier versions wrote none
+    identity: str = ""
     name: str = ""
     title: str = ""
     question: str = ""
@@ -152,6 +154,14 @@ class StudyRecord(Record):
         """Give what the primary metric counts for a diverged run, where the task declares it."""
         kind = self.primary.rpartition("/")[2]
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
+
+
+class CellRecord(Record):
+    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final run."""
+
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    purpose: str = "final"
 
 
 class Divergence(Record):

@@ -4,59 +4,77 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from headwise.comparing.results.records import CellRecord, EpochLine, Record, RunResult, StudyRecord
+
+R = TypeVar("R", bound=Record)
 
 AGAIN = "Delete it and run the study again: it goes on where it stopped."
 
 
-def checked_study(path: Path) -> dict:
+def checked_study(path: Path) -> StudyRecord:
     """Return what study.json holds; raise ValueError naming each entry that is absent or of another kind."""
-    study = _dictionary(path, read_json(path))
-    metric = study.get("metric")
-    fitting = {
-        "methods": _all(str, study.get("methods")) and study["methods"],
-        "baseline": isinstance(study.get("baseline"), str),
-        "seeds": _all(int, study.get("seeds")),
-        "metric": isinstance(metric, dict)
-        and all(isinstance(metric.get(key), str) for key in ("name", "label"))
-        and isinstance(metric.get("higher_is_better"), bool),
-        "settings": isinstance(study.get("settings", {}), dict),
-        "notes": _all(str, study.get("notes", [])),
-        "runs": isinstance(study.get("runs", []), list) and all(map(_hash, study.get("runs", []))),
-    }
-    absent = [key for key in ("methods", "baseline", "seeds", "metric") if key not in study]
-    wrong = [key for key, fits in fitting.items() if not fits and key not in absent]
-    for words, keys in (("lacks", absent), ("holds something else than it should under", wrong)):
-        if keys:
-            raise ValueError(f"{path} {words} {', '.join(keys)}; run `headwise compare` on this folder again.")
-    return study
+    found = _dictionary(path, read_json(path))
+    try:
+        return _valid(StudyRecord, found)
+    except ValidationError as error:
+        # version 0.1 wrote "methods" and one "metric"
+        old = {"arms": "methods", "metrics": "metric", "primary": "metric"} if "arms" not in found else {}
+        names = dict.fromkeys(
+            old.get(name, name) for problem in error.errors() for name in map(str, problem["loc"][:1])
+        )
+        absent = [name for name in names if name not in found]
+        wrong = [name for name in names if name in found]
+        words = [f"lacks {', '.join(absent)}"] if absent else []
+        words += [f"holds something else than it should under {', '.join(wrong)}"] if wrong else []
+        raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
-def checked_config(path: Path) -> dict:
-    """Return what config.json of a run holds; raise ValueError when it names no method or seed."""
-    config = _dictionary(path, read_json(path))
-    if not isinstance(config.get("method"), str) or not _number(config.get("seed")):
-        raise ValueError(f"{path} names no method and seed. {AGAIN}")
-    return config
+def checked_config(path: Path) -> CellRecord:
+    """Return the cell that config.json of a run names; raise ValueError when it names no arm or seed."""
+    try:
+        return _valid(CellRecord, _dictionary(path, read_json(path)))
+    except ValidationError as error:
+        raise ValueError(f"{path} names no arm and seed. {AGAIN}") from error
 
 
-def checked_result(path: Path) -> dict:
+def checked_result(path: Path) -> RunResult:
     """Return what result.json of a run holds; raise ValueError when that is no result."""
-    result = _dictionary(path, read_json(path))
-    if result.get("status") not in ("finished", "diverged") or not isinstance(result.get("metrics"), dict):
-        raise ValueError(f"{path} holds no result: a status (finished, diverged) and metrics are missing. {AGAIN}")
-    return result
+    try:
+        return _valid(RunResult, _dictionary(path, read_json(path)))
+    except ValidationError as error:
+        wrong = ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
+        raise ValueError(
+            f"{path} holds no result that can be read: {wrong} is missing or of another kind "
+            f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
+        ) from error
 
 
-def read_epochs(path: Path) -> list[dict]:
-    """Return the lines of metrics.jsonl; raise ValueError for a line that names no epoch."""
-    records = read_lines(path)
-    for number, record in enumerate(records, 1):
-        if not _number(record.get("epoch")):
-            raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}")
-    return records
+def read_epochs(path: Path) -> list[EpochLine]:
+    """Return the lines of metrics.jsonl; raise ValueError for a line that is none."""
+    lines = []
+    for number, record in enumerate(read_lines(path), 1):
+        try:
+            lines.append(_valid(EpochLine, record))
+        except ValidationError as error:
+            names = ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
+            if "epoch" in names.split(", "):
+                raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}") from error
+            raise ValueError(
+                f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}"
+            ) from error
+    return lines
 
 
-def read_json(path: Path) -> dict:
+def _valid(kind: type[R], found: dict[str, Any]) -> R:
+    # JSON is read strictly: "3" is no seed
+    return kind.model_validate_json(json.dumps(found), strict=True)
+
+
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +82,7 @@ def read_json(path: Path) -> dict:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
 
 
-def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict]:
+def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict[str, Any]]:
     """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
 
     Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
@@ -87,19 +105,7 @@ def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict]:
     return records
 
 
-def _dictionary(path: Path, found) -> dict:
+def _dictionary(path: Path, found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds {json.dumps(found)[:40]}, where a dictionary should be. {AGAIN}")
     return found
-
-
-def _hash(entry) -> bool:
-    return isinstance(entry, str) or (isinstance(entry, dict) and isinstance(entry.get("hash"), str))
-
-
-def _number(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _all(kind: type, values) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
