@@ -95,8 +95,12 @@ def _named(study: str | None, task: str | None) -> str:
 def report(folder: Annotated[Path, typer.Argument(help="The folder given by --out.")]) -> None:
     """Rebuild the report of a study from its files."""
     from headwise.comparing.report import write
+    from headwise.comparing.report.run_records import damaged_words
+    from headwise.files.durable import read_json
 
     print(write(folder))
+    for words in damaged_words(read_json(folder / "analysis.json") or {}):
+        print(f"note: {words}", file=sys.stderr)
 
 
 @app.command()

@@ -13,7 +13,8 @@ ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
 # what a clock measured, which no two runs share
 MEASURED = ("seconds_per_step", "seconds", "apart")
 # what is written down of how a run was carried out, and changes no number
-CIRCUMSTANCES = (*ENVIRONMENT, "watched")
+# and the digests, since the metric stream holds seconds
+CIRCUMSTANCES = (*ENVIRONMENT, "watched", "digests")
 
 
 class Silent:

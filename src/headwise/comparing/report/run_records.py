@@ -8,6 +8,17 @@ from headwise.pages.formats import label_of, milliseconds, unit_of
 from headwise.pages.shell import Cell, Column, join, pairs, preformatted, prose, table
 
 
+REPEAT = "The command below, started again, repeats what is damaged."
+
+
+def damaged_words(analysis: dict) -> list[str]:
+    """Return one line for each damaged run: which it is and what became of its files."""
+    return [
+        f"{run['method']}, seed {run['seed']}, is damaged and left out: in runs/{run['run']}, {', '.join(run['files'])}"
+        for run in analysis.get("damaged", [])
+    ]
+
+
 def words_on_runs(study) -> str:
     """Return where the files of the runs are."""
     return (

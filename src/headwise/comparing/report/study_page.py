@@ -6,7 +6,15 @@ import re
 
 from headwise.comparing.report.health_section import health_sections
 from headwise.comparing.report.learning_curves import learning_curves
-from headwise.comparing.report.run_records import differing, figure_cell, repeat, runs_table, words_on_runs
+from headwise.comparing.report.run_records import (
+    REPEAT,
+    damaged_words,
+    differing,
+    figure_cell,
+    repeat,
+    runs_table,
+    words_on_runs,
+)
 from headwise.pages.charts import forest
 from headwise.pages.formats import MINUS, label_of, mebibytes, milliseconds, p_value, unit_of
 from headwise.pages.shell import Cell, Column, Section, figure, fold, join, page, pairs, prose, table
@@ -20,7 +28,13 @@ def study_page(study, analysis: dict) -> str:
     sections = [
         Section(
             "Result",
-            join(_unfinished(analysis), _mixtures(study, analysis), _answer_table(analysis), _notes_on_table(analysis)),
+            join(
+                _unfinished(analysis),
+                _damaged(analysis),
+                _mixtures(study, analysis),
+                _answer_table(analysis),
+                _notes_on_table(analysis),
+            ),
         ),
         *_differences(analysis),
         *learning_curves(study, analysis),
@@ -70,6 +84,13 @@ def _unfinished(analysis: dict):
     return prose(
         [f"This study is not finished; the figures will change. Runs without a result: {words}."], kind="warning"
     )
+
+
+def _damaged(analysis: dict):
+    """Name the runs whose files are no longer what they wrote: their figures are left out."""
+    if not analysis["damaged"]:
+        return ""
+    return prose([f"{words}." for words in damaged_words(analysis)] + [REPEAT], kind="warning")
 
 
 def _mixtures(study, analysis: dict):

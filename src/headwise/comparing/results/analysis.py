@@ -140,7 +140,7 @@ def _verdict(entry: dict, higher_is_better: bool | None) -> dict:
 def analyse(folder) -> dict:
     """Return the whole analysis of a study folder as a dictionary that JSON can hold.
 
-    Keys: metric, baseline, seeds, complete, missing, answer, environments (commit, versions and hardware of the results, with their numbers of runs), and methods: per method its runs (finished, diverged, missing), the
+    Keys: metric, baseline, seeds, complete, missing, damaged, answer, environments (commit, versions and hardware of the results, with their numbers of runs), and methods: per method its runs (finished, diverged, missing), the
     interval of every outcome over seeds, costs (medians over seeds), and the paired differences to the baseline per outcome.
     Accuracies in [0, 1], losses in nats, gaps train − test. Raises what `headwise.comparing.results.folder.read_study` raises.
     """
@@ -164,6 +164,10 @@ def analyse_study(study) -> dict:
         "seeds": study.seeds,
         "complete": not missing,
         "missing": missing,
+        "damaged": [
+            {"method": run.method, "seed": run.seed, "run": run.path.name, "files": list(run.damage)}
+            for run in study.damaged()
+        ],
         "higher_is_better": better,
         "methods": methods,
         "statistics": _words(len(study.methods) - 1),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwise.comparing.results.digests import damage
 from headwise.comparing.results.records import checked_config, checked_result, checked_study, read_epochs, read_lines
 
 
@@ -17,10 +18,14 @@ class RunFolder:
     seed: int
     path: Path
     result: dict | None
+    # what became of the files of a run that finished, in words; such a run counts as one without a result
+    damage: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:
-        """Return "finished", "diverged" or "unfinished"."""
+        """Return "finished", "diverged", "damaged" or "unfinished"."""
+        if self.damage:
+            return "damaged"
         return self.result["status"] if self.result else "unfinished"
 
     def metric(self, name: str) -> float | None:
@@ -36,15 +41,15 @@ class RunFolder:
         return bool((self.result or {}).get("watched", (self.path / "health.jsonl").is_file()))
 
     def epochs(self) -> list[dict]:
-        """Return the lines of metrics.jsonl, one an epoch."""
-        return read_epochs(self.path / "metrics.jsonl")
+        """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
+        return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
 
     def health(self) -> list[dict]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
 
         A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
         """
-        records = read_lines(self.path / "health.jsonl", torn_anywhere=True)
+        records = [] if self.damage else read_lines(self.path / "health.jsonl", torn_anywhere=True)
         named = ("alert", "statistic", "site", "head", "group", "step")
         return list({tuple(record.get(name) for name in named): record for record in records}.values())
 
@@ -81,6 +86,11 @@ class StudyFolder:
         cells = [(method, seed) for method in self.methods for seed in self.seeds]
         return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
 
+    def damaged(self) -> list[RunFolder]:
+        """Return the runs whose files are no longer what they wrote, in the order of methods and seeds."""
+        runs = [run for method in self.methods for run in self.of(method)]
+        return [run for run in runs if run.damage]
+
 
 def read_study(folder) -> StudyFolder:
     """Return the study in `folder`.
@@ -113,7 +123,8 @@ def _runs(path: Path, study: dict) -> dict[tuple[str, int], RunFolder]:
         if config.get("purpose", "final") != "final":
             continue
         result = checked_result(folder / "result.json") if (folder / "result.json").is_file() else None
-        run = RunFolder(config["method"], config["seed"], folder, result)
+        found_damage = damage(folder, result) if result else []
+        run = RunFolder(config["method"], config["seed"], folder, None if found_damage else result, tuple(found_damage))
         _add(found, run)
     return found
 

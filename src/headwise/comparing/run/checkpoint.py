@@ -66,6 +66,12 @@ def drop_previous(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def drop_all(folder: Path) -> None:
+    """Remove every checkpoint of a run that must start again."""
+    for name in (COMING, CURRENT, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
 def _read(path: Path) -> Checkpoint:
     content = path.read_bytes()
     tensors = load(content)

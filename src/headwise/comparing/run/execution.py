@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from headwise.comparing.results.digests import HEALTH, digests
 from headwise.comparing.run.checkpoint import (
     Checkpoint,
     drop_previous,
@@ -18,9 +19,10 @@ from headwise.comparing.run.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
+from headwise.comparing.run.damage import clear_damage
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.outcome import describe_epoch, describe_result
-from headwise.comparing.run.prepare import HEALTH, prepare
+from headwise.comparing.run.prepare import prepare
 from headwise.comparing.run.splits import move, test_examples, to_device, training_examples
 from headwise.comparing.run.train import Examples, Training, train_epoch
 from headwise.comparing.task import Task
@@ -39,6 +41,7 @@ def execute(order: Order, tell: Tell) -> dict[str, Any]:
     if is_first_process():
         try:
             with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+                clear_damage(order, lambda text: tell({"event": "note", "text": text}))
                 return order.result() or _execute(order, tell)
         except Timeout:
             raise StudyError(
@@ -63,6 +66,7 @@ def _execute(order: Order, tell: Tell) -> dict[str, Any]:
         if training.regularized is not None:
             training.regularized.remove(discard=True)
     if is_first_process():
+        result |= {"digests": digests(order.folder)}
         write_json(order.folder / "result.json", result)
         drop_previous(order.folder)
     return result

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.comparing.results.digests import damage
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
@@ -36,7 +37,17 @@ class Order:
         return self.configuration.identity
 
     def result(self) -> dict[str, Any] | None:
-        """Read the result, or None when the run is not finished: what is no result of this run counts for nothing."""
+        """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
+        found = self._written()
+        return None if found is None or damage(self.folder, found) else found
+
+    def damage(self) -> list[str]:
+        """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""
+        found = self._written()
+        return [] if found is None else damage(self.folder, found)
+
+    def _written(self) -> dict[str, Any] | None:
+        # what is no result of this run counts for nothing
         found = read_json(self.folder / "result.json")
         whole = isinstance(found, dict) and found.get("hash") == self.identity and found.get("status") in ENDS
         return found if whole and isinstance(found.get("metrics"), dict) else None

@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.run.configuration import BASELINE, derive
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.train import Examples, Training
@@ -17,9 +18,6 @@ from headwise.comparing.task import Task
 if TYPE_CHECKING:
     from headwise import Regularized
     from headwise.watch import Watch
-
-# the stream of a watched run
-HEALTH = "health.jsonl"
 
 
 def prepare(order: Order, task: Task, train: Examples) -> Training:
