@@ -93,9 +93,10 @@ def test_a_repeat_that_is_stopped_is_still_a_repeat(tmp_path, monkeypatch):
     def stop(folder):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(clearing, "drop_all", stop)
+    monkeypatch.setattr(clearing, "drop_all", stop)
+    with pytest.raises(KeyboardInterrupt):
         carry(study, tmp_path, watch=True)
+    monkeypatch.undo()
     listener = Silent()
     carry(study, tmp_path, listener=listener, watch=True)
     assert any("health.jsonl is not what the run wrote" in text for text in listener.said)

@@ -7,7 +7,6 @@ import shlex
 from headwise.pages.formats import label_of, milliseconds, unit_of
 from headwise.pages.shell import Cell, Column, join, pairs, preformatted, prose, table
 
-
 REPEAT = "The command below, started again, repeats what is damaged."
 
 

@@ -110,6 +110,7 @@ def _resume(order: Order, training: Training, note: Callable[[str], None]) -> li
         restore_lines(order.folder / "metrics.jsonl", history)
     if training.watch is not None:
         training.watch.step_to(training.step)
+    if training.watch is not None and is_first_process():
         # a reading of step n was taken before the update n + 1
         kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < training.step]
         restore_lines(order.folder / HEALTH, kept)

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.run.configuration import BASELINE, derive
-from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.run.job import Order
 from headwise.comparing.run.train import Examples, Training
 from headwise.comparing.task import Task
 
@@ -39,7 +39,8 @@ def prepare(order: Order, task: Task, train: Examples) -> Training:
         groups.append({"params": added, "weight_decay": 0.0})
     optimizer = torch.optim.AdamW(groups, lr=task.learning_rate, fused=device.type == "cuda")
     training = Training(task, model, optimizer, accelerator, configuration.seed, regularized)
-    if order.watch and is_first_process():
+    if order.watch:
+        # in every process: a reading is a collective, and the first one writes it
         training.watch = _watch(order, model, task, len(train[0]))
     training.model, training.optimizer = accelerator.prepare(model, optimizer)
     return training
