@@ -48,7 +48,7 @@ def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
     (watched,) = carry(study, tmp_path / "watched", watch=True)
     assert (plain["watched"], watched["watched"]) == (False, True)
     assert watched["metrics"]["cost/seconds_per_step"] < 0.04
-    assert watched["metrics"]["peak_memory_bytes"] == plain.metrics["cost/peak_memory_bytes"]
+    assert watched["metrics"]["cost/peak_memory_bytes"] == plain["metrics"]["cost/peak_memory_bytes"]
 
 
 @pytest.mark.parametrize(

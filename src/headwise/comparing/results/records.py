@@ -221,6 +221,8 @@ class RunResult(Record):
     # whether other runs shared the processor while the costs were measured
     cost_is_indicative: bool = False
     watched: bool = False
+    # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
+    digests: dict[str, str | None] | None = None
     config: dict[str, Any] = {}
     commit: str | None = None
     versions: dict[str, Any] | None = None
