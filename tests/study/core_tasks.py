@@ -36,7 +36,7 @@ class Translator(nn.Module):
 class Reverse(Task):
     """Translate a word into itself backwards: padding, perplexity by token, and exact matches of what is decoded."""
 
-    epochs: int = 12
+    epochs: int = 20
     batch_size: int = 32
     learning_rate: float = 3e-3
     warmup: float = 20
@@ -137,27 +137,36 @@ class Segment(Task):
 
 
 class Encoder(nn.Module):
-    """Encode images, then project (to contrast two views) or classify (to probe)."""
+    """Encode images of four patches, then project (to contrast two views) or classify (to probe)."""
 
     def __init__(self, outputs):
         super().__init__()
-        self.encoder = VisionTransformer(
-            classes=16, image_size=4, channels=1, patch=2, dim=16, depth=2, heads=2, head_dim=8, mlp_dim=32
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.encoder = nn.Sequential(
+            nn.Unfold(2, stride=2), Turned(), nn.Linear(4, 16), nn.TransformerEncoder(layer, 1), nn.Flatten()
         )
-        self.head = nn.Linear(16, outputs)
+        self.head = nn.Linear(64, outputs)
 
     def forward(self, *views):
-        return tuple(self.head(self.encoder(view)) for view in views) if len(views) > 1 else self.head(self.encoder(views[0]))
+        found = tuple(self.head(self.encoder(view)) for view in views)
+        return found if len(found) > 1 else found[0]
+
+
+class Turned(nn.Module):
+    """Put the patches before their pixels."""
+
+    def forward(self, patches):
+        return patches.transpose(1, 2)
 
 
 class TwoViews(Task):
     """Contrast two views of each image (NT-Xent), then probe the frozen encoder."""
 
-    epochs: int = 6
+    epochs: int = 8
     batch_size: int = 32
     learning_rate: float = 3e-3
     stage: str = "contrast"
-    temperature: float = 0.2
+    temperature: float = 0.5
     metric_name = "accuracy"
 
     def model(self):
@@ -165,8 +174,8 @@ class TwoViews(Task):
 
     def data(self, split):
         generator = torch.Generator().manual_seed(len(split))
-        labels = torch.randint(4, ({"train": 192, "validation": 32, "test": 64}[split],), generator=generator)
-        images = 0.5 * torch.randn(len(labels), 1, 4, 4, generator=generator)
+        labels = torch.randint(4, ({"train": 384, "validation": 32, "test": 64}[split],), generator=generator)
+        images = 0.3 * torch.randn(len(labels), 1, 4, 4, generator=generator)
         for label in range(4):
             row, column = 2 * (label // 2), 2 * (label % 2)
             images[labels == label, :, row : row + 2, column : column + 2] += 1.5
@@ -188,7 +197,7 @@ class TwoViews(Task):
         return torch.tensor(0.0)
 
     def phases(self):
-        probe = {"stage": "probe", "epochs": 8, "learning_rate": 1e-2}
+        probe = {"stage": "probe", "epochs": 25, "learning_rate": 2e-2}
         return [Phase("contrast"), Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",))]
 
 
@@ -202,7 +211,7 @@ def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:
 class FiveTasks(Task):
     """Learn five pairs of classes one after the other: an accuracy matrix and the forgetting."""
 
-    epochs: int = 6
+    epochs: int = 12
     batch_size: int = 16
     learning_rate: float = 3e-3
     metrics = (Metric("accuracy", unit="%", failure=0.1), Metric("forgetting", higher_is_better=False, unit="%"))
@@ -305,3 +314,39 @@ class Faults(Segment):
         return [Phase("one"), Phase("one")] if self.fault == "phases" else [Phase("train")]
 
 
+
+
+class Adapt(Task):
+    """Train plainly, then with the arm's methods; classes of 4×4 images by their brightest quarter."""
+
+    epochs: int = 2
+    batch_size: int = 12
+    way: str = "on"
+    start: str = "previous"
+    optimizer: str = "adam"
+
+    def model(self):
+        return nn.Sequential(
+            nn.Dropout(0.1),
+            VisionTransformer(
+                classes=4, image_size=4, channels=1, patch=2, dim=8, depth=2, heads=2, head_dim=4, mlp_dim=8
+            ),
+        )
+
+    def data(self, split):
+        images = torch.randn(36, 1, 4, 4, generator=torch.Generator().manual_seed(len(split)))
+        return images, nn.functional.avg_pool2d(images, 2).flatten(1).argmax(1)
+
+    def phases(self):
+        change = {"learning_rate": 3e-4, "epochs": 3}
+        if self.way == "alone":
+            return [Phase("pretrain", methods=False)]
+        if self.way == "off":
+            return [Phase("pretrain"), Phase("adapt", changes=change, methods=False)]
+        if self.way == "both":
+            return [Phase("pretrain"), Phase("adapt", changes=change)]
+        if self.way == "folder":
+            return [Phase("adapt", start=self.start, changes=change)]
+        if self.way == "head":
+            return [Phase("adapt", start=self.start, carry=("1.head.*",), learn=("1.head.*",))]
+        return [Phase("pretrain", methods=False), Phase("adapt", changes=change)]

@@ -13,7 +13,8 @@ ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
 # what a clock measured, which no two runs share
 MEASURED = ("cost/seconds_per_step", "cost/inference_seconds_per_example", "seconds", "apart")
 # what is written down of how a run was carried out, and changes no number
-CIRCUMSTANCES = (*ENVIRONMENT, "watched", "cost_is_indicative")
+# and the digests, since the metric stream holds seconds
+CIRCUMSTANCES = (*ENVIRONMENT, "watched", "cost_is_indicative", "digests")
 
 
 class Silent:
@@ -72,7 +73,7 @@ def carry(study, out, engine=None, listener=None, **options):
 
 def orders(study, out, **options):
     """Give the orders of a study's final runs."""
-    comparison = Comparison(study, Path(out), None, None, environment=ENVIRONMENT, **options)
+    comparison = Comparison(study, Path(out), HereEngine(), None, environment=ENVIRONMENT, **options)
     return [comparison.order(configuration) for configuration in study.configurations()]
 
 

@@ -46,13 +46,14 @@ def test_pixels_are_segmented_to_their_mean_iou(tmp_path):
 
 def test_two_views_are_contrasted_and_a_frozen_encoder_is_probed(tmp_path):
     (result,) = carry(core_study("TwoViews"), tmp_path)
-    assert result["phases"] == ["contrast", "probe"] and result["epochs"] == 14
-    # four classes; a probe on an encoder that was not trained reaches less
-    assert result["metrics"]["test/accuracy"] > 0.85
+    assert result["phases"] == ["contrast", "probe"] and result["epochs"] == 8 + 25
+    # four classes that the encoder was never told
+    assert result["metrics"]["test/accuracy"] > 0.95
     (folder,) = (tmp_path / "runs").iterdir()
     lines = all_numbers(tmp_path)[folder.name][0]
     contrast = [line["metrics"]["train/loss"] for line in lines if line["phase"] == "contrast"]
-    assert contrast[-1] < 0.75 * contrast[0]
+    # chance is log 63: each view among all others
+    assert contrast[-1] < 3.0 < math.log(63)
 
 
 def test_five_tasks_in_a_row_give_an_accuracy_matrix_and_forgetting(tmp_path):
@@ -172,7 +173,7 @@ def test_clipping_and_schedules_change_what_is_trained(tmp_path):
         "cosine": {"schedule": "cosine"},
         "warm": {"warmup": 0.5},
     }.items():
-        carry(tiny_study("Still", optimizer="sgd", learning_rate=0.1, **settings), tmp_path / name)
+        carry(tiny_study("Still", optimizer="sgd", learning_rate=0.1, weight_decay=0.0, **settings), tmp_path / name)
         (found,) = all_numbers(tmp_path / name).values()
         losses[name] = [line["metrics"]["train/loss"] for line in found[0]]
         rates = [line["learning_rate"] for line in found[0]]
@@ -186,17 +187,18 @@ def test_clipping_and_schedules_change_what_is_trained(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("shape", r"Faults\.count gave 'pixels' in the shape \(16, 16\) and then \(\d+, 16\): a sum has the same shape"),
+        ("shape", r"Faults\.count gave 'pixels' in the shape \(16, 16\) and then \(1, 16\): a sum has the same shape"),
         ("undeclared", r"Faults gave the metric 'iou', which it does not declare; its metrics are miou, loss"),
         ("raises", r"Faults\.finish could not make the metrics of 'train'.*int64 \(3, 3\).*KeyError: 'confusion matrix'"),
         ("nan", r"the metric 'miou' of 'train' is nan at the end of training, while the loss is a number"),
     ],
 )
 def test_a_metric_that_cannot_be_made_fails_its_run_by_name(tmp_path, fault, message):
-    # 96 examples in batches of 20: the last one is smaller
-    (order,) = orders(core_study("Faults", fault=fault, evaluation_batch_size=20), tmp_path)
+    (order,) = orders(core_study("Faults", fault=fault), tmp_path)
     with pytest.raises(StudyError, match=message):
         execute(order, lambda event: None)
+    # all but the last is known before the first step
+    assert (order.folder / "metrics.jsonl").exists() == (fault == "nan")
 
 
 @pytest.mark.parametrize(
@@ -239,15 +241,15 @@ class Wrong(Task):
         (
             "torch.zeros(6, 4), torch.ones(6, 4)",
             "",
-            r"Wrong fails on its first 2 training examples, \(float32 \(2, 4\), float32 \(2, 4\)\).*the model gave float32 \(2, 3\)",
+            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model gave float32 \(6, 3\)",
         ),
         ("torch.zeros(6, 4), torch.ones(5)", "", r"data\('train'\) gave \(float32 \(6, 4\), float32 \(5,\)\): its parts hold 6, 5"),
         ("[1, 2], torch.ones(2)", "", r"\[0\]\[0\] is a int, where a tensor should be"),
-        ("torch.zeros(6, 9), torch.ones(6).long()", "", r"the model gave|inputs float32 \(2, 9\), targets int64 \(2,\)"),
+        ("torch.zeros(6, 9), torch.ones(6).long()", "", r"inputs float32 \(6, 9\), targets int64 \(6,\)"),
         (
             "torch.zeros(6, 4), torch.ones(6).long()",
             "def batch(self, examples, generator): return examples",
-            r"Wrong\.batch gave \(float32 \(2, 4\), int64 \(2,\)\); give headwise\.study\.Batch",
+            r"Wrong\.batch gave \(float32 \(6, 4\), int64 \(6,\)\); give headwise\.study\.Batch",
         ),
     ],
 )
@@ -263,7 +265,7 @@ import torch
 from headwise.study import Task
 
 class Texts(Task):
-    epochs: int = 3
+    epochs: int = 15
     batch_size: int = 16
     learning_rate: float = 3e-3
     {own}

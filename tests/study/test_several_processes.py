@@ -36,13 +36,21 @@ def gone(family):
     return wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1] or None, seconds=20)
 
 
+def test_a_watched_study_in_two_processes_ends_with_its_readings(tmp_path):
+    command = launched("--processes", "Still", tmp_path, "--seeds", "1", "--method", "DropHead()", "--watch")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    folders = list(tmp_path.glob("runs/*"))
+    assert len(folders) == 2 and all('"statistic"' in (folder / "health.jsonl").read_text() for folder in folders)
+
+
 def test_two_processes_train_to_the_numbers_of_one(tmp_path):
     command = launched("torchrun", "Still", tmp_path / "two", "--seeds", "1", "--method", ARM)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     carry(tiny_study("Still", methods=(ARM,)), tmp_path / "one")
     two, one = (
-        {result["method"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
+        {result["arm"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
         for name in ("two", "one")
     )
     assert two.keys() == one.keys()

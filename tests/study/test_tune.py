@@ -6,6 +6,7 @@ import math
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.tune import FACTOR, TRIAL_SEED
 from headwise.files.errors import StudyError
 
@@ -56,17 +57,17 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
     found = [json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "trials").iterdir()]
     for result in results:
         arm = [r for r in found if bool(r["config"]["methods"]) == bool(result["config"]["methods"])]
-        best = max(r["metrics"]["validation_accuracy"] for r in arm)
-        chosen = [r for r in arm if r["metrics"]["validation_accuracy"] == best]
-        assert (result["method"], result["config"]["settings"]) in [
-            (r["method"], r["config"]["settings"]) for r in chosen
+        best = max(r["metrics"]["validation/accuracy"] for r in arm)
+        chosen = [r for r in arm if r["metrics"]["validation/accuracy"] == best]
+        assert (result["arm"], result["config"]["settings"]) in [
+            (r["arm"], r["config"]["settings"]) for r in chosen
         ]
     described = json.loads((tmp_path / "study.json").read_text())
-    assert described["methods"] == [result["method"] for result in results]
+    assert described["arms"] == [result["arm"] for result in results]
     assert any(
         note.startswith("DropHead(p=0.3): 4 trials on validation chose DropHead(p=") for note in described["notes"]
     )
-    assert all(r["metrics"]["test_accuracy"] is None for r in found)
+    assert all(r["metrics"]["test/accuracy"] is None for r in found)
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
@@ -129,7 +130,7 @@ def test_every_arm_is_chosen_from_the_same_trials_whatever_was_tried_before(tmp_
     carry(wider, tmp_path, trials=1)
     described = json.loads((tmp_path / "study.json").read_text())
     # one trial is the written setting itself
-    assert described["methods"] == ["baseline", *METHODS[:2]]
+    assert described["arms"] == ["baseline", *METHODS[:2]]
     assert [note for note in described["notes"] if "trial" in note] == [
         f"{arm}: 1 trial on validation chose {arm} with learning rate 0.001." for arm in ("baseline", *METHODS[:2])
     ]
@@ -143,6 +144,7 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.compare import Comparison
+        from headwise.comparing.results.records import RunResult
         from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
@@ -152,7 +154,8 @@ class Told:
 
     def tell(self, status, value):
         self.tried.append(self.arm.next_order().configuration)
-        self.arm.tell({"status": status, "metrics": {"validation_accuracy": value}})
+        metrics = {"validation/accuracy": value}
+        self.arm.tell(RunResult(status=status, arm="", seed=0, hash="", metrics=metrics))
 
 
 @pytest.mark.parametrize("failure", [("diverged", 0.9), ("diverged", None), ("finished", math.nan)])

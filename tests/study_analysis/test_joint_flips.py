@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from headwise.comparing.results.mcnemar import holm
 from headwise.comparing.results.joint_flips import (
     EXACT_UP_TO,
     RESAMPLES,
@@ -17,6 +16,7 @@ from headwise.comparing.results.joint_flips import (
     sign_flip,
     smallest_p,
 )
+from headwise.comparing.results.mcnemar import holm
 from headwise.comparing.results.simultaneous import JointIntervals
 
 

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from headwise.comparing.results.data_sets import aggregate
-from headwise.comparing.results.mcnemar import holm, mcnemar
 from headwise.comparing.results.equivalence import equivalence
 from headwise.comparing.results.joint_flips import joint_test
+from headwise.comparing.results.mcnemar import holm, mcnemar
 from headwise.comparing.results.power import detectable_effect, pairing_gain
 from headwise.comparing.results.simultaneous import JointIntervals
 from headwise.comparing.results.trend import trend

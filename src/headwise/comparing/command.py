@@ -5,48 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from dataclasses import dataclass, field
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwise.comparing.engines import rank
 from headwise.comparing.engines.launch import launch
 from headwise.comparing.progress import choose_display
-from headwise.comparing.registry import load_study, study_names
+from headwise.comparing.request import Request, check, refuse_unused
 from headwise.files.durable import write_json
-from headwise.files.errors import StudyError, explain
+from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
 
 if TYPE_CHECKING:
     from headwise.comparing.compare import Engine
     from headwise.comparing.study import Study
-
-
-@dataclass(frozen=True)
-class Request:
-    """Hold what was asked for on the command line; None leaves a choice to the study."""
-
-    study: str = "digits"
-    methods: tuple[str, ...] = ()
-    task: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    seeds: int | None = None
-    trials: int = 0
-    jobs: int | None = None
-    processes: int | None = None
-    engine: str = "local"
-    ray_address: str | None = None
-    device: str | None = None
-    data: Path | None = None
-    watch: bool = False
-    out: Path | None = None
-    command: str = "headwise compare"
-
-    @property
-    def folder(self) -> Path:
-        """Name the folder of the results."""
-        name = self.study if self.task is None else self.task.rpartition(":")[2]
-        return self.out or Path("results") / name
 
 
 def run(request: Request) -> None:
@@ -60,7 +33,7 @@ def run(request: Request) -> None:
     # first of all: the workers import torch while this process still reads the study
     engine = start_engine(request)
     try:
-        if request.task is None and not hasattr(load_study(request.study), "STUDY"):
+        if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
             engine.close()
             run_findings(request)
         else:
@@ -74,40 +47,6 @@ def run(request: Request) -> None:
         raise
     finally:
         engine.close()
-
-
-def check(request: Request) -> None:
-    """Refuse what cannot be done before anything is started."""
-    if request.engine not in ("local", "ray"):
-        raise StudyError(f"--engine {request.engine!r} is not known. Engines: local, ray.")
-    if request.ray_address is not None and request.engine != "ray":
-        raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
-    _check_processes(request)
-    if request.task is None and request.study not in study_names():
-        raise StudyError(
-            f"there is no study {request.study!r}. Studies: {', '.join(study_names())}; or give --task FILE.py:CLASS."
-        )
-    if request.out is not None and request.out.exists() and not request.out.is_dir():
-        raise StudyError(f"--out {request.out} is a file. Choose a folder.")
-    if request.data is not None and request.data.is_file():
-        raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
-
-
-def _check_processes(request: Request) -> None:
-    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of jobs."""
-    launched, asked = int(os.environ.get("WORLD_SIZE", "1")), request.processes
-    if asked is not None and launched > 1 and asked != launched:
-        raise StudyError(
-            f"--processes {asked}, but {launched} processes were launched. Leave --processes out, or launch {asked}."
-        )
-    if max(asked or 1, launched) == 1:
-        return
-    if request.engine != "local":
-        raise StudyError(f"--engine {request.engine} gives each run one process. Leave --processes or --engine out.")
-    if request.jobs is not None and request.jobs > 1:
-        raise StudyError(f"--jobs {request.jobs}: runs of several processes go one after the other. Leave --jobs out.")
-    if request.trials:
-        raise StudyError("--tune works with one process a run. Tune with one, then run with several.")
 
 
 def start_engine(request: Request) -> Engine:
@@ -126,75 +65,76 @@ def start_engine(request: Request) -> Engine:
 
 
 def run_comparison(request: Request, engine: Engine) -> None:
-    """Carry out a study of methods × seeds, then write its report and print its table."""
+    """Carry out a study of arms × seeds, then write its report and print its table."""
+    from headwise.comparing.arms.check import check_arms
+    from headwise.comparing.choosing import choose_study
     from headwise.comparing.compare import Comparison, compare
 
     study = choose_study(request)
+    folder = choose_folder(request, study)
+    rank.name_folder(folder)
     with choose_display() as display:
+        for line in announce(study, folder, request.trials):
+            display.say(line)
         task = study.task.located(request.data.resolve() if request.data else None)
         try:
             task.prepare(display.say)
         except OSError as error:
             raise explain(error, request.data or Path.cwd(), "--data") from error
+        check_arms(study.arms, task)
         comparison = Comparison(
             study.model_copy(update={"task": task}),
-            request.folder,
+            folder,
             engine,
             display,
             data=task.folder,
-            watch=request.watch,
+            watch=study.watch,
             trials=request.trials,
             command=request.command,
         )
         compare(comparison)
     if int(os.environ.get("RANK", "0")) == 0:
-        write_report(request.folder)
+        write_report(folder)
 
 
-def choose_study(request: Request) -> Study:
-    """Build the study that was asked for, with the changes of the command line."""
-    from headwise.comparing.arms.arm import canonical_arms
-    from headwise.comparing.study import Study
-    from headwise.comparing.task_source import build_task, load_task
+def choose_folder(request: Request, study: Study) -> Path:
+    """Give the folder of the results; without --out, one of its own for each study. Raises StudyError for one in use."""
+    from headwise.comparing.one_study import free_folder, refuse_other_study
 
-    if request.task is None:
-        study = load_study(request.study).STUDY
-    else:
-        place, _, name = request.task.rpartition(":")
-        place = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else request.task
-        kind = load_task(request.task)
-        study = Study(
-            name=name, title=kind.title or name, question=kind.question, task=build_task(kind, {}), task_place=place
-        )
-    changes = {name: value for name, value in request.changes.items() if value is not None}
-    task = build_task(type(study.task), study.task.model_dump() | changes)
-    update = {
-        "task": task,
-        "methods": canonical_arms(request.methods or study.methods, task),
-        "seeds": request.seeds or study.seeds,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "device": choose_device(request.device),
+    folder = request.out or free_folder(request.folder, study, request.trials)
+    refuse_other_study(folder, study, request.trials)
+    return folder
+
+
+def announce(study: Study, folder: Path, trials: int) -> list[str]:
+    """Say, before anything trains, what will be compared, with how many seeds, and where it is written."""
+    from headwise.comparing.results.joint_flips import seeds_for_a_verdict
+
+    needed = seeds_for_a_verdict()
+    enough = "enough for a verdict" if study.seeds >= needed else f"a verdict needs {needed}: --seeds {needed}"
+    facts = {
+        "study": f"{study.name}: {study.title}",
+        "arms": f"{len(study.arms)}: {'; '.join(study.arms)}",
+        "seeds": f"{study.seeds}, {enough}",
+        **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
+        "folder": str(folder),
     }
-    return study.model_copy(update=update)
-
-
-def choose_device(asked: str | None) -> str:
-    """Give cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
-    import torch
-
-    if asked not in (None, "cpu", "cuda"):
-        raise StudyError(f"--device {asked!r} is not known. Devices: cpu, cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise StudyError("--device cuda: torch finds no CUDA device here. Use --device cpu, or install torch for CUDA.")
-    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    lines = []
+    for name, text in facts.items():
+        begin = f"{name + ':':<8}"
+        lines += textwrap.wrap(
+            text, 80, initial_indent=begin, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+        )
+    return lines
 
 
 def run_findings(request: Request) -> None:
     """Carry out a study that is no table of methods × seeds: its module gives the findings."""
+    from headwise.comparing.choosing import choose_device
     from headwise.comparing.compare import locked
 
-    module, out = load_study(request.study), request.folder
-    _refuse_unused(request)
+    module, out = request.studies.load(request.study), request.folder
+    refuse_unused(request)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out), choose_display() as display:
@@ -209,22 +149,6 @@ def run_findings(request: Request) -> None:
     except OSError as error:
         raise explain(error, out) from error
     write_report(out)
-
-
-def _refuse_unused(request: Request) -> None:
-    unused = {
-        "--method": request.methods,
-        "--tune": request.trials,
-        "--engine ray": request.engine == "ray",
-        "--watch": request.watch,
-        **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
-    }
-    given = [name for name, value in unused.items() if value]
-    if given:
-        raise StudyError(
-            f"{request.study} is a study of its own kind, for which {', '.join(given)} has no meaning. "
-            "It takes --seeds, --jobs, --device and --out."
-        )
 
 
 def write_report(folder: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import hashlib
+import json
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.sweep import read_sweep
+from headwise.comparing.results.records import AxisRecord, ClaimRecord
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
 from headwise.comparing.task import Task
 from headwise.comparing.task_place import source_file
@@ -25,6 +29,15 @@ BLOG_METHODS = (
 )
 
 
+class Scale(BaseModel):
+    """Hold one size of a study: settings of the task, and the seeds where they differ."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: dict[str, Any] = {}
+    seeds: int | None = Field(None, ge=1)
+
+
 class Study(BaseModel):
     """Hold what is compared: the task, the arms besides the baseline, how many seeds, and how runs compute."""
 
@@ -36,18 +49,44 @@ class Study(BaseModel):
     task: SerializeAsAny[Task]
     # "file.py:Class" or "package.module:Class", from which a worker builds the task
     task_place: str
+    # the arms besides the baseline, each in its one form
     methods: tuple[str, ...] = BLOG_METHODS
+    # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
+    sweeps: tuple[str, ...] = ()
     seeds: int = Field(10, ge=1)
     threads: int = Field(1, ge=1)
     processes: int = Field(1, ge=1)
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # every run records the health of its heads
+    watch: bool = False
+    # in the unit of the primary metric; a difference within it counts as none
+    margin: float | None = Field(None, gt=0)
+    claims: tuple[ClaimRecord, ...] = ()
+    scales: dict[str, Scale] = {}
     notes: tuple[str, ...] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
         """Give the labels of all arms, the baseline first."""
-        return (BASELINE, *self.methods)
+        swept = [arm for axis in self.axes for arm in axis.arms]
+        return tuple(dict.fromkeys((BASELINE, *self.methods, *swept)))
+
+    @property
+    def axes(self) -> tuple[AxisRecord, ...]:
+        """Give the axes that the sweeps make."""
+        return tuple(read_sweep(text, self.task) for text in self.sweeps)
+
+    def identity(self, trials: int = 0) -> str:
+        """Give what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
+        parts = {
+            "name": self.name,
+            **self._source,
+            "settings": self.task.model_dump(mode="json"),
+            "arms": sorted(self.arms),
+            "trials": trials,
+            **self.model_dump(include={"threads", "processes", "device"}),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def configurations(self) -> list[RunConfiguration]:
         """Give the final runs, seed by seed, so that a stopped study holds whole pairs."""
@@ -67,16 +106,19 @@ class Study(BaseModel):
             threads=self.threads,
             processes=self.processes,
             device=self.device,
-            dtype=self.dtype,
             **changes,
         )
 
     @property
     def _origin(self) -> dict[str, Any]:
+        return {**self._source, "data": self._digests}
+
+    @property
+    def _source(self) -> dict[str, Any]:
         # where a class or a file lies changes no number; what it says does
         file = source_file(self.task_place)
         name = self.task_place.rpartition(":")[2]
-        return {"task": name, "task_source": source_digest(file) if file else None, "data": self._digests}
+        return {"task": name, "task_source": source_digest(file) if file else None}
 
     @property
     def _digests(self) -> dict[str, str]:

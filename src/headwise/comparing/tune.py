@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.compare import Comparison, carry_out
+from headwise.comparing.metric import Metric
 from headwise.comparing.results.answer import count
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration, derive
 from headwise.comparing.run.job import Order
 from headwise.files.errors import StudyError
@@ -71,10 +73,17 @@ class Search:
         self._pending = trial.number
         return self._comparison.order(self._configuration(self._choice(factors)), "trials")
 
-    def tell(self, result: dict[str, Any]) -> None:
+    def tell(self, result: RunResult) -> None:
         """Write down what a trial found on validation; one that diverged is the worst there is."""
-        value = result["metrics"][f"validation_{type(self._comparison.study.task).metric_name}"]
-        failed = result["status"] == "diverged" or value is None or not math.isfinite(value)
+        name = f"validation/{self._metric.name}"
+        failed = result.status == "diverged"
+        if not failed and name not in result.metrics:
+            raise StudyError(
+                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it to the "
+                f"evaluations of {type(self._comparison.study.task).__name__}."
+            )
+        value = result.metrics.get(name)
+        failed = failed or value is None or not math.isfinite(value)
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, int]:
@@ -86,7 +95,11 @@ class Search:
 
     @property
     def _worst(self) -> float:
-        return -math.inf if type(self._comparison.study.task).higher_is_better else math.inf
+        return -math.inf if self._metric.higher_is_better else math.inf
+
+    @property
+    def _metric(self) -> Metric:
+        return self._comparison.study.task.all_metrics()[0]
 
     def _budget(self) -> list[FrozenTrial]:
         # an earlier start may have asked for more trials: every arm is chosen from the same number
@@ -120,7 +133,7 @@ class Search:
     def _open(self) -> optuna.Study:
         import optuna
 
-        direction = "maximize" if type(self._comparison.study.task).higher_is_better else "minimize"
+        direction = "maximize" if self._metric.higher_is_better else "minimize"
         arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
         study = optuna.create_study(**arguments)
         # seeded by the number of the trial: a resumed search asks for the same points
@@ -147,7 +160,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
             owner[order.identity] = arm
         return order
 
-    def then(order: Order, result: dict[str, Any]) -> Order | None:
+    def then(order: Order, result: RunResult) -> Order | None:
         arm = owner[order.identity]
         arm.tell(result)
         return begin(arm)

@@ -31,6 +31,7 @@ class LocalEngine:
     """Carry out orders in `jobs` worker processes; how many there are changes no number."""
 
     def __init__(self, jobs: int, threads: int = 1) -> None:
+        self.parallel = jobs > 1
         self._threads = threads
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}

@@ -45,7 +45,9 @@ def _clauses(by_verdict: dict[str, list[str]], analysis: Analysis) -> list[str]:
 def _power(analysis: Analysis) -> str:
     """Say which difference would have been seen: the largest of those of the arms."""
     found = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].detectable) is not None]
-    return f"; a difference of {_figure(analysis, max(found))} would have been seen with 80\u00a0% power" if found else ""
+    return (
+        f"; a difference of {_figure(analysis, max(found))} would have been seen with 80\u00a0% power" if found else ""
+    )
 
 
 def _figure(analysis: Analysis, value: float | None) -> str:
@@ -62,7 +64,9 @@ def _divergences(analysis: Analysis) -> list[str]:
         decided = [arm for arm in analysis.compared if arm.divergence and arm.divergence.verdict != "no evidence"]
         words = [f"{arm.label} {arm.divergence.verdict} than the baseline" for arm in decided if arm.divergence]
         start = f"{counts} runs of {len(diverged)} arms diverged"
-        return [f"{start}: {'; '.join(words)}." if words else f"{start}, no arm demonstrably more often than the baseline."]
+        return [
+            f"{start}: {'; '.join(words)}." if words else f"{start}, no arm demonstrably more often than the baseline."
+        ]
     if not tested:
         return [_divergence(base, analysis)] if base.runs.diverged else []
     return [_divergence(arm, analysis, len(base.runs.diverged)) for arm in tested]

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from headwise.comparing.results.digests import damage
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
 from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs, read_lines
 
@@ -20,10 +21,14 @@ class RunFolder:
     seed: int
     path: Path
     result: RunResult | None
+    # what became of the files of a run that finished, in words; such a run counts as one without a result
+    damage: tuple[str, ...] = ()
 
     @property
-    def status(self) -> Literal["finished", "diverged", "unfinished"]:
+    def status(self) -> Literal["finished", "diverged", "damaged", "unfinished"]:
         """Return how the run stands."""
+        if self.damage:
+            return "damaged"
         return self.result.status if self.result else "unfinished"
 
     def metric(self, name: str) -> float | None:
@@ -41,15 +46,15 @@ class RunFolder:
 
     @cached_property
     def epochs(self) -> list[EpochLine]:
-        """Return the lines of metrics.jsonl, one an epoch."""
-        return read_epochs(self.path / "metrics.jsonl")
+        """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
+        return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
 
     def health(self) -> list[dict[str, Any]]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
 
         A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
         """
-        records = read_lines(self.path / "health.jsonl", torn_anywhere=True)
+        records = [] if self.damage else read_lines(self.path / "health.jsonl", torn_anywhere=True)
         named = ("alert", "statistic", "site", "head", "group", "step")
         return list({tuple(record.get(name) for name in named): record for record in records}.values())
 
@@ -93,6 +98,10 @@ class StudyFolder:
         cells = [(arm, seed) for arm in self.arms for seed in self.seeds]
         return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
 
+    def damaged(self) -> list[RunFolder]:
+        """Return the runs whose files are no longer what they wrote, in the order of arms and seeds."""
+        return [run for arm in self.arms for run in self.of(arm) if run.damage]
+
 
 def read_study(folder: str | Path) -> StudyFolder:
     """Return the study in `folder`.
@@ -107,9 +116,7 @@ def read_study(folder: str | Path) -> StudyFolder:
         )
     study = checked_study(path / "study.json")
     if study.baseline not in study.arms:
-        raise ValueError(
-            f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}."
-        )
+        raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
     return StudyFolder(path, study, _runs(path, study))
 
 
@@ -124,7 +131,8 @@ def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
         if cell.purpose != "final":
             continue
         result = checked_result(folder / "result.json") if (folder / "result.json").is_file() else None
-        _add(found, RunFolder(cell.arm, cell.seed, folder, result))
+        words = tuple(damage(folder, result.digests)) if result else ()
+        _add(found, RunFolder(cell.arm, cell.seed, folder, None if words else result, words))
     return found
 
 

@@ -88,6 +88,8 @@ class StudyRecord(Record):
     """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
 
     format: Literal[1, 2] = 1
+    # tells this study from another in the same folder; earlier versions wrote none
+    identity: str = ""
     name: str = ""
     title: str = ""
     question: str = ""
@@ -219,6 +221,8 @@ class RunResult(Record):
     # whether other runs shared the processor while the costs were measured
     cost_is_indicative: bool = False
     watched: bool = False
+    # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
+    digests: dict[str, str | None] | None = None
     config: dict[str, Any] = {}
     commit: str | None = None
     versions: dict[str, Any] | None = None

@@ -25,7 +25,9 @@ def checked_study(path: Path) -> StudyRecord:
     except ValidationError as error:
         # version 0.1 wrote "methods" and one "metric"
         old = {"arms": "methods", "metrics": "metric", "primary": "metric"} if "arms" not in found else {}
-        names = dict.fromkeys(old.get(name, name) for problem in error.errors() for name in map(str, problem["loc"][:1]))
+        names = dict.fromkeys(
+            old.get(name, name) for problem in error.errors() for name in map(str, problem["loc"][:1])
+        )
         absent = [name for name in names if name not in found]
         wrong = [name for name in names if name in found]
         words = [f"lacks {', '.join(absent)}"] if absent else []
@@ -84,7 +86,9 @@ def read_epochs(path: Path) -> list[EpochLine]:
             names = _places(error)
             if "epoch" in names.split(", "):
                 raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}") from error
-            raise ValueError(f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}") from error
+            raise ValueError(
+                f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}"
+            ) from error
     return lines
 
 

@@ -36,7 +36,6 @@ class RunConfiguration(BaseModel):
     threads: int = 1
     processes: int = 1
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def draws(self) -> int:

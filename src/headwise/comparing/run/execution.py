@@ -10,16 +10,18 @@ import torch
 from filelock import FileLock, Timeout
 
 from headwise.comparing.phase import Phase
+from headwise.comparing.results.digests import HEALTH, digests
 from headwise.comparing.results.records import Divergence, RunResult
 from headwise.comparing.run.batches import epoch_steps
 from headwise.comparing.run.checkpoint import drop_previous, save_checkpoint
+from headwise.comparing.run.damage import clear_damage
 from headwise.comparing.run.examples import move, size
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.outcome import describe_epoch, describe_result, measure
 from headwise.comparing.run.part import Part, part_of
 from headwise.comparing.run.preflight import evaluations_of
-from headwise.comparing.run.prepare import HEALTH, Carried, leave, prepare
+from headwise.comparing.run.prepare import Carried, leave, prepare
 from headwise.comparing.run.splits import training_examples
 from headwise.comparing.run.state import RunState, load_state, restore, save_state
 from headwise.comparing.run.train import Training, train_epoch
@@ -38,6 +40,7 @@ def execute(order: Order, tell: Tell) -> RunResult:
     if is_first_process():
         try:
             with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+                clear_damage(order, lambda text: tell({"event": "note", "text": text}))
                 return order.result() or _execute(order, tell)
         except Timeout:
             raise StudyError(
@@ -59,6 +62,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         state, carried, result = _phase(order, part_of(task, state.phase), state, tensors, carried, tell)
         tensors = None
     if is_first_process():
+        result = result.model_copy(update={"digests": digests(order.folder)})
         write_json(order.folder / "result.json", result.model_dump(mode="json"))
         drop_previous(order.folder)
     return result

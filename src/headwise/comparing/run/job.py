@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from headwise.comparing.results.digests import damage
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.files.durable import read_json
@@ -38,7 +39,17 @@ class Order:
         return self.configuration.identity
 
     def result(self) -> RunResult | None:
-        """Read the result, or None when the run is not finished: what is no result of this run counts for nothing."""
+        """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
+        found = self._written()
+        return None if found is None or damage(self.folder, found.digests) else found
+
+    def damage(self) -> list[str]:
+        """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""
+        found = self._written()
+        return [] if found is None else damage(self.folder, found.digests)
+
+    def _written(self) -> RunResult | None:
+        # what is no result of this run counts for nothing
         try:
             found = RunResult.model_validate(read_json(self.folder / "result.json"))
         except ValidationError:

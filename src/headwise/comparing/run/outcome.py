@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.results.records import Divergence, EpochLine, RunResult
 from headwise.comparing.run.alerts import alert_outcomes
 from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
@@ -12,7 +13,6 @@ from headwise.comparing.run.evaluate import evaluate, refuse_nan
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
-from headwise.comparing.run.prepare import HEALTH
 from headwise.comparing.run.train import Epoch, Training
 from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware

@@ -11,13 +11,14 @@ from torch import nn
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.evaluate import count_batch
+from headwise.comparing.run.evaluate import add, count_batch, finished
 from headwise.comparing.run.examples import Examples, describe, size, take
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
 
-STANDARD = ("train", "validation", "test")
+# examples that are tried: enough for most figures to be defined
+FIRST = 16
 
 
 def evaluations_of(task: Task) -> list[Evaluation]:
@@ -63,11 +64,11 @@ def check_task(task: Task) -> None:
 
 
 def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
-    """Run two examples through the plain model, the loss and the count: what does not fit is said before any step.
+    """Run a few examples through the plain model, loss, count and finish: what does not fit is said before any step.
 
     Raises StudyError with the shapes of what was given.
     """
-    examples = take(train, slice(0, min(2, size(train))))
+    examples = take(train, slice(0, min(FIRST, task.batch_size, size(train))))
     batch = make_batch(task, examples, None)
     output: Any = None
     was_training = model.training
@@ -78,7 +79,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
                 raise TypeError(f"loss gave {describe(loss)}, where one number should be")
-            count_batch(task, Evaluation("train"), model, examples)
+            _count_twice(task, model, examples)
     except (StudyError, ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -90,6 +91,14 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
         ) from error
     finally:
         model.train(was_training)
+
+
+def _count_twice(task: Task, model: nn.Module, examples: Examples) -> None:
+    """Count all of the examples and one of them: sums that cannot be added show by their shapes."""
+    plain = Evaluation("train")
+    whole = count_batch(task, plain, model, examples)
+    one = count_batch(task, plain, model, take(examples, slice(0, 1)))
+    finished(task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole})
 
 
 def _devices(model: nn.Module) -> list[int]:

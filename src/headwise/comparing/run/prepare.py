@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.arms.fit import fit
 from headwise.comparing.phase import Phase
+from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.run.batches import epoch_steps, lengths_of, make_batch
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.examples import Examples, size, take
-from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.run.job import Order
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.optimizer import build_optimizer
 from headwise.comparing.run.part import Part
@@ -28,9 +29,6 @@ from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
     from headwise.watching.watch import Watch
-
-# the stream of a watched run
-HEALTH = "health.jsonl"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
         training.clock = before.clock
     if task.steps is not None:
         training.last_step = training.first_step + task.steps
-    if order.watch and is_first_process():
+    if order.watch:
+        # in every process: a reading is a collective, and the first one writes it
         training.watch = _watch(order, model, task, steps, training.first_step)
     training.model, training.optimizer = accelerator.prepare(model, optimizer)
     return training
