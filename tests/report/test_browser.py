@@ -273,7 +273,9 @@ def test_a_link_to_a_folded_section_opens_it(browser, report):
 
 
 def test_every_chart_and_button_has_a_name_for_a_screen_reader(visit):
-    names = visit.page.locator("figure .chart").evaluate_all("all => all.map(e => [e.getAttribute('role'), e.ariaLabel])")
+    names = visit.page.locator("figure .chart").evaluate_all(
+        "all => all.map(e => [e.getAttribute('role'), e.ariaLabel])"
+    )
     assert names and all(role == "img" and len(name) > 3 for role, name in names)
     buttons = visit.page.locator("button[data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
     assert len(set(buttons)) > 40 and all(name.startswith("Save ") for name in buttons)
