@@ -94,8 +94,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.comparing.results.records import RunResult
-from headwise.comparing.tune import Search
+    from headwise.comparing.tune import Search
 
     study, told = tiny_study(epochs=1), Search.tell
 
@@ -145,11 +144,11 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.compare import Comparison
-        from headwise.comparing.results.records import RunResult
-from headwise.comparing.tune import Search
+        from headwise.comparing.engines.in_process import HereEngine
+        from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
-        comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
+        comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)
         self.arm = Search(comparison, optuna.storages.InMemoryStorage(), text)
         self.tried = []
 
