@@ -134,11 +134,20 @@ def _named(study: str | None, task: str | None) -> str:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="The folder given by --out.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder given by --out.")],
+    export: Annotated[
+        Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
+    ] = None,
+) -> None:
     """Rebuild the report of a study from its files."""
     from headwise.comparing.report import write
 
     print(write(folder))
+    if export is not None:
+        from headwise.comparing.report.export import export as write_out
+
+        print(f"{len(write_out(folder, export))} files in {export}")
 
 
 @app.command()

@@ -79,7 +79,12 @@ class Section:
     @property
     def anchor(self) -> str:
         """Return the section's id in the page."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "section"
+        return slug(self.title) or "section"
+
+
+def slug(text: str) -> str:
+    """Return text as it may stand in an anchor and in a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80]
 
 
 def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "", lead: str = "", facts=()) -> str:
@@ -88,21 +93,22 @@ def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "",
     `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are embedded
     only when a section holds a chart.
     """
-    sections = list(sections)
+    sections = _with_anchors(sections)
     markup = load("markupsafe", "study").Markup
-    drawn = any('data-chart="' in str(section.body) for section in sections)
-    return _template("page.html").render(
+    drawn = any('data-chart="' in str(section.body) for section, _ in sections)
+    html = _template("page.html").render(
         title=title,
         eyebrow=eyebrow,
         question=question,
         lead=lead,
         facts=[(str(name), str(value)) for name, value in facts],
-        sections=sections,
+        sections=[(section, anchor) for section, anchor in sections],
         css=markup(_asset("shell.css")),
         script=markup(_asset("shell.js")),
         bundle=markup(_vega()) if drawn else "",
         version=_version(),
     )
+    return _unique_anchors(html)
 
 
 def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
@@ -118,15 +124,16 @@ def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
     return _macro("table", columns, prepared, caption, set(marked), sort)
 
 
-def figure(chart, *, title: str = "", caption: str = "", trace: str = ""):
+def figure(chart, *, title: str = "", caption: str = "", trace: str = "", name: str = ""):
     """Return a chart as markup: `chart` is an Altair chart or a Vega-Lite dictionary.
 
-    `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
+    `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
     """
     spec = chart if isinstance(chart, dict) else chart.to_dict()
     marks = sum(len(values) for values in spec.get("datasets", {}).values())
     renderer = "canvas" if marks > CANVAS_FROM else "svg"
-    return _macro("figure", _json(spec), title, caption, trace, renderer)
+    name = name or title or "chart"
+    return _macro("figure", _json(spec), title, caption, trace, renderer, name, slug(name))
 
 
 def prose(paragraphs, *, kind: str = "prose"):
@@ -163,6 +170,27 @@ def join(*parts):
 def preformatted(text: str):
     """Return text as a block of code."""
     return _macro("preformatted", text)
+
+
+def _with_anchors(sections) -> list[tuple[Section, str]]:
+    """Return the sections with anchors that no two share."""
+    seen: dict[str, int] = {}
+    found = []
+    for section in sections:
+        seen[section.anchor] = count = seen.get(section.anchor, 0) + 1
+        found.append((section, section.anchor if count == 1 else f"{section.anchor}-{count}"))
+    return found
+
+
+def _unique_anchors(html: str) -> str:
+    """Number the figures that share a name, so that each has an anchor of its own."""
+    seen: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        seen[found[1]] = count = seen.get(found[1], 0) + 1
+        return f'<figure id="{found[1]}{"" if count == 1 else f"-{count}"}"'
+
+    return re.sub(r'<figure id="(figure-[a-z0-9-]*)"', number, html)
 
 
 def _cell(item) -> Cell:

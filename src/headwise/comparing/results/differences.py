@@ -91,6 +91,9 @@ def _verdict(entry: dict[str, Any], higher_is_better: bool | None, equivalent: b
             ("lower", "higher")[higher] if higher_is_better is None else ("worse", "better")[higher == higher_is_better]
         )
         return {"verdict": verdict, "verdict_text": f"{verdict} (by less than the margin)" if equivalent else verdict}
-    same = all(value == 0 for value in entry["by_seed"].values())
-    verdict = "equivalent" if equivalent else "no evidence"
-    return {"verdict": verdict, "verdict_text": f"{verdict} (every difference is 0)" if same else verdict}
+    verdict, why = "equivalent" if equivalent else "no evidence", ""
+    if all(value == 0 for value in entry["by_seed"].values()):
+        why = " (every difference is 0)"
+    elif entry["p_corrected"] < ALPHA:
+        why = " (the joint interval holds 0)"
+    return {"verdict": verdict, "verdict_text": verdict + why}

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from headwise.comparing.results.findings_record import FindingsRecord
 from headwise.comparing.results.records import CellRecord, EpochLine, Record, RunResult, StudyRecord
 
 R = TypeVar("R", bound=Record)
@@ -33,6 +34,16 @@ def checked_study(path: Path) -> StudyRecord:
         raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
+def checked_findings(path: Path) -> FindingsRecord:
+    """Return what findings.json holds; raise ValueError when that is not what a study writes."""
+    try:
+        return _valid(FindingsRecord, _dictionary(path, read_json(path)))
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} does not hold what a study writes (see {_places(error)}). Run the study again."
+        ) from error
+
+
 def checked_config(path: Path) -> CellRecord:
     """Return the cell that config.json of a run names; raise ValueError when it names no arm or seed."""
     try:
@@ -46,9 +57,8 @@ def checked_result(path: Path) -> RunResult:
     try:
         return _valid(RunResult, _dictionary(path, read_json(path)))
     except ValidationError as error:
-        wrong = ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
         raise ValueError(
-            f"{path} holds no result that can be read: {wrong} is missing or of another kind "
+            f"{path} holds no result that can be read: {_places(error)} is missing or of another kind "
             f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
         ) from error
 
@@ -60,13 +70,17 @@ def read_epochs(path: Path) -> list[EpochLine]:
         try:
             lines.append(_valid(EpochLine, record))
         except ValidationError as error:
-            names = ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
+            names = _places(error)
             if "epoch" in names.split(", "):
                 raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}") from error
             raise ValueError(
                 f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}"
             ) from error
     return lines
+
+
+def _places(error: ValidationError) -> str:
+    return ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
 
 
 def _valid(kind: type[R], found: dict[str, Any]) -> R:

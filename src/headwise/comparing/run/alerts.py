@@ -9,13 +9,17 @@ from headwise.files.durable import read_lines
 
 
 def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, float]:
-    """Give alerts/<kind>/step, and alerts/<kind>/lead (divergence step − alert step) in a run that diverged."""
+    """Give alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the divergence.
+
+    Readings count steps from 0, the divergence from 1: a reading of step s saw the weights whose loss is the (s + 1)th.
+    """
     first: dict[str, int] = {}
+    last = None if divergence is None else divergence.step - 1
     for record in read_lines(stream):
         kind = record.get("alert")
-        if kind and (divergence is None or record["step"] <= divergence.step):
+        if kind and (last is None or record["step"] <= last):
             first[kind] = min(record["step"], first.get(kind, record["step"]))
     found = {f"alerts/{kind}/step": float(step) for kind, step in first.items()}
-    if divergence is None:
+    if last is None:
         return found
-    return found | {f"alerts/{kind}/lead": float(divergence.step - step) for kind, step in first.items()}
+    return found | {f"alerts/{kind}/lead": float(last - step) for kind, step in first.items()}
