@@ -33,6 +33,7 @@ from importlib.resources import files
 from typing import Any
 
 from headwise.files.optional_imports import load
+from headwise.pages.anchors import slug, unique_anchors, with_anchors
 
 CANVAS_FROM = 3000  # marks; more would make a slow SVG
 
@@ -82,18 +83,13 @@ class Section:
         return slug(self.title) or "section"
 
 
-def slug(text: str) -> str:
-    """Return text as it may stand in an anchor and in a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80]
-
-
 def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "", lead: str = "", facts=()) -> str:
     """Return the whole page as one HTML string.
 
     `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are embedded
     only when a section holds a chart.
     """
-    sections = _with_anchors(sections)
+    sections = with_anchors(sections)
     markup = load("markupsafe", "study").Markup
     drawn = any('data-chart="' in str(section.body) for section, _ in sections)
     html = _template("page.html").render(
@@ -108,7 +104,7 @@ def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "",
         bundle=markup(_vega()) if drawn else "",
         version=_version(),
     )
-    return _unique_anchors(html)
+    return unique_anchors(html)
 
 
 def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
@@ -170,27 +166,6 @@ def join(*parts):
 def preformatted(text: str):
     """Return text as a block of code."""
     return _macro("preformatted", text)
-
-
-def _with_anchors(sections) -> list[tuple[Section, str]]:
-    """Return the sections with anchors that no two share."""
-    seen: dict[str, int] = {}
-    found = []
-    for section in sections:
-        seen[section.anchor] = count = seen.get(section.anchor, 0) + 1
-        found.append((section, section.anchor if count == 1 else f"{section.anchor}-{count}"))
-    return found
-
-
-def _unique_anchors(html: str) -> str:
-    """Number the figures that share a name, so that each has an anchor of its own."""
-    seen: dict[str, int] = {}
-
-    def number(found: re.Match[str]) -> str:
-        seen[found[1]] = count = seen.get(found[1], 0) + 1
-        return f'<figure id="{found[1]}{"" if count == 1 else f"-{count}"}"'
-
-    return re.sub(r'<figure id="(figure-[a-z0-9-]*)"', number, html)
 
 
 def _cell(item) -> Cell:
