@@ -350,3 +350,33 @@ class Adapt(Task):
         if self.way == "head":
             return [Phase("adapt", start=self.start, carry=("1.head.*",), learn=("1.head.*",))]
         return [Phase("pretrain", methods=False), Phase("adapt", changes=change)]
+
+
+class Shared(Reverse):
+    """Count in all ways at once, in batches bounded by tokens, two to a step: for several processes."""
+
+    epochs: int = 2
+    batch_size: int = 32
+    train_size: int | None = 160
+    tokens_per_batch: int | None = 64
+    accumulation: int = 2
+    evaluation_batch_size: int = 11
+    optimizer: str = "sgd"
+    learning_rate: float = 0.05
+    metrics = (*Reverse.metrics, Metric("spearman"), Metric("letters"))
+    decides_on = "test"
+
+    def count(self, output, targets):
+        real = targets != PAD
+        lengths, sure = real.sum(1), (output.softmax(-1).amax(-1) * real).sum(1) / real.sum(1)
+        found = output.argmax(-1)[targets != PAD].bincount(minlength=LETTERS)
+        rows = Rows(torch.stack([lengths, sure], 1))
+        return Task.count(self, output, targets) | {"rows": rows, "letters": found, "exact": torch.zeros(())}
+
+    def finish(self, sums):
+        order = torch.corrcoef(sums["rows"].double().T)[0, 1]
+        letters = sums["letters"].double()
+        return Reverse.finish(self, sums) | {"spearman": order, "letters": letters.square().sum().sqrt(), "exact": sums["exact"]}
+
+    def evaluations(self):
+        return []

@@ -56,7 +56,7 @@ def test_compare_repeats_a_finished_run_whose_files_were_damaged_to_the_same_num
     carry(study, tmp_path / "harmed", listener=listener, watch=True)
     what = "is gone" if harm is delete else "is not what the run wrote"
     assert [text for text in listener.said if f"{folder}: {name} {what}; the run is repeated" in text], listener.said
-    assert [order.configuration.method for order in listener.ends] == [ARM]
+    assert [order.configuration.arm for order in listener.ends] == [ARM]
     assert all_numbers(tmp_path / "harmed") == all_numbers(tmp_path / "whole")
     assert health(folder) == health(tmp_path / "whole" / "runs" / folder.name)
 
@@ -66,7 +66,7 @@ def test_compare_repeats_a_finished_run_whose_files_were_damaged_to_the_same_num
 def test_a_report_leaves_a_damaged_run_out_by_name(tmp_path, name, harm):
     folder = damaged(tiny_study(methods=(ARM,), epochs=2), tmp_path, name, harm)
     study = read_study(tmp_path)
-    assert [(run.path.name, run.status, run.epochs(), run.health()) for run in study.damaged()] == [
+    assert [(run.path.name, run.status, run.epochs, run.health()) for run in study.damaged()] == [
         (folder.name, "damaged", [], [])
     ]
     assert study.missing() == [(ARM, 0)]

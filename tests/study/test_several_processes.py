@@ -7,10 +7,11 @@ import sys
 
 import psutil
 import pytest
-from small_studies import PLACE, all_numbers, carry, tiny_study
+from small_studies import PLACE, all_numbers, carry, study_of, tiny_study
 from test_engines import lines, wait_for
 
 ARM = "NeuTRENO(strength=0.5) + AttentionNormPenalty(strength=1.0, per_map=True)"
+ARM_OF_ONE = "RelaxedAttention(gamma=0.2)"
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "headwise.cli")
 # how many launches in a row must end with 0
 LAUNCHES = int(os.environ.get("HEADWISE_LAUNCHES", "2"))
@@ -56,9 +57,10 @@ def test_two_processes_train_to_the_numbers_of_one(tmp_path):
     assert two.keys() == one.keys()
     for method, (whole, metrics) in one.items():
         for ours, theirs in zip(two[method][0], whole, strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5), method
+            assert ours.pop("metrics") == pytest.approx(theirs.pop("metrics"), abs=2e-5), method
+            assert ours == theirs
         # each process holds half of a batch
-        assert two[method][1].pop("peak_memory_bytes") < metrics.pop("peak_memory_bytes")
+        assert two[method][1].pop("cost/peak_memory_bytes") < metrics.pop("cost/peak_memory_bytes")
         assert two[method][1] == pytest.approx(metrics, abs=2e-5), method
 
 
@@ -138,3 +140,23 @@ def test_tuning_over_several_processes_is_refused(tmp_path):
 
     with pytest.raises(StudyError, match="--tune works with one process a run"):
         carry(tiny_study().model_copy(update={"processes": 2}), tmp_path, trials=1)
+
+
+def test_sums_rows_and_unequal_batches_are_the_same_over_processes(tmp_path):
+    place = PLACE.replace("tiny_task.py", "core_tasks.py") + ":Shared"
+    launch = [sys.executable, "-m", "headwise.cli", "compare", "--task", place, "--seeds", "1", "--processes", "2"]
+    command = [*launch, "--method", ARM_OF_ONE, "--device", "cpu", "--out", str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    carry(study_of(place, (ARM_OF_ONE,)), tmp_path / "one")
+    two, one = (
+        {result["arm"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
+        for name in ("two", "one")
+    )
+    assert two.keys() == one.keys() == {"baseline", ARM_OF_ONE}, done.stderr
+    for arm, (lines, metrics) in one.items():
+        found = two[arm][1]
+        assert {"test/perplexity", "test/spearman", "test/letters", "train/loss"} <= found.keys()
+        for name, value in metrics.items():
+            if not name.startswith("cost/"):
+                assert found[name] == pytest.approx(value, rel=1e-4), (arm, name)
+        assert [line["metrics"] for line in two[arm][0]] == [pytest.approx(line["metrics"], rel=1e-4) for line in lines]

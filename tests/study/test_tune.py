@@ -144,11 +144,11 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.compare import Comparison
-        from headwise.comparing.results.records import RunResult
+        from headwise.comparing.engines.in_process import HereEngine
         from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
-        comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
+        comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)
         self.arm = Search(comparison, optuna.storages.InMemoryStorage(), text)
         self.tried = []
 
