@@ -73,7 +73,9 @@ def heat_map(
     chart = base.mark_rect(cursor="crosshair").encode(
         x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
         y=_band(alt.Y, y, rows, alt.Axis(labelLimit=label_limit, domain=False, ticks=False), y_order),
-        color=_ramp(alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging),
+        color=_ramp(
+            alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging
+        ),
         tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in shown]
         + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
     )
@@ -94,7 +96,7 @@ def _band(channel, name: str, rows, axis, order=None):
 
 
 def _ramp(alt, value: str, domain, title: str, diverging: bool):
-    legend = alt.Legend(title=title or None, orient="top", gradientLength=160, gradientThickness=9, titleLimit=300)
+    legend = alt.Legend(title=title or None, orient="top", gradientLength=110, gradientThickness=9, titleLimit=300)
     scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain))
     return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
 

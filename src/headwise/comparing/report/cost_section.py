@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.report.answer_table import figure_cell
 from headwise.comparing.report.words import shown, titled, unit_of
 from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis
 from headwise.pages.formats import mebibytes, milliseconds
@@ -26,7 +27,9 @@ def cost_section(analysis: Analysis) -> list[Section]:
         return []
     charts = [_chart(analysis, numbered, *cost) for cost in measured if _varies(analysis, cost[0])]
     indicative = (
-        " Other runs shared the processor while these were measured: they are indicative." if analysis.cost_is_indicative else ""
+        " Other runs shared the processor while these were measured: they are indicative."
+        if analysis.cost_is_indicative
+        else ""
     )
     intro = f"Medians over seeds; further left costs less. The numbers are those of the table.{indicative}"
     body = join(grid(charts, wide=True), _table(analysis, numbered, measured))
@@ -46,9 +49,17 @@ def _chart(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], name: st
             continue
         ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
         role = "baseline" if arm.label == analysis.baseline else "arm"
-        row = {"number": str(number), "label": arm.label, "role": role, "x": cost * factor, "mean": shown(found.mean, unit.factor)}
+        row = {
+            "number": str(number),
+            "label": arm.label,
+            "role": role,
+            "x": cost * factor,
+            "mean": shown(found.mean, unit.factor),
+        }
         rows.append(row | ends)
-    return figure(against_cost(rows, x=words, y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}")
+    return figure(
+        against_cost(rows, x=words, y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}"
+    )
 
 
 def _table(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], measured: list[tuple[str, str, float]]):  # type: ignore[no-untyped-def]
@@ -58,14 +69,14 @@ def _table(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], measured
     rows = []
     for number, arm in numbered:
         mean = arm.metrics[analysis.primary].mean
-        cells = [Cell(arm.label), Cell(str(number), number), Cell(unit.number(mean), mean)]
-        rows.append([*cells, *(_cost(name, arm.costs.get(name), factor) for name, _, factor in measured)])
+        cells = [Cell(arm.label), Cell(str(number), number), figure_cell(unit.number(mean), mean, arm.all_diverged)]
+        rows.append([*cells, *(_cost(name, arm.costs.get(name), arm.all_diverged) for name, _, _ in measured)])
     return table(columns, rows, caption="What every arm costs")
 
 
-def _cost(name: str, value: float | None, factor: float) -> Cell:
+def _cost(name: str, value: float | None, diverged: bool) -> Cell:
     if value is None:
-        return Cell(None)
+        return figure_cell(None, None, diverged)
     if "seconds" in name:
         return Cell(milliseconds(value), value)
     return Cell(mebibytes(value) if name.endswith("bytes") else f"{value:,.0f}", value)
