@@ -168,7 +168,7 @@ def _health(method, seed, epochs):
         for depth in range(4):
             site = f"blocks.{depth}.attn"
             for head in range(3):
-                value = 2.5 - 0.3 * depth - 0.2 * head - step / 100
+                value = 2.5 - 0.3 * depth - 0.2 * head - step / 100 + sum(map(ord, method)) % 7 / 10
                 records.append(
                     {
                         "site": site,

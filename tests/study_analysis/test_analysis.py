@@ -214,6 +214,15 @@ def test_divergence_leads_the_answer_with_an_exact_test(tmp_path):
     assert [(run.seed, run.step, run.why) for run in found.arms[1].runs.diverged[:1]] == [(0, 40, "loss rose")]
 
 
+def test_divergence_is_corrected_for_the_number_of_arms(tmp_path):
+    methods = ("baseline", "A()", "B()", "C()")
+    broken = {("A()", seed) for seed in range(7)}
+    found = analyse(write_study(tmp_path, methods=methods, diverged=broken))
+    test = found.arms[1].divergence
+    assert test.p == pytest.approx(2 / 2**7) and test.p_corrected == pytest.approx(3 * 2 / 2**7)
+    assert test.verdict == ("more often" if test.p_corrected < 0.05 else "no evidence")
+
+
 def test_many_diverged_arms_are_summed_up(tmp_path):
     methods = ("baseline", *(f"A(p={at})" for at in range(5)))
     broken = {(method, seed) for method in methods[1:] for seed in (0, 1)}

@@ -132,9 +132,10 @@
   // has no charts yet: where it holds a chart it stays closed.
   const PALETTE = ["--paper", "--panel", "--ink", "--muted", "--line", "--rule", "--blue", "--orange", "--sky", "--green", "--vermillion", "--purple", "--grey", "--faint"];
   const palette = () => Object.fromEntries(PALETTE.map((name) => [colour(name).toLowerCase(), name]));
-  const onPaper = (figure, before) => {
+  const onPaper = async (figure, before) => {
     const plot = figure.querySelector(".plot");
-    figure.view.width(plot.clientWidth).run();
+    // promises alone: they are kept before the printer takes the page
+    await figure.view.width(plot.clientWidth).runAsync();
     for (const mark of plot.querySelectorAll("svg [fill], svg [stroke]")) {
       for (const side of ["fill", "stroke"]) {
         const name = before[mark.getAttribute(side)?.toLowerCase()];
