@@ -8,7 +8,7 @@ ARGS ?=
 WORKERS ?= 2
 STUB := PYTHONPATH=tests
 
-.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table clean
+.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table launches clean
 
 compare: $(VENV)/.study
 	$(PY) -m headwise compare $(ARGS)
@@ -39,6 +39,10 @@ bench-watch: $(VENV)/.test
 
 bench-audit: $(VENV)/.test
 	$(STUB) $(PY) benchmarks/audit.py $(ARGS)
+
+# thirty launches of two processes in a row, by torchrun and by --processes: each must end with 0
+launches: $(VENV)/.test
+	HEADWISE_LAUNCHES=30 OMP_NUM_THREADS=1 $(PY) -m pytest --timeout 3600 tests/study/test_several_processes.py -k in_a_row $(ARGS)
 
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py

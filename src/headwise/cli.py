@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shlex
 import sys
-import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
-from headwise.comparing.registry import study_names
+from headwise.files.errors import is_for_users
+from headwise.studies.registry import BuiltIn, study_names
 
 app = typer.Typer(
     name="headwise",
@@ -24,7 +27,32 @@ app = typer.Typer(
 )
 
 
-@app.command()
+class CompareCommand(TyperCommand):
+    """Add to `headwise compare STUDY --help` the settings of that study."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was given, which --help alone would not see."""
+        ctx.meta["headwise.given"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options, then the settings of the study or task that was named."""
+        super().format_help(ctx, formatter)
+        given = ctx.meta.get("headwise.given", [])
+        task = next((after for name, after in itertools.pairwise(given) if name == "--task"), None)
+        study = next((word for word in given if word in study_names()), None)
+        if task or study:
+            from headwise.comparing.settings_help import describe_request
+            from headwise.files.errors import StudyError
+
+            try:
+                print(describe_request(study, task, BuiltIn()))
+            except StudyError as error:
+                print(f"error: {error}", file=sys.stderr)
+                ctx.exit(1)
+
+
+@app.command(cls=CompareCommand)
 def compare(
     study: Annotated[
         str | None, typer.Argument(help=f"A built-in study: {', '.join(study_names())}.", show_default="digits")
@@ -32,19 +60,32 @@ def compare(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help='Compare this instead of the study\'s methods: "DropHead(p=0.1) + RelaxedAttention()"; repeatable.'
+            help="Compare this arm instead of the study's, repeatable: 'DropHead(p=0.1) + RelaxedAttention()', "
+            "'NeuTRENO(strength=0.6) @ 2-5 | learning_rate=0.001', 'baseline | weight_decay=0.1'."
         ),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds; nine or more allow a verdict on eight methods.")
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="Compare arms along an axis: 'NeuTRENO(strength={0,0.3,0.6})'; repeatable.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a setting of task or recipe in all arms: name=value; repeatable. STUDY --help lists them.",
+        ),
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="The size at which the study is run, where it has several.")] = None,
+    task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
     test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; changes no number. Default: the cores.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train each run together, one after the other.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     ray_address: Annotated[
@@ -55,18 +96,24 @@ def compare(
     watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
 ) -> None:
-    """Train methods × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
-    from headwise.comparing.command import Request, run
+    """Train arms × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
+    from headwise.comparing.command import run
+    from headwise.comparing.request import Request
 
     run(
         Request(
             study=_named(study, task),
+            studies=BuiltIn(),
             methods=tuple(method or ()),
+            sweeps=tuple(sweep or ()),
+            settings=tuple(settings or ()),
+            scale=scale,
             task=task,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
             jobs=jobs,
+            processes=processes,
             engine=engine,
             ray_address=ray_address,
             device=device,
@@ -87,11 +134,19 @@ def _named(study: str | None, task: str | None) -> str:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="The folder given by --out.")]) -> None:
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="The folder given by --out; of several, the arms are put together."),
+    ],
+    export: Annotated[
+        Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
+    ] = None,
+) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.comparing.report import write
+    from headwise.comparing.report.command import run
 
-    print(write(folder))
+    run(folders, export)
 
 
 @app.command()
@@ -119,26 +174,19 @@ def audit(
 
 def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from headwise.comparing.engines.rank import be_one_of_several
+
+        be_one_of_several(app)
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if not _is_for_users(error):
+        if not is_for_users(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def _is_for_users(error: Exception) -> bool:
-    """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    ours = frame.f_globals.get("__name__", "").startswith("headwise.")
-    return (
-        isinstance(error, OSError)
-        or type(error).__name__ == "StudyError"
-        or (ours and isinstance(error, (ValueError, ImportError)))
-    )
 
 
 if __name__ == "__main__":

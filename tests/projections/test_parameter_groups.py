@@ -16,11 +16,14 @@ BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num
 
 def grouped(model: nn.Module, **options) -> dict[str, set[str]]:
     """Give the names in each group, after checking that each trainable parameter stands in one group once."""
+    decay = {"attention": 0.02, "mlp": 0.3, "other": 0.1, "undecayed": 0.0}
+    options = {"mlp_weight_decay": 0.3} | options
+    if options["mlp_weight_decay"] is None:
+        decay["mlp"] = 0.1
     groups = headwise.parameter_groups(model, lr=0.1, weight_decay=0.1, attention_weight_decay=0.02, **options)
     names = {id(p): name for name, p in model.named_parameters()}
     listed = [id(p) for group in groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
-    decay = {"attention": 0.02, "other": 0.1, "undecayed": 0.0}
     assert all(group["weight_decay"] == decay[group["name"]] and group["lr"] == 0.1 for group in groups)
     torch.optim.AdamW(groups)
     return {group["name"]: {names[id(p)] for p in group["params"]} for group in groups}
@@ -37,12 +40,16 @@ def test_attention_of_a_transformers_model_is_found_by_its_sites():
     assert "model.layers.0.self_attn.q_proj.bias" in groups["undecayed"]
     assert "model.norm.weight" in groups["undecayed"]
     assert "model.embed_tokens.weight" in groups["other"]
+    experts = {f"model.layers.{i}.mlp.experts.{k}_proj" for i in range(2) for k in ("gate_up", "down")}
+    assert groups["mlp"] == experts | {f"model.layers.{i}.mlp.router.weight" for i in range(2)}
 
 
 def test_the_output_beside_a_bert_layer_is_attention():
     groups = grouped(tf.AutoModel.from_config(tf.BertConfig(**BASE)))
     assert "encoder.layer.0.attention.output.dense.weight" in groups["attention"]
-    assert "encoder.layer.0.output.dense.weight" in groups["other"]
+    kinds = ("intermediate", "output")
+    assert groups["mlp"] == {f"encoder.layer.{i}.{kind}.dense.weight" for i in range(2) for kind in kinds}
+    assert "pooler.dense.weight" in groups["other"]
     assert "encoder.layer.0.attention.output.LayerNorm.weight" in groups["undecayed"]
 
 
@@ -51,7 +58,8 @@ def test_fused_and_unreachable_layers_count_as_attention():
     groups = grouped(model)
     assert {"layers.0.blocks.0.attn.qkv.weight", "layers.0.blocks.0.attn.proj.weight"} <= groups["attention"]
     assert "layers.0.blocks.0.attn.relative_position_bias_table" in groups["undecayed"]
-    assert "layers.0.blocks.0.mlp.fc1.weight" in groups["other"]
+    assert groups["mlp"] == {f"layers.{i}.blocks.0.mlp.fc{k}.weight" for i in range(4) for k in (1, 2)}
+    assert {"layers.1.downsample.reduction.weight", "patch_embed.proj.weight", "head.fc.weight"} <= groups["other"]
 
 
 def test_logit_scales_and_class_tokens_do_not_decay():
@@ -80,7 +88,7 @@ def test_methods_parameters_are_in_the_groups_of_a_regularized_model():
     assert f"{home}.qkv.parametrizations.weight.0.gamma" in groups["undecayed"]
     assert f"{home}.headwise.QKNorm.query_gain" in groups["undecayed"]
     gate = [name for name in groups["other"] if ".headwise.GatedOutput." in name]
-    assert gate
+    assert gate and groups["mlp"] == {"blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"}
 
 
 def test_a_shared_parameter_stands_once_and_a_frozen_one_nowhere():
@@ -95,6 +103,7 @@ def test_a_linear_with_one_output_still_decays_and_multihead_attention_is_known(
     model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Linear(16, 1))
     groups = grouped(model)
     assert groups["attention"] == {"0.self_attn.in_proj_weight", "0.self_attn.out_proj.weight"}
+    assert groups["mlp"] == {"0.linear1.weight", "0.linear2.weight"}
     assert "1.weight" in groups["other"]
 
 
@@ -126,7 +135,39 @@ def test_what_cannot_be_told_asks_for_an_example_and_takes_it():
         ValueError, match=r"cannot tell attention's weights from others: block could not be run.*pass example="
     ):
         grouped(Stack())
-    assert grouped(Stack(), example=torch.randn(2, 3, 8))["attention"] == {"block.qkv.weight", "block.out.weight"}
+    groups = grouped(Stack(), example=torch.randn(2, 3, 8))
+    assert groups["attention"] == {"block.qkv.weight", "block.out.weight"}
+    assert groups["mlp"] == {"block.mlp.weight"}
+
+
+def test_the_mlp_of_an_encoder_decoder_is_found_in_both_halves():
+    config = tf.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=32, decoder_start_token_id=0)
+    groups = grouped(tf.T5ForConditionalGeneration(config))
+    halves = {"encoder": 1, "decoder": 2}
+    assert groups["mlp"] == {
+        f"{half}.block.{i}.layer.{last}.DenseReluDense.{name}.weight"
+        for half, last in halves.items()
+        for i in range(2)
+        for name in ("wi", "wo")
+    }
+    torch_groups = grouped(nn.Transformer(16, 2, 1, 1, 24, batch_first=True))
+    assert torch_groups["mlp"] == {f"{half}.layers.0.linear{i}.weight" for half in halves for i in (1, 2)}
+
+
+class AttentionOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 8), nn.Linear(8, 5)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+
+def test_a_head_is_no_mlp_and_a_decay_for_what_is_not_there_is_refused():
+    groups = grouped(AttentionOnly(), mlp_weight_decay=None)
+    assert groups["other"] == {"embed.weight", "head.weight"} and "mlp" not in groups
+    with pytest.raises(ValueError, match=r"mlp_weight_decay=0\.3: no attention layer of AttentionOnly has an MLP in its"):
+        headwise.parameter_groups(AttentionOnly(), 0.1, 0.1, mlp_weight_decay=0.3)
+    with pytest.raises(ValueError, match=r"attention_weight_decay=0\.3: Linear has no attention layer"):
+        headwise.parameter_groups(nn.Linear(2, 2), 0.1, 0.1, 0.3)
 
 
 def test_a_negative_decay_is_refused():

@@ -33,10 +33,15 @@ def write_study(
     missing=(),
     test_curves=True,
     watched=False,
+    failure=None,
+    margin=None,
+    axes=(),
+    heads=False,
 ):
     """Write a complete study folder and return its path.
 
-    `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs.
+    `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs; `axes` holds
+    (name, values, methods); `heads` adds outcomes of heads.
     """
     folder = Path(folder)
     study = {
@@ -44,10 +49,17 @@ def write_study(
         "title": "Synthetic study (made-up numbers)",
         "question": "Does the report show what it was given? No model was trained: every number below is drawn from a formula.",
         "kind": "compare",
-        "methods": list(methods),
+        "format": 2,
+        "arms": list(methods),
         "baseline": methods[0],
         "seeds": list(range(seeds)),
-        "metric": {"name": "test_accuracy", "label": "test accuracy", "higher_is_better": True, "unit": "%"},
+        "primary": "test/accuracy",
+        "metrics": [
+            {"name": "accuracy", "label": "accuracy", "higher_is_better": True, "unit": "%", "failure": failure},
+            {"name": "loss", "label": "loss", "higher_is_better": False, "unit": "nats"},
+        ],
+        "margin": margin,
+        "axes": [{"name": name, "values": list(values), "arms": list(arms)} for name, values, arms in axes],
         "settings": {
             "dataset": "synthetic",
             "epochs": epochs,
@@ -65,13 +77,36 @@ def write_study(
         for seed in range(seeds):
             if (method, seed) not in missing:
                 broken = (method, seed) in diverged
-                _run(folder, number, method, seed, effects[number % len(effects)], epochs, broken, test_curves, watched)
+                effect = effects[number % len(effects)]
+                _run(folder, number, method, seed, effect, epochs, broken, test_curves, watched, heads)
     return folder
 
 
-def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watched):
+def in_version_0_1(folder):
+    """Rewrite a study folder in the shapes that version 0.1 wrote."""
+    study = json.loads((folder / "study.json").read_text())
+    metric, *_ = study.pop("metrics")
+    metric |= {"name": study.pop("primary").replace("/", "_"), "label": f"test {metric['label']}"}
+    dropped = ("format", "margin", "axes")
+    study = {key: value for key, value in study.items() if key not in dropped} | {"metric": metric}
+    _json(folder / "study.json", study | {"methods": study.pop("arms")})
+    for path in (folder / "runs").iterdir():
+        config, result = (json.loads((path / name).read_text()) for name in ("config.json", "result.json"))
+        _json(path / "config.json", config | {"method": config.pop("arm")})
+        step = (result.pop("divergence") or {}).get("step")
+        counts = {name: result.pop(name) for name in ("steps", "epochs")}
+        old = {name.removeprefix("cost/").replace("/", "_"): value for name, value in result["metrics"].items()}
+        result |= {"method": result.pop("arm"), "diverged_at_step": step, "metrics": old | counts}
+        _json(path / "result.json", {key: value for key, value in result.items() if key != "format"})
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        flat = [line | {k.replace("/", "_"): v for k, v in line.pop("metrics").items()} for line in lines]
+        _lines(path / "metrics.jsonl", flat)
+    return folder
+
+
+def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watched, heads):
     path = folder / "runs" / f"{number:04x}{seed:08x}"
-    _json(path / "config.json", {"method": method, "seed": seed, "study": "synthetic"})
+    _json(path / "config.json", {"arm": method, "seed": seed, "study": "synthetic"})
     # The seed's part is shared by all methods, so that pairing matters.
     shared, own = random.Random(seed).gauss(0, 0.01), random.Random(f"{method} {seed}").gauss(0, 0.004)
     wobble = random.Random(f"{method} {seed} wobble")
@@ -80,51 +115,51 @@ def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watc
         for at in range(1, (epochs // 3 if broken else epochs) + 1)
     ]
     if broken:
-        records[-1] |= {"train_loss": math.nan}
+        records[-1]["metrics"] |= {"train/loss": math.nan}
     _lines(path / "metrics.jsonl", records)
     if watched:
         _lines(path / "health.jsonl", _health(method, seed, epochs))
-    last = _epoch(epochs, epochs, effect + shared + own, True)
-    metrics = {key: value for key, value in last.items() if key.startswith(("test", "train", "validation"))}
+    metrics = dict(_epoch(epochs, epochs, effect + shared + own, True)["metrics"])
     metrics |= {
-        "gap_loss": metrics["train_loss"] - metrics["test_loss"],
-        "gap_accuracy": metrics["train_accuracy"] - metrics["test_accuracy"],
-        "seconds_per_step": 0.0102 + 0.0004 * number + 0.0001 * seed,
-        "peak_memory_bytes": (180 + 3 * number) * 2**20,
-        "parameters": 210_000 + number,
-        "steps": epochs * 10,
-        "epochs": epochs,
+        "gap/loss": metrics["train/loss"] - metrics["test/loss"],
+        "gap/accuracy": metrics["train/accuracy"] - metrics["test/accuracy"],
+        "cost/seconds_per_step": 0.0102 + 0.0004 * number + 0.0001 * seed,
+        "cost/peak_memory_bytes": (180 + 3 * number) * 2**20,
+        "cost/parameters": 210_000 + number,
     }
+    if heads:
+        for layer in range(4):
+            metrics[f"heads/token_cosine/layer {layer}"] = 0.2 + 0.15 * layer - 4 * effect * layer + shared + own
+        metrics["heads/attention_entropy/worst"] = 0.5 + 10 * effect + shared + own
     result = {
-        "method": method,
+        "format": 2,
+        "arm": method,
         "seed": seed,
         "hash": path.name,
         "config": {},
         "versions": {},
         "commit": "0000000",
         "hardware": HARDWARE,
+        "metrics": metrics,
+        "steps": epochs * 10,
+        "epochs": epochs,
+        "status": "diverged" if broken else "finished",
+        "divergence": {"step": epochs // 3 * 10, "why": "loss rose"} if broken else None,
     }
-    if broken:
-        result |= {"status": "diverged", "diverged_at_step": epochs // 3 * 10, "metrics": metrics}
-    else:
-        result |= {"status": "finished", "diverged_at_step": None, "metrics": metrics}
     _json(path / "result.json", result)
 
 
 def _epoch(epoch, epochs, shift, test_curves):
     left = math.exp(-3.0 * epoch / epochs)
-    record = {
-        "epoch": epoch,
-        "step": epoch * 10,
-        "train_loss": 0.08 + 2.2 * left - shift,
-        "train_accuracy": 0.985 - 0.85 * left,
-        "validation_loss": 0.42 + 1.8 * left - 2 * shift,
-        "validation_accuracy": 0.885 - 0.75 * left + shift,
-        "seconds": 0.5,
+    metrics = {
+        "train/loss": 0.08 + 2.2 * left - shift,
+        "train/accuracy": 0.985 - 0.85 * left,
+        "validation/loss": 0.42 + 1.8 * left - 2 * shift,
+        "validation/accuracy": 0.885 - 0.75 * left + shift,
     }
-    return record | (
-        {"test_loss": 0.44 + 1.8 * left - 2 * shift, "test_accuracy": 0.88 - 0.75 * left + shift} if test_curves else {}
-    )
+    if test_curves:
+        metrics |= {"test/loss": 0.44 + 1.8 * left - 2 * shift, "test/accuracy": 0.88 - 0.75 * left + shift}
+    return {"epoch": epoch, "step": epoch * 10, "seconds": 0.5, "metrics": metrics}
 
 
 def _health(method, seed, epochs):
@@ -133,7 +168,7 @@ def _health(method, seed, epochs):
         for depth in range(4):
             site = f"blocks.{depth}.attn"
             for head in range(3):
-                value = 2.5 - 0.3 * depth - 0.2 * head - step / 100
+                value = 2.5 - 0.3 * depth - 0.2 * head - step / 100 + sum(map(ord, method)) % 7 / 10
                 records.append(
                     {
                         "site": site,

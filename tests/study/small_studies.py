@@ -6,14 +6,15 @@ from pathlib import Path
 from headwise.comparing.compare import Comparison, compare
 from headwise.comparing.engines.in_process import HereEngine
 from headwise.comparing.study import Study
-from headwise.comparing.task import load_task
+from headwise.comparing.task_source import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
 # what a clock measured, which no two runs share
-MEASURED = ("seconds_per_step", "seconds", "apart")
+MEASURED = ("cost/seconds_per_step", "cost/inference_seconds_per_example", "seconds", "apart")
 # what is written down of how a run was carried out, and changes no number
-CIRCUMSTANCES = (*ENVIRONMENT, "watched")
+# and the digests, since the metric stream holds seconds
+CIRCUMSTANCES = (*ENVIRONMENT, "watched", "cost_is_indicative", "digests")
 
 
 class Silent:
@@ -49,16 +50,30 @@ def tiny_study(task="Tiny", methods=(), seeds=1, **settings):
     )
 
 
+def study_of(place, methods=(), seeds=1, **settings):
+    """Build a study of any task; the settings are the task's."""
+    kind = load_task(place)
+    return Study(
+        name=kind.__name__,
+        title=kind.__name__,
+        question="Does it run?",
+        task=kind(**settings),
+        task_place=place,
+        methods=methods,
+        seeds=seeds,
+    )
+
+
 def carry(study, out, engine=None, listener=None, **options):
     """Carry out a study, in this process unless an engine is given."""
     engine = engine or HereEngine()
     comparison = Comparison(study, Path(out), engine, listener or Silent(), environment=ENVIRONMENT, **options)
-    return compare(comparison)
+    return [result.model_dump() for result in compare(comparison)]
 
 
 def orders(study, out, **options):
     """Give the orders of a study's final runs."""
-    comparison = Comparison(study, Path(out), None, None, environment=ENVIRONMENT, **options)
+    comparison = Comparison(study, Path(out), HereEngine(), None, environment=ENVIRONMENT, **options)
     return [comparison.order(configuration) for configuration in study.configurations()]
 
 

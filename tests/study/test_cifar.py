@@ -272,8 +272,9 @@ def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tm
     )
     compare(comparison)
     ((lines, result),) = all_numbers(tmp_path / "out").values()
-    assert lines[-1]["test_accuracy"] == result["metrics"]["test_accuracy"] and lines[0]["test_loss"] > 0
-    assert result["metrics"]["steps"] == 2 * 3 and lines[0]["validation_loss"] is None
+    assert lines[-1]["metrics"]["test/accuracy"] == result["metrics"]["test/accuracy"]
+    assert lines[0]["metrics"]["test/loss"] > 0
+    assert result["steps"] == 2 * 3 and "validation/loss" not in lines[0]["metrics"]
     trial = next((tmp_path / "out" / "trials").glob("*/result.json")).parent
     first = (trial / "metrics.jsonl").read_text().splitlines()[0]
     assert '"test_' not in first and '"steps": 2' in first

@@ -12,6 +12,14 @@ from small_studies import PLACE, orders, tiny_study
 ROOT = Path(__file__).parents[2]
 
 
+def asked(**changes):
+    """Give a request as the command line makes it."""
+    from headwise.comparing.request import Request
+    from headwise.studies.registry import BuiltIn
+
+    return Request(studies=BuiltIn(), **changes)
+
+
 def headwise(*arguments, **options):
     command = [sys.executable, "-m", "headwise.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
@@ -38,8 +46,8 @@ def test_help_takes_less_than_half_a_second_of_computing():
 
 
 OPTIONS = {
-    "compare": "--data --device --engine --epochs --help --jobs --method --out --ray-address --seeds --task --test-size --train-size --tune --watch",
-    "report": "--help",
+    "compare": "--data --device --engine --epochs --help --jobs --method --out --processes --ray-address --scale --seeds --set --sweep --task --test-size --train-size --tune --watch",
+    "report": "--export --help",
     "methods": "--help",
     "audit": "--help --images --out --text",
 }
@@ -108,27 +116,41 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
         ({"task": PLACE}, "names no class. Write FILE:CLASS"),
         ({"task": f"{PLACE}:Tony"}, "has no task 'Tony'.*Tasks there: Tiny, Exploding"),
         ({"task": f"{PLACE}:Tiny", "changes": {"train_size": 0}}, "Tiny does not take these settings: train_size"),
+        (
+            {"settings": ("lerning_rate=1",)},
+            r"--set 'lerning_rate=1': Digits has no setting .*Did you mean 'learning_rate'",
+        ),
+        ({"settings": ("epochs=many",)}, r"--set 'epochs=many': epochs=many: Input should be a valid integer"),
+        (
+            {"settings": ("epochs=1",), "changes": {"epochs": 2}},
+            r"--set 'epochs=1': epochs is given twice on the command line",
+        ),
+        (
+            {"scale": "paper"},
+            r"--scale paper: digits has no such scale. The study has none; change its settings with --set",
+        ),
+        ({"sweeps": ("DropHead(p=0.1)",)}, r"--sweep 'DropHead\(p=0.1\)' needs one setting with values in braces"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused_with_the_reason(change, message):
     import torch
 
-    from headwise.comparing.command import Request, choose_study
+    from headwise.comparing.choosing import choose_study
     from headwise.files.errors import StudyError
 
     if change == {"device": "cuda"} and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(StudyError, match=message):
-        choose_study(Request(**change))
+        choose_study(asked(**change))
 
 
 def test_a_request_changes_what_it_names_and_nothing_else():
-    from headwise.comparing.command import Request, choose_study
+    from headwise.comparing.choosing import choose_study
 
-    plain = choose_study(Request(device="cpu"))
+    plain = choose_study(asked(device="cpu"))
     assert plain.name == "digits" and plain.seeds == 10 and len(plain.arms) == 9 and plain.threads == 1
     methods = ("DropHead(p=0.1)+RelaxedAttention()", "baseline")
-    other = choose_study(Request(device="cpu", methods=methods, seeds=3, changes={"epochs": 2, "train_size": None}))
+    other = choose_study(asked(device="cpu", methods=methods, seeds=3, changes={"epochs": 2, "train_size": None}))
     assert other.arms == ("baseline", "DropHead(p=0.1) + RelaxedAttention(gamma=0.1)")
     assert other.task.model_dump() == plain.task.model_dump() | {"epochs": 2} and other.seeds == 3
 
@@ -139,7 +161,7 @@ def test_the_default_study_runs_end_to_end_and_prints_a_table(tmp_path):
     assert "[2/2]" in done.stdout and "DropHead(p=0.2), seed 0: test accuracy" in done.stdout
     assert "difference to baseline" in done.stdout and "cannot be decided with 1 seed" in done.stdout
     described = json.loads((tmp_path / "study.json").read_text())
-    assert described["methods"] == ["baseline", "DropHead(p=0.2)"] and described["command"].startswith(
+    assert described["arms"] == ["baseline", "DropHead(p=0.2)"] and described["command"].startswith(
         "headwise compare --seeds 1"
     )
     assert described["versions"]["torch"] and described["hardware"]["processor"]
@@ -192,6 +214,7 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
     import types
 
     import headwise.comparing.command as command
+    from headwise.comparing.request import NoStudies, Request
     from headwise.files.errors import StudyError
 
     asked = {}
@@ -209,8 +232,11 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
             "charts": [],
         }
 
-    monkeypatch.setattr(command, "load_study", lambda name: types.SimpleNamespace(TITLE="X", run=run))
-    request = command.Request(study="x", seeds=3, jobs=1, device="cpu", out=tmp_path, command="headwise compare x")
+    studies = NoStudies()
+    object.__setattr__(studies, "load", lambda name: types.SimpleNamespace(TITLE="X", run=run))
+    request = Request(
+        study="x", studies=studies, seeds=3, jobs=1, device="cpu", out=tmp_path, command="headwise compare x"
+    )
     command.run_findings(request)
     assert asked == {"seeds": 3, "jobs": 1, "device": "cpu"}
     found = json.loads((tmp_path / "findings.json").read_text())
@@ -219,12 +245,13 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
     )
     assert "It is so." in (tmp_path / "report.html").read_text()
     with pytest.raises(StudyError, match=r"for which --method, --epochs has no meaning\. It takes --seeds, --jobs"):
-        command.run_findings(command.Request(study="x", methods=("A()",), changes={"epochs": 3}, out=tmp_path))
+        command.run_findings(Request(study="x", studies=studies, methods=("A()",), changes={"epochs": 3}, out=tmp_path))
 
 
 @pytest.mark.parametrize("data", [None, Path("somewhere")])
 def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path, monkeypatch, data):
-    from headwise.comparing import command
+    from headwise.comparing import choosing, command
+    from headwise.comparing.request import Request
     from headwise.files.errors import StudyError
 
     class Refuses:
@@ -238,9 +265,10 @@ def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path
 
     study = tiny_study()
     object.__setattr__(study, "task", Refuses())
-    monkeypatch.setattr(command, "choose_study", lambda request: study)
+    monkeypatch.setattr(choosing, "choose_study", lambda request: study)
+    monkeypatch.setattr(command, "choose_folder", lambda request, study: tmp_path)
     with pytest.raises(StudyError, match=r"/data/cifar cannot be written: Permission denied.*choose another --data"):
-        command.run_comparison(command.Request(data=data, out=tmp_path), None)
+        command.run_comparison(Request(data=data, out=tmp_path), None)
 
 
 def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
@@ -249,3 +277,122 @@ def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
     (tmp_path / "report.html").mkdir()
     done = headwise("report", tmp_path)
     assert done.returncode == 1 and "report.html" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
+    from headwise.comparing.choosing import choose_study
+    from headwise.comparing.study import Scale
+    from headwise.studies.digits import STUDY
+
+    settings = ("optimizer=sgd, momentum=0.5", "weight_decay=0")
+    study = choose_study(asked(device="cpu", settings=settings, sweeps=("DropHead(p={0.2,0.1})",)))
+    assert study.arms == ("baseline", "DropHead(p=0.1)", "DropHead(p=0.2)")
+    changed = {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.0}
+    assert study.task.model_dump() == STUDY.task.model_dump() | changed
+    assert [axis.name for axis in study.axes] == ["p"]
+    both = choose_study(asked(device="cpu", methods=("DropHead(p=0.1)", "same"), sweeps=("DropHead(p={0.2,0.1})",)))
+    assert both.arms == ("baseline", "DropHead(p=0.1)", "same", "DropHead(p=0.2)")
+
+    import types
+
+    from headwise.comparing.request import NoStudies, Request
+
+    scaled = STUDY.model_copy(update={"scales": {"paper": Scale(settings={"epochs": 99}, seeds=3)}})
+    studies = NoStudies()
+    object.__setattr__(studies, "load", lambda name: types.SimpleNamespace(STUDY=scaled))
+    found = choose_study(Request(studies=studies, device="cpu", scale="paper", settings=("depth=1",)))
+    assert (found.seeds, found.task.epochs, found.task.depth) == (3, 99, 1)
+
+
+def test_the_help_of_a_study_lists_its_settings():
+    done = headwise("compare", "digits", "--help")
+    assert done.returncode == 0 and "--sweep" in done.stdout
+    for line in ("Settings of Digits", "  mlp_dim=96", "  train_size=200  ", "  optimizer=adamw", "adamw | adam | sgd"):
+        assert line in done.stdout, line
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    own = headwise("compare", "--task", f"{PLACE}:Tiny", "--help")
+    assert "Settings of Tiny" in own.stdout and "  pause=0.0" in own.stdout
+    plain = headwise("compare", "--help")
+    assert "Settings of" not in plain.stdout
+
+
+def test_what_will_be_compared_is_said_before_anything_trains():
+    from headwise.comparing.command import announce
+
+    study = tiny_study(methods=("DropHead(p=0.1)",), seeds=2)
+    lines = announce(study, Path("results/tiny"), trials=3)
+    assert lines == [
+        "study:  tiny: Tiny",
+        "arms:   2: baseline; DropHead(p=0.1)",
+        "seeds:  2, a verdict needs 6: --seeds 6",
+        "trials: 3 for each arm, on validation, before the seeds",
+        "folder: results/tiny",
+    ]
+    many = tiny_study(methods=tuple(f"DropHead(p=0.{i}) + RelaxedAttention(gamma=0.{i})" for i in range(1, 9)), seeds=6)
+    lines = announce(many, Path("results/tiny"), trials=0)
+    assert max(map(len, lines)) <= 80 and "seeds:  6, enough for a verdict" in lines
+
+
+def test_a_folder_holds_one_study(tmp_path):
+    from small_studies import carry
+
+    from headwise.comparing.one_study import free_folder
+    from headwise.files.errors import StudyError
+
+    study = tiny_study(methods=("DropHead(p=0.1)",), seeds=2, epochs=1)
+    out = tmp_path / "tiny"
+    assert free_folder(out, study, 0) == out
+    carry(study, out)
+    written = (out / "study.json").read_bytes()
+    others = {
+        r"the study tiny with DropHead\(p=0.1\) and without DropHead\(p=0.2\)": {"methods": ("DropHead(p=0.2)",)},
+        r"the study tiny without same": {"methods": ("DropHead(p=0.1)", "same")},
+        r"the study tiny with other settings \(epochs 1\)": {"task": study.task.model_copy(update={"epochs": 2})},
+        r"2 seeds of this study, and --seeds 1 would leave some out": {"seeds": 1},
+    }
+    for message, update in others.items():
+        other = study.model_copy(update=update)
+        with pytest.raises(StudyError, match=rf"holds {message}.*choose another --out, or delete"):
+            carry(other, out)
+        beside = free_folder(out, other, 0)
+        assert (beside == out) == ("seeds" in update) and beside.parent == tmp_path
+    with pytest.raises(StudyError, match="holds the study tiny with other settings"):
+        carry(study, out, trials=1)
+    assert (out / "study.json").read_bytes() == written
+    more = study.model_copy(update={"seeds": 3, "name": "tiny"})
+    assert free_folder(out, more, 0) == out
+    assert len(carry(more, out)) == 6
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "study.json").write_text('{"name": "digits", "methods": ["baseline"]}')
+    with pytest.raises(StudyError, match="holds the study digits of an earlier version"):
+        carry(study, tmp_path / "old")
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "findings.json").write_text('{"name": "low-rank-toy"}')
+    with pytest.raises(StudyError, match="holds the findings of the study low-rank-toy"):
+        carry(study, tmp_path / "found")
+
+
+def test_a_run_is_the_same_wherever_its_task_is_imported_from(tmp_path):
+    import shutil
+
+    from headwise.comparing.study import Study
+    from headwise.studies.digits import STUDY
+
+    moved = STUDY.model_copy(update={"task_place": "headwise.elsewhere:Digits"})
+    assert moved.configuration("baseline", 0).identity == STUDY.configuration("baseline", 0).identity
+    copied = Path(shutil.copy(PLACE, tmp_path / "renamed.py"))
+    study = tiny_study()
+    other = Study(**{**study.__dict__, "task_place": f"{copied}:Tiny"})
+    assert other.configuration("baseline", 0).identity == study.configuration("baseline", 0).identity
+    copied.write_text(copied.read_text() + "\n# edited\n")
+    assert other.configuration("baseline", 0).identity != study.configuration("baseline", 0).identity
+
+
+def test_comparing_knows_no_built_in_study():
+    import ast
+
+    for path in (ROOT / "src/headwise/comparing").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(name.startswith("headwise.studies") for name in names), path

@@ -8,15 +8,16 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
+from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run import train
+from headwise.comparing.run.cost import seconds_per_step
 from headwise.comparing.run.execution import execute
-from headwise.comparing.run.outcome import _seconds_per_step
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
     study = tiny_study(epochs=1)
     (first,), (second,) = orders(study, tmp_path / "a"), orders(study, tmp_path / "b")
-    alone = execute(first, lambda event: None)["metrics"]["peak_memory_bytes"]
+    alone = execute(first, lambda event: None).metrics["cost/peak_memory_bytes"]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True):
         left = [torch.empty(50_000)]
     step, taken = train._step, [0]
@@ -29,7 +30,7 @@ def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypat
         return step(*arguments)
 
     monkeypatch.setattr(train, "_step", second_step_frees)
-    assert execute(second, lambda event: None)["metrics"]["peak_memory_bytes"] == alone
+    assert execute(second, lambda event: None).metrics["cost/peak_memory_bytes"] == alone
     assert not left
 
 
@@ -46,8 +47,8 @@ def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(Watch, "_take", take_slowly)
     (watched,) = carry(study, tmp_path / "watched", watch=True)
     assert (plain["watched"], watched["watched"]) == (False, True)
-    assert watched["metrics"]["seconds_per_step"] < 0.04
-    assert watched["metrics"]["peak_memory_bytes"] == plain["metrics"]["peak_memory_bytes"]
+    assert watched["metrics"]["cost/seconds_per_step"] < 0.04
+    assert watched["metrics"]["cost/peak_memory_bytes"] == plain["metrics"]["cost/peak_memory_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,8 @@ def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
     ],
 )
 def test_the_time_of_a_step_leaves_out_what_was_counted_apart(history, seconds):
-    assert _seconds_per_step(history) == pytest.approx(seconds)
+    lines = [EpochLine(epoch=n, **line) for n, line in enumerate(history, 1)]
+    assert seconds_per_step(lines) == pytest.approx(seconds)
 
 
 def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from small_studies import orders, tiny_study
 
 from headwise.comparing import progress as showing
 from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
+from headwise.comparing.results.records import Divergence, RunResult
 
 EVENT = {
     "event": "progress",
@@ -18,11 +19,8 @@ EVENT = {
     "name": "accuracy",
     "left": 75.0,
 }
-RESULT = {
-    "status": "finished",
-    "metrics": {"test_loss": 0.5, "test_accuracy": 0.875, "seconds_per_step": 0.1, "steps": 100},
-    "diverged_at_step": None,
-}
+FIGURES = {"test/loss": 0.5, "test/accuracy": 0.875, "cost/seconds_per_step": 0.1}
+RESULT = RunResult(status="finished", arm="baseline", seed=0, hash="", metrics=FIGURES, steps=100)
 
 
 def two_orders(tmp_path):
@@ -31,13 +29,14 @@ def two_orders(tmp_path):
 
 def test_plain_lines_count_runs_and_say_how_each_ended(tmp_path):
     first, second = two_orders(tmp_path)
+    broken = RESULT.model_copy(update={"divergence": Divergence(step=7)})
     stream = io.StringIO()
     with PlainLines(stream) as display:
         display.plan(3, 1)
         display.hear(first, EVENT)
         display.hear(first, {"event": "done", "result": RESULT})
         display.hear(second, {"event": "note", "text": "a checkpoint is damaged"})
-        display.hear(second, {"event": "done", "result": RESULT | {"status": "diverged", "diverged_at_step": 7}})
+        display.hear(second, {"event": "done", "result": broken})
     assert stream.getvalue().splitlines() == [
         "3 runs, 1 finished already",
         "[2/3] baseline, seed 0: test accuracy 0.8750, test loss 0.5000, 10 s",
@@ -82,8 +81,8 @@ def test_a_trial_is_named_by_its_learning_rate_and_judged_on_validation(tmp_path
         order, configuration=study.configuration("baseline", 1, purpose="trial", settings={"learning_rate": 0.002})
     )
     assert title(trial) == "trial of baseline, learning rate 0.002"
-    metrics = {"test_loss": None, "test_accuracy": None, "validation_loss": 1.0, "validation_accuracy": 0.25}
-    result = RESULT | {"metrics": RESULT["metrics"] | metrics}
+    metrics = {"test/accuracy": None, "validation/loss": 1.0, "validation/accuracy": 0.25, "cost/seconds_per_step": 0.1}
+    result = RESULT.model_copy(update={"metrics": metrics})
     assert describe_end(result).startswith("validation accuracy 0.2500, validation loss 1.0000")
 
 
@@ -92,23 +91,3 @@ def test_a_trial_is_named_by_its_learning_rate_and_judged_on_validation(tmp_path
 )
 def test_durations_are_written_as_people_read_them(seconds, text):
     assert clock(seconds) == text
-
-
-def test_the_table_marks_divergence_and_shows_percent(capsys):
-    from headwise.comparing.results.table import print_table
-
-    found = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    difference = found | {"p_corrected": 0.0123, "verdict_text": "better"}
-    costs = {"seconds_per_step": 0.002, "peak_memory_bytes": None}
-    method = {"metrics": {"test_accuracy": found}, "costs": costs, "differences": {}}
-    method["runs"] = {"finished": 3, "diverged": []}
-    runs, differences = {"finished": 1, "diverged": [1, 2]}, {"test_accuracy": difference}
-    other = method | {"label": "A(p=1)", "runs": runs, "differences": differences}
-    nothing = {"mean": None, "low": None, "high": None}
-    broken = other | {"label": "B()", "metrics": {"test_accuracy": nothing}, "runs": runs | {"finished": 0}}
-    metric = {"name": "test_accuracy", "label": "test accuracy", "unit": "%"}
-    print_table({"metric": metric, "answer": "A wins.", "methods": [method | {"label": "baseline"}, other, broken]})
-    printed = capsys.readouterr().out
-    assert "A(p=1) (2 diverged)  50.00 [40.00, 60.00]  +50.00 [+40.00, +60.00]  0.012     better" in printed
-    assert "B() (2 diverged)     diverged  " in printed
-    assert "A wins." in printed and "2.00" in printed

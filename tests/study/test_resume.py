@@ -152,6 +152,22 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
 
 
+def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_there(tmp_path, monkeypatch):
+    import headwise.comparing.run.checkpoint as checkpoint
+
+    save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
+    coming, read = tmp_path / checkpoint.COMING, checkpoint._read
+    os.replace(tmp_path / CURRENT, coming)
+
+    def read_too_late(path):
+        if path == coming:
+            os.replace(coming, tmp_path / CURRENT)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "_read", read_too_late)
+    assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
+
+
 def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):
     tied = torch.randn(4, 2)
     tensors = {

@@ -7,10 +7,11 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, numbers, orders, tiny_study
 
+from headwise import parameter_groups
 from headwise.comparing.run import splits as examples
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.execution import execute
-from headwise.comparing.task import load_task
+from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
 
 
@@ -19,14 +20,15 @@ def test_a_run_leaves_its_configuration_its_stream_its_checkpoint_and_its_result
     folder = tmp_path / "runs" / result["hash"]
     stream = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in stream] == [1, 2, 3]
-    assert stream[-1]["step"] == 15 == result["metrics"]["steps"]
+    assert stream[-1]["step"] == 15 == result["steps"]
     assert json.loads((folder / "config.json").read_text())["seed"] == 0
     assert (folder / "checkpoint.safetensors").exists() and not (folder / "checkpoint.previous.safetensors").exists()
     metrics = result["metrics"]
-    assert 0 <= metrics["test_accuracy"] <= 1 and metrics["validation_loss"] == stream[-1]["validation_loss"]
-    assert metrics["gap_loss"] == metrics["train_loss"] - metrics["test_loss"]
-    assert metrics["peak_memory_bytes"] > 1000 and metrics["seconds_per_step"] > 0
-    assert metrics["parameters"] == sum(p.numel() for p in tiny_study().task.model().parameters())
+    assert 0 <= metrics["test/accuracy"] <= 1
+    assert metrics["validation/loss"] == stream[-1]["metrics"]["validation/loss"]
+    assert metrics["gap/loss"] == metrics["train/loss"] - metrics["test/loss"]
+    assert metrics["cost/peak_memory_bytes"] > 1000 and metrics["cost/seconds_per_step"] > 0
+    assert metrics["cost/parameters"] == sum(p.numel() for p in tiny_study().task.model().parameters())
 
 
 def test_the_loss_of_the_stream_is_the_loss_of_a_bare_loop(tmp_path):
@@ -36,7 +38,7 @@ def test_the_loss_of_the_stream_is_the_loss_of_a_bare_loop(tmp_path):
     task = study.task
     torch.manual_seed(derive(0, "weights"))
     model = task.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay)
+    optimizer = torch.optim.AdamW(parameter_groups(model, task.learning_rate, task.weight_decay))
     inputs, targets = task.data("train")
     for epoch in (1, 2):
         order = torch.randperm(36, generator=torch.Generator().manual_seed(derive(0, "order", epoch)))
@@ -49,15 +51,15 @@ def test_the_loss_of_the_stream_is_the_loss_of_a_bare_loop(tmp_path):
             loss.backward()
             optimizer.step()
             total += loss.item() * len(index) / 36
-        assert found[0][epoch - 1]["train_loss"] == pytest.approx(total, rel=1e-6)
+        assert found[0][epoch - 1]["metrics"]["train/loss"] == pytest.approx(total, rel=1e-6)
 
 
 def test_all_methods_of_a_seed_share_weights_order_and_examples_and_other_seeds_do_not(tmp_path):
     # a method at its neutral setting shows whether anything else differs
     study = tiny_study(methods=("DropHead(p=0.0)",), seeds=2, train_size=20)
     carry(study, tmp_path)
-    found = {(result["method"], result["seed"]): lines for lines, result in all_numbers(tmp_path).values()}
-    losses = {key: [line["train_loss"] for line in lines] for key, lines in found.items()}
+    found = {(result["arm"], result["seed"]): lines for lines, result in all_numbers(tmp_path).values()}
+    losses = {key: [line["metrics"]["train/loss"] for line in lines] for key, lines in found.items()}
     assert losses["baseline", 0] == pytest.approx(losses["DropHead(p=0.0)", 0], abs=1e-6)
     assert abs(losses["baseline", 0][0] - losses["baseline", 1][0]) > 1e-3
 
@@ -78,6 +80,7 @@ def test_a_method_that_draws_shifts_no_other_draw(tmp_path):
         {"settings": {"epochs": 4}},
         {"settings": {"train_size": 9}},
         {"settings": {"learning_rate": 2e-3}},
+        {"settings": {"dtype": "bfloat16"}},
         {"purpose": "trial"},
     ],
 )
@@ -87,7 +90,7 @@ def test_whatever_changes_a_number_changes_the_identity(changes):
 
 
 @pytest.mark.parametrize(
-    "field", [{"threads": 2}, {"device": "cuda"}, {"dtype": "bfloat16"}, {"processes": 2}, {"name": "x"}]
+    "field", [{"threads": 2}, {"device": "cuda"}, {"processes": 2}, {"name": "x"}]
 )
 def test_how_a_study_computes_is_part_of_the_identity(field):
     study = tiny_study()
@@ -150,18 +153,18 @@ def test_a_run_that_diverges_is_a_result_with_its_step(tmp_path):
     study = tiny_study("Exploding")
     (sys.modules[type(study.task).__module__]).count[0] = 0
     (result,) = carry(study, tmp_path)
-    assert (result["status"], result["diverged_at_step"]) == ("diverged", 6)
-    assert result["metrics"]["test_accuracy"] is None and result["metrics"]["steps"] == 6
+    assert (result["status"], result["divergence"]["step"]) == ("diverged", 6)
+    assert result["metrics"]["test/accuracy"] is None and result["steps"] == 6
     lines, _ = numbers(tmp_path / "runs" / result["hash"])
-    assert [line["train_loss"] is None for line in lines] == [False, True]
+    assert [line["metrics"]["train/loss"] is None for line in lines] == [False, True]
 
 
 def test_a_model_that_ends_with_nan_weights_has_diverged_at_its_last_step(tmp_path, monkeypatch):
     import headwise.comparing.run.outcome as outcome
 
-    monkeypatch.setattr(outcome, "evaluate", lambda training, examples: (math.nan, 0.5))
+    monkeypatch.setattr(outcome, "evaluate", lambda *_: {"loss": math.nan, "accuracy": 0.5})
     (result,) = carry(tiny_study(epochs=1), tmp_path)
-    assert (result["status"], result["diverged_at_step"]) == ("diverged", 5)
+    assert (result["status"], result["divergence"]["step"]) == ("diverged", 5)
 
 
 def test_the_test_split_is_asked_for_once_and_last(tmp_path):
@@ -193,16 +196,16 @@ def test_each_seed_draws_its_own_training_examples_the_same_for_all_methods():
 
 
 def test_a_test_size_takes_the_same_examples_for_all_runs(tmp_path):
-    whole = examples.test_examples(tiny_study().task)
-    few = examples.test_examples(tiny_study(test_size=5).task)
+    whole = examples.held_out_examples(tiny_study().task)
+    few = examples.held_out_examples(tiny_study(test_size=5).task)
     assert len(few[0]) == len(few[1]) == 5
     places = [int((whole[0] == one).flatten(1).all(1).nonzero()[0]) for one in few[0]]
     assert len(set(places)) == 5 and torch.equal(whole[1][places], few[1])
     assert all(
-        torch.equal(a, b) for a, b in zip(few, examples.test_examples(tiny_study(test_size=5).task), strict=True)
+        torch.equal(a, b) for a, b in zip(few, examples.held_out_examples(tiny_study(test_size=5).task), strict=True)
     )
     with pytest.raises(StudyError, match=f"test_size 999 is more than the {len(whole[0])} test examples of Tiny"):
-        examples.test_examples(tiny_study(test_size=999).task)
+        examples.held_out_examples(tiny_study(test_size=999).task)
 
 
 def test_a_train_size_that_is_too_large_is_refused_with_both_numbers(tmp_path):
@@ -223,10 +226,10 @@ def test_a_changed_configuration_never_mixes_with_old_results(tmp_path):
     carry(tiny_study(), tmp_path)
     (old,) = (tmp_path / "runs").iterdir()
     before = (old / "result.json").read_bytes()
-    (result,) = carry(tiny_study(epochs=1), tmp_path)
-    listed = json.loads((tmp_path / "study.json").read_text())["runs"]
-    assert [run["hash"] for run in listed] == [result["hash"]] != [old.name]
-    assert (old / "result.json").read_bytes() == before
+    with pytest.raises(StudyError, match=r"holds the study tiny with other settings \(epochs 3\)"):
+        carry(tiny_study(epochs=1), tmp_path)
+    (result,) = carry(tiny_study(epochs=1), tmp_path / "other")
+    assert result["hash"] != old.name and (old / "result.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,138 @@
 """A run that spans several processes gives the numbers of one process on the whole batches."""
 
+import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
-from small_studies import PLACE, all_numbers, carry, tiny_study
+from small_studies import PLACE, all_numbers, carry, study_of, tiny_study
+from test_engines import lines, wait_for
 
 ARM = "NeuTRENO(strength=0.5) + AttentionNormPenalty(strength=1.0, per_map=True)"
+ARM_OF_ONE = "RelaxedAttention(gamma=0.2)"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "headwise.cli")
+# how many launches in a row must end with 0
+LAUNCHES = int(os.environ.get("HEADWISE_LAUNCHES", "2"))
+
+
+def launched(form, task, out, *arguments):
+    """Give the command that carries out a study of a tiny task in two processes."""
+    command = [sys.executable, "-m", *(TORCHRUN if form == "torchrun" else ("headwise.cli",)), "compare"]
+    command += ["--task", f"{PLACE}:{task}", "--device", "cpu", "--out", str(out), *arguments]
+    return command if form == "torchrun" else [*command, "--processes", "2"]
+
+
+def started(form, out):
+    """Start a study with pauses in two processes that hear Ctrl-C; give the process, and all of them when it trains."""
+    hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    command = launched(form, "Slow", out, "--seeds", "1", "--method", "DropHead(p=0.3)")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **hear)
+    wait_for(lambda: lines(out) >= 2, seconds=120)
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def gone(family):
+    return wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1] or None, seconds=20)
+
+
+def test_a_watched_study_in_two_processes_ends_with_its_readings(tmp_path):
+    command = launched("--processes", "Still", tmp_path, "--seeds", "1", "--method", "DropHead()", "--watch")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    folders = list(tmp_path.glob("runs/*"))
+    assert len(folders) == 2 and all('"statistic"' in (folder / "health.jsonl").read_text() for folder in folders)
 
 
 def test_two_processes_train_to_the_numbers_of_one(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
-    command = [*launch, "headwise.cli", "compare", "--task", f"{PLACE}:Still", "--seeds", "1", "--method", ARM]
-    command += ["--device", "cpu", "--out", str(tmp_path / "two")]
+    command = launched("torchrun", "Still", tmp_path / "two", "--seeds", "1", "--method", ARM)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     carry(tiny_study("Still", methods=(ARM,)), tmp_path / "one")
     two, one = (
-        {result["method"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
+        {result["arm"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
         for name in ("two", "one")
     )
     assert two.keys() == one.keys()
-    for method, (lines, metrics) in one.items():
-        for ours, theirs in zip(two[method][0], lines, strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5), method
+    for method, (whole, metrics) in one.items():
+        for ours, theirs in zip(two[method][0], whole, strict=True):
+            assert ours.pop("metrics") == pytest.approx(theirs.pop("metrics"), abs=2e-5), method
+            assert ours == theirs
         # each process holds half of a batch
-        assert two[method][1].pop("peak_memory_bytes") < metrics.pop("peak_memory_bytes")
+        assert two[method][1].pop("cost/peak_memory_bytes") < metrics.pop("cost/peak_memory_bytes")
         assert two[method][1] == pytest.approx(metrics, abs=2e-5), method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["torchrun", "--processes"])
+def test_launches_in_a_row_end_with_0_whatever_the_libraries_leave_behind(tmp_path, form):
+    for number in range(LAUNCHES):
+        command = launched(form, "Aborting", tmp_path / str(number), "--seeds", "1", "--method", "DropHead()")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (number, done.stderr)
+        assert "report: " in done.stdout and "Abort" not in done.stderr
+
+
+def test_ctrl_c_ends_all_processes_with_one_line_and_130(tmp_path):
+    out = tmp_path / "out"
+    process, family = started("--processes", out)
+    assert len(family) >= 2
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said and said.count("stopped") == 1, said
+    assert said.strip().splitlines()[-1] == f"stopped; nothing is lost. The same command goes on from {out}"
+    gone(family)
+
+
+def test_ctrl_c_under_torchrun_ends_the_ranks_without_a_traceback_of_theirs(tmp_path):
+    out = tmp_path / "out"
+    process, family = started("torchrun", out)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    ours, _, torchruns = said.partition("Traceback")
+    # torchrun itself prints one traceback, of its own files, and gives 1: no process below it can change that
+    assert process.returncode == 1 and "Traceback" not in torchruns and "headwise" not in torchruns, said
+    assert ours.count(f"stopped; nothing is lost. The same command goes on from {out}") == 1, said
+    gone(family)
+
+
+@pytest.mark.parametrize("form", ["torchrun", "--processes"])
+def test_the_processes_end_with_the_one_that_launched_them(tmp_path, form):
+    process, family = started(form, tmp_path)
+    process.kill()
+    process.communicate()
+    gone(family)
+
+
+@pytest.mark.parametrize(
+    ("options", "launched", "message"),
+    [
+        (
+            {"processes": 2, "engine": "ray"},
+            1,
+            "--engine ray gives each run one process. Leave --processes or --engine",
+        ),
+        ({"processes": 2, "jobs": 2}, 1, "--jobs 2: runs of several processes go one after the other"),
+        ({"processes": 2, "trials": 3}, 1, "--tune works with one process a run. Tune with one"),
+        ({"processes": 3}, 2, "--processes 3, but 2 processes were launched. Leave --processes out, or launch 3"),
+    ],
+)
+def test_processes_that_cannot_be_are_refused_before_anything_starts(monkeypatch, options, launched, message):
+    from headwise.comparing.command import Request, check
+    from headwise.files.errors import StudyError
+
+    monkeypatch.setenv("WORLD_SIZE", str(launched))
+    with pytest.raises(StudyError, match=message):
+        check(Request(**options))
+
+
+def test_an_error_in_several_processes_is_told_and_gives_1(tmp_path):
+    command = launched("--processes", "Still", tmp_path, "--method", "DropHed()")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: --method 'DropHed()': There is no method 'DropHed'" in done.stderr
 
 
 def test_tuning_over_several_processes_is_refused(tmp_path):
@@ -34,3 +140,23 @@ def test_tuning_over_several_processes_is_refused(tmp_path):
 
     with pytest.raises(StudyError, match="--tune works with one process a run"):
         carry(tiny_study().model_copy(update={"processes": 2}), tmp_path, trials=1)
+
+
+def test_sums_rows_and_unequal_batches_are_the_same_over_processes(tmp_path):
+    place = PLACE.replace("tiny_task.py", "core_tasks.py") + ":Shared"
+    launch = [sys.executable, "-m", "headwise.cli", "compare", "--task", place, "--seeds", "1", "--processes", "2"]
+    command = [*launch, "--method", ARM_OF_ONE, "--device", "cpu", "--out", str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    carry(study_of(place, (ARM_OF_ONE,)), tmp_path / "one")
+    two, one = (
+        {result["arm"]: (lines, result["metrics"]) for lines, result in all_numbers(tmp_path / name).values()}
+        for name in ("two", "one")
+    )
+    assert two.keys() == one.keys() == {"baseline", ARM_OF_ONE}, done.stderr
+    for arm, (told, metrics) in one.items():
+        found = two[arm][1]
+        assert {"test/perplexity", "test/spearman", "test/letters", "train/loss"} <= found.keys()
+        for name, value in metrics.items():
+            if not name.startswith("cost/"):
+                assert found[name] == pytest.approx(value, rel=1e-4), (arm, name)
+        assert [line["metrics"] for line in two[arm][0]] == [pytest.approx(line["metrics"], rel=1e-4) for line in told]

@@ -6,6 +6,7 @@ import math
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.tune import FACTOR, TRIAL_SEED
 from headwise.files.errors import StudyError
 
@@ -56,17 +57,17 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
     found = [json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "trials").iterdir()]
     for result in results:
         arm = [r for r in found if bool(r["config"]["methods"]) == bool(result["config"]["methods"])]
-        best = max(r["metrics"]["validation_accuracy"] for r in arm)
-        chosen = [r for r in arm if r["metrics"]["validation_accuracy"] == best]
-        assert (result["method"], result["config"]["settings"]) in [
-            (r["method"], r["config"]["settings"]) for r in chosen
+        best = max(r["metrics"]["validation/accuracy"] for r in arm)
+        chosen = [r for r in arm if r["metrics"]["validation/accuracy"] == best]
+        assert (result["arm"], result["config"]["settings"]) in [
+            (r["arm"], r["config"]["settings"]) for r in chosen
         ]
     described = json.loads((tmp_path / "study.json").read_text())
-    assert described["methods"] == [result["method"] for result in results]
+    assert described["arms"] == [result["arm"] for result in results]
     assert any(
         note.startswith("DropHead(p=0.3): 4 trials on validation chose DropHead(p=") for note in described["notes"]
     )
-    assert all(r["metrics"]["test_accuracy"] is None for r in found)
+    assert all(r["metrics"]["test/accuracy"] is None for r in found)
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
@@ -93,26 +94,26 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.comparing.tune import Arm
+    from headwise.comparing.tune import Search
 
-    study, told = tiny_study(epochs=1), Arm.tell
+    study, told = tiny_study(epochs=1), Search.tell
 
     def stop(self, result):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Arm, "tell", stop)
+        patch.setattr(Search, "tell", stop)
         with pytest.raises(KeyboardInterrupt):
             carry(study, tmp_path, trials=2)
     listener = Silent()
     carry(study, tmp_path, listener=listener, trials=2)
-    assert Arm.tell is told and len(trials(tmp_path)) == 2
+    assert Search.tell is told and len(trials(tmp_path)) == 2
     assert [order.configuration.purpose for order in listener.ends] == ["trial", "final"]
 
 
 def test_arms_that_differ_only_in_what_is_searched_are_refused(tmp_path):
     study = tiny_study(methods=("DropHead(p=0.1)", "DropHead(p=0.2)"))
-    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in the strength"):
+    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in what --tune searches"):
         carry(study, tmp_path, trials=2)
 
 
@@ -129,7 +130,7 @@ def test_every_arm_is_chosen_from_the_same_trials_whatever_was_tried_before(tmp_
     carry(wider, tmp_path, trials=1)
     described = json.loads((tmp_path / "study.json").read_text())
     # one trial is the written setting itself
-    assert described["methods"] == ["baseline", *METHODS[:2]]
+    assert described["arms"] == ["baseline", *METHODS[:2]]
     assert [note for note in described["notes"] if "trial" in note] == [
         f"{arm}: 1 trial on validation chose {arm} with learning rate 0.001." for arm in ("baseline", *METHODS[:2])
     ]
@@ -143,16 +144,18 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.compare import Comparison
-        from headwise.comparing.tune import Arm
+        from headwise.comparing.engines.in_process import HereEngine
+        from headwise.comparing.tune import Search
 
         study = tiny_study(methods=(text,), epochs=1)
-        comparison = Comparison(study, tmp_path, None, None, trials=trials, environment=ENVIRONMENT)
-        self.arm = Arm(comparison, optuna.storages.InMemoryStorage(), text)
+        comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)
+        self.arm = Search(comparison, optuna.storages.InMemoryStorage(), text)
         self.tried = []
 
     def tell(self, status, value):
         self.tried.append(self.arm.next_order().configuration)
-        self.arm.tell({"status": status, "metrics": {"validation_accuracy": value}})
+        metrics = {"validation/accuracy": value}
+        self.arm.tell(RunResult(status=status, arm="", seed=0, hash="", metrics=metrics))
 
 
 @pytest.mark.parametrize("failure", [("diverged", 0.9), ("diverged", None), ("finished", math.nan)])
@@ -161,7 +164,7 @@ def test_a_trial_that_failed_is_the_worst_whatever_its_figure(tmp_path, failure)
     for result in (failure, ("finished", 0.2), failure):
         told.tell(*result)
     choice, tried = told.arm.best()
-    assert (choice.label, tried) == (told.tried[1].method, 3)
+    assert (choice.label, tried) == (told.tried[1].arm, 3)
     assert told.arm.next_order() is None
 
 
@@ -179,5 +182,5 @@ def test_the_strength_is_searched_wherever_it_stands_and_however_it_is_written(t
 
 def test_two_writings_of_one_strength_are_refused_as_twins(tmp_path):
     study = tiny_study(methods=("Decorrelation(strength=1)", "Decorrelation(strength=2.0)"))
-    with pytest.raises(StudyError, match="differ only in the strength"):
+    with pytest.raises(StudyError, match="differ only in what --tune searches"):
         carry(study, tmp_path, trials=2)

@@ -116,3 +116,26 @@ class Still(Tiny.__base__):
 
     def model(self):
         return Tiny.model(self)[1]
+
+
+class Aborting(Still):
+    """Leave behind what aborts the process when the libraries' own destructors run, as a forgotten thread does."""
+
+    def data(self, split):
+        import ctypes
+
+        c = ctypes.CDLL(None)
+        getattr(c, "__cxa_atexit")(ctypes.cast(c.abort, ctypes.c_void_p), None, None)
+        return Tiny.data(self, split)
+
+
+class Resized(Tiny.__base__):
+    """Have a setting of the model, and one that changes the examples."""
+
+    pixels: int = 4
+    dim: int = 8
+
+    model = Tiny.model
+
+    def data(self, split):
+        return torch.zeros(4, 1, self.pixels, self.pixels), torch.arange(4)

@@ -2,83 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from dataclasses import dataclass, field
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headwise.comparing.engines import rank
+from headwise.comparing.engines.launch import launch
 from headwise.comparing.progress import choose_display
-from headwise.comparing.registry import load_study, study_names
-from headwise.files.durable import read_json, write_json
-from headwise.files.errors import StudyError, explain
+from headwise.comparing.request import Request, check, refuse_unused
+from headwise.files.durable import write_json
+from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
 
 if TYPE_CHECKING:
     from headwise.comparing.compare import Engine
     from headwise.comparing.study import Study
 
-STOPPED = 130
-
-
-@dataclass(frozen=True)
-class Request:
-    """Hold what was asked for on the command line; None leaves a choice to the study."""
-
-    study: str = "digits"
-    methods: tuple[str, ...] = ()
-    task: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    seeds: int | None = None
-    trials: int = 0
-    jobs: int | None = None
-    engine: str = "local"
-    ray_address: str | None = None
-    device: str | None = None
-    data: Path | None = None
-    watch: bool = False
-    out: Path | None = None
-    command: str = "headwise compare"
-
-    @property
-    def folder(self) -> Path:
-        """Name the folder of the results."""
-        name = self.study if self.task is None else self.task.rpartition(":")[2]
-        return self.out or Path("results") / name
-
 
 def run(request: Request) -> None:
     """Carry out the request; exits with 130 when stopped by Ctrl-C. Raises StudyError for what a user can repair."""
     check(request)
+    rank.name_folder(request.folder)
+    if (request.processes or 1) > 1 and not rank.is_one_of_several():
+        # the processes say what there is to say: this one only holds them together
+        line = rank.stopped_line(request.folder)
+        sys.exit(launch(request.processes or 1, functools.partial(run, request), line))
     # first of all: the workers import torch while this process still reads the study
     engine = start_engine(request)
     try:
-        if request.task is None and not hasattr(load_study(request.study), "STUDY"):
+        if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
             engine.close()
             run_findings(request)
         else:
             run_comparison(request, engine)
     except KeyboardInterrupt:
-        print(f"\nstopped; nothing is lost. The same command goes on from {request.folder}", file=sys.stderr)
-        sys.exit(STOPPED)
+        print(rank.stopped_line(request.folder), file=sys.stderr)
+        sys.exit(rank.STOPPED)
+    except Exception:
+        if rank.is_one_of_several():
+            rank.wait_for_stop()
+        raise
     finally:
         engine.close()
-
-
-def check(request: Request) -> None:
-    """Refuse what cannot be done before anything is started."""
-    if request.engine not in ("local", "ray"):
-        raise StudyError(f"--engine {request.engine!r} is not known. Engines: local, ray.")
-    if request.ray_address is not None and request.engine != "ray":
-        raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
-    if request.task is None and request.study not in study_names():
-        raise StudyError(
-            f"there is no study {request.study!r}. Studies: {', '.join(study_names())}; or give --task FILE.py:CLASS."
-        )
-    if request.out is not None and request.out.exists() and not request.out.is_dir():
-        raise StudyError(f"--out {request.out} is a file. Choose a folder.")
-    if request.data is not None and request.data.is_file():
-        raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
 
 
 def start_engine(request: Request) -> Engine:
@@ -97,74 +65,76 @@ def start_engine(request: Request) -> Engine:
 
 
 def run_comparison(request: Request, engine: Engine) -> None:
-    """Carry out a study of methods × seeds, then write its report and print its table."""
+    """Carry out a study of arms × seeds, then write its report and print its table."""
+    from headwise.comparing.arms.check import check_arms
+    from headwise.comparing.choosing import choose_study
     from headwise.comparing.compare import Comparison, compare
 
     study = choose_study(request)
+    folder = choose_folder(request, study)
+    rank.name_folder(folder)
     with choose_display() as display:
+        for line in announce(study, folder, request.trials):
+            display.say(line)
         task = study.task.located(request.data.resolve() if request.data else None)
         try:
             task.prepare(display.say)
         except OSError as error:
             raise explain(error, request.data or Path.cwd(), "--data") from error
+        check_arms(study.arms, task)
         comparison = Comparison(
             study.model_copy(update={"task": task}),
-            request.folder,
+            folder,
             engine,
             display,
             data=task.folder,
-            watch=request.watch,
+            watch=study.watch,
             trials=request.trials,
             command=request.command,
         )
         compare(comparison)
     if int(os.environ.get("RANK", "0")) == 0:
-        write_report(request.folder)
+        write_report(folder)
 
 
-def choose_study(request: Request) -> Study:
-    """Build the study that was asked for, with the changes of the command line."""
-    from headwise.comparing.study import Study, canonical_methods
-    from headwise.comparing.task import build_task, load_task
+def choose_folder(request: Request, study: Study) -> Path:
+    """Give the folder of the results; without --out, one of its own for each study. Raises StudyError for one in use."""
+    from headwise.comparing.one_study import free_folder, refuse_other_study
 
-    if request.task is None:
-        study = load_study(request.study).STUDY
-    else:
-        place, _, name = request.task.rpartition(":")
-        place = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else request.task
-        kind = load_task(request.task)
-        study = Study(
-            name=name, title=kind.title or name, question=kind.question, task=build_task(kind, {}), task_place=place
-        )
-    changes = {name: value for name, value in request.changes.items() if value is not None}
-    task = build_task(type(study.task), study.task.model_dump() | changes)
-    update = {
-        "task": task,
-        "methods": canonical_methods(request.methods or study.methods),
-        "seeds": request.seeds or study.seeds,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "device": choose_device(request.device),
+    folder = request.out or free_folder(request.folder, study, request.trials)
+    refuse_other_study(folder, study, request.trials)
+    return folder
+
+
+def announce(study: Study, folder: Path, trials: int) -> list[str]:
+    """Say, before anything trains, what will be compared, with how many seeds, and where it is written."""
+    from headwise.comparing.results.joint_flips import seeds_for_a_verdict
+
+    needed = seeds_for_a_verdict()
+    enough = "enough for a verdict" if study.seeds >= needed else f"a verdict needs {needed}: --seeds {needed}"
+    facts = {
+        "study": f"{study.name}: {study.title}",
+        "arms": f"{len(study.arms)}: {'; '.join(study.arms)}",
+        "seeds": f"{study.seeds}, {enough}",
+        **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
+        "folder": str(folder),
     }
-    return study.model_copy(update=update)
-
-
-def choose_device(asked: str | None) -> str:
-    """Give cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
-    import torch
-
-    if asked not in (None, "cpu", "cuda"):
-        raise StudyError(f"--device {asked!r} is not known. Devices: cpu, cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise StudyError("--device cuda: torch finds no CUDA device here. Use --device cpu, or install torch for CUDA.")
-    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    lines = []
+    for name, text in facts.items():
+        begin = f"{name + ':':<8}"
+        lines += textwrap.wrap(
+            text, 80, initial_indent=begin, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+        )
+    return lines
 
 
 def run_findings(request: Request) -> None:
     """Carry out a study that is no table of methods × seeds: its module gives the findings."""
+    from headwise.comparing.choosing import choose_device
     from headwise.comparing.compare import locked
 
-    module, out = load_study(request.study), request.folder
-    _refuse_unused(request)
+    module, out = request.studies.load(request.study), request.folder
+    refuse_unused(request)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out), choose_display() as display:
@@ -181,27 +151,11 @@ def run_findings(request: Request) -> None:
     write_report(out)
 
 
-def _refuse_unused(request: Request) -> None:
-    unused = {
-        "--method": request.methods,
-        "--tune": request.trials,
-        "--engine ray": request.engine == "ray",
-        "--watch": request.watch,
-        **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
-    }
-    given = [name for name, value in unused.items() if value]
-    if given:
-        raise StudyError(
-            f"{request.study} is a study of its own kind, for which {', '.join(given)} has no meaning. "
-            "It takes --seeds, --jobs, --device and --out."
-        )
-
-
 def write_report(folder: Path) -> None:
     """Write the report of a folder and print its table."""
     from headwise.comparing.report import write
-    from headwise.comparing.results.table import print_table
+    from headwise.comparing.results.table import print_answer
 
     page = write(folder)
-    print_table(read_json(folder / "analysis.json"))
+    print_answer(folder)
     print(f"\nreport: {page}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -14,16 +15,26 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.one_study import refuse_other_study
+from headwise.comparing.results.records import EnvironmentRecord, MetricRecord, RunEntry, RunResult, StudyRecord
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.run.preflight import check_task, evaluations_of
 from headwise.comparing.study import Study
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import describe_environment, distinct_environments
 
+# runs that fail for the same reason, none having finished, before the others are not tried
+SAME_FAILURES = 3
+
 
 class Engine(Protocol):
     """Carry out orders and give events; see headwise.comparing.engines."""
+
+    # whether runs share a processor with others
+    parallel: bool
 
     def submit(self, order: Order) -> None: ...
 
@@ -65,19 +76,24 @@ class Comparison:
             data=self.data,
             watch=self.watch and part == "runs",
             device=self.study.device,
+            alone=not self.engine.parallel,
             environment=self.environment,
         )
 
 
-def compare(comparison: Comparison) -> list[dict[str, Any]]:
+def compare(comparison: Comparison) -> list[RunResult]:
     """Run what is missing of a study and give all its results; the folder holds everything that was found.
 
-    Raises StudyError with a remedy when the folder is locked, full or not writable, or when a run fails.
+    Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable, or
+    when runs failed: the others are finished then.
     """
     out = comparison.out
+    for arm in comparison.study.arms:
+        check_task(read_arm(arm, comparison.study.task).task(comparison.study.task))
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
+            refuse_other_study(out, comparison.study, comparison.trials)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials:
@@ -98,23 +114,25 @@ def compare(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
     if is_first_process():
-        write_json(comparison.out / "study.json", describe(comparison, orders, notes))
+        write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
 
 
 def carry_out(
     comparison: Comparison,
     orders: list[Order],
-    then: Callable[[Order, dict[str, Any]], Order | None] = lambda order, result: None,
+    then: Callable[[Order, RunResult], Order | None] = lambda order, result: None,
     *,
     total: int | None = None,
     finished: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[RunResult]:
     """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
 
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before.
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises StudyError
+    when runs failed, after the others have ended.
     """
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     known: dict[str, Order] = {}
+    failures: list[tuple[Order, dict[str, Any]]] = []
 
     def submit(order: Order) -> None:
         known[order.identity] = order
@@ -133,14 +151,29 @@ def carry_out(
     for event in comparison.engine.events():
         order = known[event["run"]]
         if event["event"] == "failed":
-            raise StudyError(_describe_failure(order, event))
+            failures.append((order, event))
+            if _concerns_all(failures, results):
+                break
+            comparison.listener.say(
+                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
+            )
+            continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":
             results[order.identity] = event["result"]
             following = then(order, event["result"])
             if following is not None:
                 submit(following)
+    if failures:
+        raise StudyError(_describe_failures(failures))
     return [results[order.identity] for order in orders]
+
+
+def _concerns_all(failures: list[tuple[Order, dict[str, Any]]], results: dict[str, RunResult]) -> bool:
+    """Tell whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
+    reasons = [event["reason"] for _, event in failures]
+    same = len(reasons) >= SAME_FAILURES and len(set(reasons)) == 1 and not results
+    return same or failures[-1][1].get("fatal", False) or failures[-1][0].configuration.processes > 1
 
 
 def _refuse_several_processes(study: Study) -> None:
@@ -148,40 +181,44 @@ def _refuse_several_processes(study: Study) -> None:
         raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
 
 
-def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> dict[str, Any]:
+def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:
     """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came from."""
-    study, task = comparison.study, type(comparison.study.task)
-    arms = list(dict.fromkeys(order.configuration.method for order in orders))
-    name = task.metric_name
-    environments = distinct_environments(result for order in orders if (result := order.result()))
-    here = environments[0] if environments else comparison.environment
-    return {
-        "name": study.name,
-        "title": study.title,
-        "question": study.question,
-        "kind": "compare",
-        "methods": arms,
-        "baseline": arms[0],
-        "seeds": list(range(study.seeds)),
-        "metric": {
-            "name": f"test_{name}",
-            "label": f"test {name.replace('_', ' ')}",
-            "higher_is_better": task.higher_is_better,
-            "unit": task.unit,
-        },
-        "settings": _settings(comparison),
-        "runs": [{"hash": o.identity, "method": o.configuration.method, "seed": o.configuration.seed} for o in orders],
-        "command": comparison.command,
-        **{key: value for key, value in here.items() if key != "runs"},
-        "environments": environments,
-        "notes": notes,
-    }
+    study, task = comparison.study, comparison.study.task
+    arms = list(dict.fromkeys(order.configuration.arm for order in orders))
+    results = [result for order in orders if (result := order.result())]
+    found = distinct_environments(result.model_dump(include={"commit", "versions", "hardware"}) for result in results)
+    here = found[0] if found else comparison.environment
+    return StudyRecord(
+        format=2,
+        name=study.name,
+        identity=study.identity(comparison.trials),
+        title=study.title,
+        question=study.question,
+        arms=arms,
+        baseline=arms[0],
+        seeds=list(range(study.seeds)),
+        primary=task.primary(),
+        metrics=[MetricRecord(**dataclasses.asdict(metric)) for metric in task.all_metrics()],
+        evaluations=[evaluation.name for evaluation in evaluations_of(task)],
+        margin=study.margin,
+        # tuning writes arms at other values than the axis has
+        axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
+        claims=list(study.claims),
+        settings=_settings(comparison),
+        runs=[RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders],
+        command=comparison.command,
+        commit=here.get("commit"),
+        versions=here.get("versions"),
+        hardware=here.get("hardware"),
+        environments=[EnvironmentRecord.model_validate(environment) for environment in found],
+        notes=notes,
+    )
 
 
 def _settings(comparison: Comparison) -> dict[str, Any]:
     study = comparison.study
     shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
-    computing = study.model_dump(include={"threads", "processes", "device", "dtype"})
+    computing = study.model_dump(include={"threads", "processes", "device"})
     return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
 
 
@@ -201,12 +238,20 @@ def locked(out: Path) -> Iterator[None]:
         ) from None
 
 
+def _describe_failures(failures: list[tuple[Order, dict[str, Any]]]) -> str:
+    """Describe the first failure whole, and name the runs of the others with their reasons."""
+    (order, event), *others = failures
+    lines = [f"{o.configuration.arm}, seed {o.configuration.seed}: {e['reason']}" for o, e in others]
+    more = [f"{len(failures)} runs failed; the others:", *lines] if others else []
+    return "\n".join([_describe_failure(order, event), *more])
+
+
 def _describe_failure(order: Order, event: dict[str, Any]) -> str:
     configuration = order.configuration
     trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
     settings = json.dumps(configuration.settings)
     return (
-        f"{configuration.method}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
+        f"{configuration.arm}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
         f"Its folder is {order.folder}; its settings: {settings}. "
         "Finished runs and checkpoints are kept: repair the cause and start the same command again."
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from typing import Any
 
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.job import Order, is_first_process
 
 # seconds between two plain lines about runs that are still going on
@@ -126,26 +128,28 @@ def title(order: Order) -> str:
     """Name a run for people."""
     configuration = order.configuration
     if configuration.purpose == "trial":
-        return f"trial of {configuration.method}, learning rate {configuration.settings['learning_rate']:g}"
-    return f"{configuration.method}, seed {configuration.seed}"
+        return f"trial of {configuration.arm}, learning rate {configuration.settings['learning_rate']:g}"
+    return f"{configuration.arm}, seed {configuration.seed}"
 
 
 def describe_progress(event: dict[str, Any]) -> str:
     """Describe where a run stands."""
-    loss = f"loss {event['loss']:.3f}  {event['name']} {event['metric']:.3f}"
-    return f"epoch {event['epoch']}/{event['epochs']}  {loss}  {clock(event['left'])} left"
+    metric = f"  {event['name']} {event['metric']:.3f}" if math.isfinite(event["metric"]) else ""
+    return f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.3f}{metric}  {clock(event['left'])} left"
 
 
-def describe_end(result: dict[str, Any]) -> str:
-    """Describe how a run ended; a trial has no test figures."""
-    if result["status"] == "diverged":
-        return f"diverged at step {result['diverged_at_step']}"
-    metrics = result["metrics"]
-    split = "test" if metrics["test_loss"] is not None else "validation"
-    name = next(key for key in metrics if key.startswith(f"{split}_") and key != f"{split}_loss")
-    words = name.replace("_", " ")
-    seconds = metrics["seconds_per_step"] * metrics["steps"]
-    return f"{words} {metrics[name]:.4f}, {split} loss {metrics[f'{split}_loss']:.4f}, {clock(seconds)}"
+def describe_end(result: RunResult) -> str:
+    """Describe how a run ended: by its held-out metric and loss; a trial has no test figures."""
+    if result.divergence is not None:
+        return f"diverged at step {result.divergence.step}"
+    known = {name: value for name, value in result.metrics.items() if value is not None}
+    split = "test" if any(name.startswith("test") for name in known) else "validation"
+    figures = sorted((n for n in known if n.startswith(split)), key=lambda name: name.endswith("/loss"))
+    shown = [
+        f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}"
+        for name in dict.fromkeys((figures[0], figures[-1]))
+    ]
+    return ", ".join([*shown, clock(known["cost/seconds_per_step"] * result.steps)])
 
 
 def clock(seconds: float) -> str:

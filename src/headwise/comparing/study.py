@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+import hashlib
+import json
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
+from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.sweep import read_sweep
+from headwise.comparing.results.records import AxisRecord, ClaimRecord
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
-from headwise.comparing.task import Task, file_digests, source_digest
-from headwise.files.errors import StudyError
+from headwise.comparing.task import Task
+from headwise.comparing.task_place import source_file
+from headwise.comparing.task_source import file_digests, source_digest
 
 # the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
 BLOG_METHODS = (
@@ -24,6 +29,15 @@ BLOG_METHODS = (
 )
 
 
+class Scale(BaseModel):
+    """Hold one size of a study: settings of the task, and the seeds where they differ."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: dict[str, Any] = {}
+    seeds: int | None = Field(None, ge=1)
+
+
 class Study(BaseModel):
     """Hold what is compared: the task, the arms besides the baseline, how many seeds, and how runs compute."""
 
@@ -35,48 +49,76 @@ class Study(BaseModel):
     task: SerializeAsAny[Task]
     # "file.py:Class" or "package.module:Class", from which a worker builds the task
     task_place: str
+    # the arms besides the baseline, each in its one form
     methods: tuple[str, ...] = BLOG_METHODS
+    # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
+    sweeps: tuple[str, ...] = ()
     seeds: int = Field(10, ge=1)
     threads: int = Field(1, ge=1)
     processes: int = Field(1, ge=1)
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # every run records the health of its heads
+    watch: bool = False
+    # in the unit of the primary metric; a difference within it counts as none
+    margin: float | None = Field(None, gt=0)
+    claims: tuple[ClaimRecord, ...] = ()
+    scales: dict[str, Scale] = {}
     notes: tuple[str, ...] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
         """Give the labels of all arms, the baseline first."""
-        return (BASELINE, *self.methods)
+        swept = [arm for axis in self.axes for arm in axis.arms]
+        return tuple(dict.fromkeys((BASELINE, *self.methods, *swept)))
+
+    @property
+    def axes(self) -> tuple[AxisRecord, ...]:
+        """Give the axes that the sweeps make."""
+        return tuple(read_sweep(text, self.task) for text in self.sweeps)
+
+    def identity(self, trials: int = 0) -> str:
+        """Give what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
+        parts = {
+            "name": self.name,
+            **self._source,
+            "settings": self.task.model_dump(mode="json"),
+            "arms": sorted(self.arms),
+            "trials": trials,
+            **self.model_dump(include={"threads", "processes", "device"}),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def configurations(self) -> list[RunConfiguration]:
         """Give the final runs, seed by seed, so that a stopped study holds whole pairs."""
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
-        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task."""
-        settings = self.task.model_dump(mode="json") | changes.pop("settings", {})
+        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
+        read = read_arm(arm, self.task)
+        settings = read.task(self.task).model_dump(mode="json") | changes.pop("settings", {})
         return RunConfiguration(
             study=self.name,
             **self._origin,
             settings=settings,
-            method=arm,
-            methods=resolved_methods(arm),
+            arm=arm,
+            methods=read.resolved(),
             seed=seed,
             threads=self.threads,
             processes=self.processes,
             device=self.device,
-            dtype=self.dtype,
             **changes,
         )
 
     @property
-    def _origin(self) -> dict:
-        file, _, name = self.task_place.rpartition(":")
-        if not file.endswith(".py"):
-            return {"task": self.task_place, "data": self._digests}
-        # where the file lies changes no number; what it says does
-        source = source_digest(Path(file))
-        return {"task": f"{Path(file).name}:{name}", "task_source": source, "data": self._digests}
+    def _origin(self) -> dict[str, Any]:
+        return {**self._source, "data": self._digests}
+
+    @property
+    def _source(self) -> dict[str, Any]:
+        # where a class or a file lies changes no number; what it says does
+        file = source_file(self.task_place)
+        name = self.task_place.rpartition(":")[2]
+        return {"task": name, "task_source": source_digest(file) if file else None}
 
     @property
     def _digests(self) -> dict[str, str]:
@@ -84,34 +126,3 @@ class Study(BaseModel):
         if "digests" not in self.__dict__:
             self.__dict__["digests"] = file_digests(self.task)
         return self.__dict__["digests"]
-
-
-def canonical_methods(texts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Parse method texts and write each as its `repr`, its label everywhere; the baseline is always there."""
-    written: dict[str, str] = {}
-    for text in texts:
-        if text.strip() == BASELINE:
-            continue
-        arm = _canonical(text)
-        if arm in written:
-            raise StudyError(f"--method {written[arm]!r} and {text!r} are the same arm, {arm}. Give one of them.")
-        written[arm] = text
-    return tuple(written)
-
-
-def _canonical(text: str) -> str:
-    from headwise import parse
-
-    try:
-        return " + ".join(map(repr, parse(text)))
-    except ValueError as error:
-        raise StudyError(f"--method {text!r}: {error}") from error
-
-
-def resolved_methods(arm: str) -> list[dict]:
-    """Give every setting of an arm's methods, defaults included: a default that changes is another run."""
-    if arm == BASELINE:
-        return []
-    from headwise import parse
-
-    return [{"name": type(method).__name__, "settings": method.settings()} for method in parse(arm)]

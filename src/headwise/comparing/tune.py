@@ -10,11 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.compare import Comparison, carry_out
+from headwise.comparing.metric import Metric
 from headwise.comparing.results.answer import count
-from headwise.comparing.run.configuration import BASELINE, RunConfiguration, derive
+from headwise.comparing.results.records import RunResult
+from headwise.comparing.run.configuration import RunConfiguration, derive
 from headwise.comparing.run.job import Order
 from headwise.files.errors import StudyError
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from headwise import Method
+    from headwise.core.method import Method
 
 FACTOR = 4.0
 # apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws
@@ -39,13 +42,13 @@ class Choice:
     rate: float
 
 
-class Arm:
+class Search:
     """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
 
     def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
-        self._methods = _parse(text)
-        self._rate = comparison.study.task.learning_rate
+        self._arm = read_arm(text, comparison.study.task)
+        self._rate = self._arm.task(comparison.study.task).learning_rate
         # another task, data or setting is another search
         self._name = f"{text} {self._configuration(Choice(text, self._rate)).identity}"
         self._pending: int | None = None
@@ -70,10 +73,17 @@ class Arm:
         self._pending = trial.number
         return self._comparison.order(self._configuration(self._choice(factors)), "trials")
 
-    def tell(self, result: dict[str, Any]) -> None:
+    def tell(self, result: RunResult) -> None:
         """Write down what a trial found on validation; one that diverged is the worst there is."""
-        value = result["metrics"][f"validation_{type(self._comparison.study.task).metric_name}"]
-        failed = result["status"] == "diverged" or value is None or not math.isfinite(value)
+        name = f"validation/{self._metric.name}"
+        failed = result.status == "diverged"
+        if not failed and name not in result.metrics:
+            raise StudyError(
+                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it to the "
+                f"evaluations of {type(self._comparison.study.task).__name__}."
+            )
+        value = result.metrics.get(name)
+        failed = failed or value is None or not math.isfinite(value)
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, int]:
@@ -85,7 +95,11 @@ class Arm:
 
     @property
     def _worst(self) -> float:
-        return -math.inf if type(self._comparison.study.task).higher_is_better else math.inf
+        return -math.inf if self._metric.higher_is_better else math.inf
+
+    @property
+    def _metric(self) -> Metric:
+        return self._comparison.study.task.all_metrics()[0]
 
     def _budget(self) -> list[FrozenTrial]:
         # an earlier start may have asked for more trials: every arm is chosen from the same number
@@ -93,13 +107,15 @@ class Arm:
         return [trial for trial in trials if trial.number < self._comparison.trials]
 
     def _choice(self, factors: dict[str, float]) -> Choice:
-        methods = [
-            method.replace(**{_strength(method): _round(getattr(method, _strength(method)) * factors[name])})
-            if (name := _key(index, method)) in factors
-            else method
-            for index, method in enumerate(self._methods)
-        ]
-        return Choice(" + ".join(map(repr, methods)) or BASELINE, _round(self._rate * factors[RATE]))
+        methods = list(self._arm.methods)
+        for index, name in searched(self._arm):
+            factor = factors[_key(index, methods[index])]
+            methods[index] = methods[index].replace(**{name: _round(getattr(methods[index], name) * factor)})
+        rate, task = _round(self._rate * factors[RATE]), self._comparison.study.task
+        chosen = dataclasses.replace(self._arm, methods=tuple(methods))
+        if RATE in dict(self._arm.changes):
+            chosen = chosen.changed(task, **{RATE: rate})
+        return Choice(chosen.text, rate)
 
     def _configuration(self, choice: Choice) -> RunConfiguration:
         return self._comparison.study.configuration(
@@ -109,15 +125,15 @@ class Arm:
     def _ranges(self) -> dict[str, float]:
         """Give each searched factor's highest value: a method may refuse four times its strength."""
         ranges = {RATE: FACTOR}
-        for index, method in enumerate(self._methods):
-            if _strength(method) is not None:
-                ranges[_key(index, method)] = _highest(method)
+        for index, name in searched(self._arm):
+            method = self._arm.methods[index]
+            ranges[_key(index, method)] = _highest(method, name)
         return ranges
 
     def _open(self) -> optuna.Study:
         import optuna
 
-        direction = "maximize" if type(self._comparison.study.task).higher_is_better else "minimize"
+        direction = "maximize" if self._metric.higher_is_better else "minimize"
         arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
         study = optuna.create_study(**arguments)
         # seeded by the number of the trial: a resumed search asks for the same points
@@ -132,19 +148,19 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = comparison.study
-    _refuse_twins(study.arms)
+    _refuse_twins([read_arm(text, study.task) for text in study.arms])
     backend = optuna.storages.journal.JournalFileBackend(str(comparison.out / "tuning.journal"))
     storage = optuna.storages.JournalStorage(backend)
-    arms = [Arm(comparison, storage, text) for text in study.arms]
-    owner: dict[str, Arm] = {}
+    arms = [Search(comparison, storage, text) for text in study.arms]
+    owner: dict[str, Search] = {}
 
-    def begin(arm: Arm) -> Order | None:
+    def begin(arm: Search) -> Order | None:
         order = arm.next_order()
         if order is not None:
             owner[order.identity] = arm
         return order
 
-    def then(order: Order, result: dict[str, Any]) -> Order | None:
+    def then(order: Order, result: RunResult) -> Order | None:
         arm = owner[order.identity]
         arm.tell(result)
         return begin(arm)
@@ -165,12 +181,11 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
     return final, notes
 
 
-def _parse(text: str) -> list[Method]:
-    if text == BASELINE:
-        return []
-    from headwise import parse
-
-    return parse(text)
+def searched(arm: Arm) -> list[tuple[int, str]]:
+    """Give the strengths that are searched: the place of each method and its field; one with a schedule stays as it is."""
+    timed = {(place, name) for place, name, _ in arm.timed}
+    found = [(index, _strength(method)) for index, method in enumerate(arm.methods)]
+    return [(index, name) for index, name in found if name is not None and (index, name) not in timed]
 
 
 def _strength(method: Method) -> str | None:
@@ -183,8 +198,7 @@ def _strength(method: Method) -> str | None:
     return name if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0 else None
 
 
-def _highest(method: Method) -> float:
-    name = _strength(method)
+def _highest(method: Method, name: str) -> float:
     for factor in (FACTOR, 3.0, 2.0, 1.5, 1.25):
         try:
             method.replace(**{name: _round(getattr(method, name) * factor)})
@@ -203,15 +217,19 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _refuse_twins(arms: tuple[str, ...]) -> None:
+def _refuse_twins(arms: list[Arm]) -> None:
     """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
     seen: dict[str, str] = {}
-    for text in arms:
-        shape = repr(
-            [(type(m).__name__, {k: v for k, v in m.settings().items() if k != _strength(m)}) for m in _parse(text)]
-        )
+    for arm in arms:
+        strengths = dict(searched(arm))
+        methods = [
+            (type(method).__name__, {k: v for k, v in method.settings().items() if k != strengths.get(index)})
+            for index, method in enumerate(arm.methods)
+        ]
+        shape = repr((arm.name, methods, arm.timed, arm.where, [c for c in arm.changes if c[0] != RATE]))
         if shape in seen:
             raise StudyError(
-                f"{seen[shape]} and {text} differ only in the strength that --tune searches. Give one of them, or no --tune."
+                f"{seen[shape]} and {arm.text} differ only in what --tune searches, strength and learning rate. "
+                "Give one of them, or no --tune."
             )
-        seen[shape] = text
+        seen[shape] = arm.text

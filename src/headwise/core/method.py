@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from headwise.core.schedule import number
@@ -174,12 +174,16 @@ class Method:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
+        return self.written({})
+
+    def written(self, texts: Mapping[str, str]) -> str:
+        """Give the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             # The first field names the strength and is always shown; the rest only where it was chosen.
-            if index == 0 or value != field.default:
-                shown.append(f"{field.name}={_literal(value)}")
+            if index == 0 or field.name in texts or value != field.default:
+                shown.append(f"{field.name}={texts.get(field.name) or _literal(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -65,11 +65,12 @@ class ByDepth:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Goes linearly from `start` to `end` over `steps` optimizer steps, then stays."""
+    """Stays at `start` for `begin` optimizer steps, goes linearly to `end` over `steps` further ones, then stays."""
 
     start: float
     end: float
     steps: int
+    begin: int = 0
 
     def __post_init__(self) -> None:
         _plain(self)
@@ -78,7 +79,7 @@ class Ramp:
 
     def value(self, step: int, site: Site) -> float:
         """Give the strength at `step` (optimizer steps taken)."""
-        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+        return self.start + (self.end - self.start) * min(1.0, max(0.0, (step - self.begin) / self.steps))
 
 
 Schedule = VShape | ByDepth | Ramp

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import errno
+import traceback
 from pathlib import Path
 
 
 class StudyError(Exception):
     """Report what stopped a study and what to do about it; the command line prints it without a traceback."""
+
+
+def is_for_users(error: BaseException) -> bool:
+    """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    ours = frame.f_globals.get("__name__", "").startswith("headwise.")
+    return isinstance(error, (OSError, StudyError)) or (ours and isinstance(error, (ValueError, ImportError)))
 
 
 def explain(error: OSError, folder: Path, option: str = "--out") -> StudyError:

@@ -1,6 +1,6 @@
-"""Build the charts of the reports: heat maps, forest plots, learning curves and plain lines.
+"""Build the heat maps of the reports; every chart is a Vega-Lite dictionary made by `specification`.
 
-All charts take the width of their box, colour-blind safe colours (Okabe and Ito 2008; heat maps use cividis) and, for what
+All charts take the width of their box, colour-blind safe colours (Okabe and Ito 2008; heat maps use cividis, differences blue and orange) and, for what
 matters, a second mark beside colour (shape, dash or text).
 """
 
@@ -43,6 +43,10 @@ def heat_map(
     tooltip=(),
     reading: str | None = None,
     packed: bool = False,
+    diverging: bool = False,
+    label_limit: int = NARROW_LABELS,
+    y_order: list[str] | None = None,
+    mark: str | None = None,
 ):
     """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
@@ -51,6 +55,8 @@ def heat_map(
     slider then chooses which reading is shown. `packed` writes the values along x, or along the readings, as one list for each of the
     other cells: a tenth of the size, with no other field to show. `value_title` names the value on hover and above the colours, there replaced by
     `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
+    `diverging` colours differences, whose domain should be symmetric; `label_limit` is the width that
+    labels of y may take, `y_order` their order, and `mark` a field whose text is written into the cells.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
@@ -66,11 +72,18 @@ def heat_map(
     shown = [x, y, *tooltip] + ([reading] if reading else [])
     chart = base.mark_rect(cursor="crosshair").encode(
         x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
-        y=_band(alt.Y, y, rows, alt.Axis(labelLimit=NARROW_LABELS, domain=False, ticks=False)),
-        color=_ramp(alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title),
+        y=_band(alt.Y, y, rows, alt.Axis(labelLimit=label_limit, domain=False, ticks=False), y_order),
+        color=_ramp(
+            alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging
+        ),
         tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in shown]
         + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
     )
+    if mark:
+        text = base.mark_text(fontSize=11, color="var(--ink)").encode(
+            x=chart.encoding.x, y=chart.encoding.y, text=alt.Text(field=mark, type="nominal")
+        )
+        chart = alt.layer(chart, text)
     chart = chart.properties(width="container", height=max(ROW * len({row[y] for row in rows}), 60))
     if reading:
         title = alt.Title(text=alt.expr(f"'{reading} ' + {steps}[position]"), anchor="start", fontSize=12)
@@ -78,13 +91,13 @@ def heat_map(
     return chart
 
 
-def _band(channel, name: str, rows, axis):
-    return channel(field=name, type="ordinal", title=name, sort=_in_order(rows, name), axis=axis)
+def _band(channel, name: str, rows, axis, order=None):
+    return channel(field=name, type="ordinal", title=name, sort=order or _in_order(rows, name), axis=axis)
 
 
-def _ramp(alt, value: str, domain, title: str):
-    legend = alt.Legend(title=title or None, orient="top", gradientLength=160, gradientThickness=9, titleLimit=300)
-    scale = alt.Scale(scheme="cividis", domain=list(domain))
+def _ramp(alt, value: str, domain, title: str, diverging: bool):
+    legend = alt.Legend(title=title or None, orient="top", gradientLength=110, gradientThickness=9, titleLimit=300)
+    scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain))
     return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
 
 
@@ -131,52 +144,3 @@ def _out_of_lists(chart, along: str, order: list, value: str, position: str | No
     else:
         chart = chart.transform_calculate(all=steps).transform_flatten(["values", "all"], [value, along])
     return chart.transform_filter(f"isValid(datum.{value})")
-
-
-@specification
-def forest(rows, *, title: str):
-    """Return the paired differences as a forest plot.
-
-    A row has label, mean, low, high (None where there is no interval), verdict and words (its tooltip). The label stands above its
-    interval, so that the plot keeps its width on a small screen.
-    """
-    alt = load("altair", "study")
-    order = [row["label"] for row in rows]
-    base = alt.Chart(alt.InlineData(values=list(rows)))
-    # A layer without a mark makes Vega warn of an infinite extent, and points alone know no padding.
-    drawn = any(row["low"] is not None for row in rows)
-    scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
-    y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
-    colour = alt.Color("verdict", type="nominal", legend=None, scale=_verdict_scale(alt, "var(--grey)"))
-    x = alt.X(
-        "mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=6)
-    )
-    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
-    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}])).mark_rule(color="var(--ink)", strokeWidth=1)
-    intervals = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2.5)
-    shapes = alt.Scale(
-        domain=["better", "worse", "no evidence", "undecided"],
-        range=["triangle-right", "triangle-left", "circle", "diamond"],
-    )
-    label = functools.partial(base.mark_text, align="left", dy=-19, fontSize=11.5, limit=330, color="var(--ink)")
-    where = {"y": y, "x": alt.value(2), "text": "label:N"}
-    layers = [
-        zero.encode(x=alt.X("zero", type="quantitative", title=title)),
-        base.mark_point(filled=True, size=150, opacity=1).encode(
-            x=x, y=y, color=colour, shape=alt.Shape("verdict", type="nominal", legend=None, scale=shapes), tooltip=words
-        ),
-        # the paper behind a label: the zero line passes under it
-        label(stroke="var(--paper)", strokeWidth=5).encode(**where),
-        label().encode(**where),
-    ]
-    if drawn:
-        intervals = intervals.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words)
-        layers.insert(1, intervals.transform_calculate(mean="datum.low"))
-    return alt.layer(*layers).properties(width="container", height=52 * len(order) + 8)
-
-
-def _verdict_scale(alt, otherwise: str):
-    return alt.Scale(
-        domain=["better", "worse", "no evidence", "undecided"],
-        range=["var(--blue)", "var(--vermillion)", otherwise, otherwise],
-    )

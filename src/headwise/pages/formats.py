@@ -32,21 +32,9 @@ class Unit:
         return f"[{self.number(low, signed=signed)}, {self.number(high, signed=signed)}]"
 
 
-def unit_of(name: str, metric: dict) -> Unit:
-    """Return the unit of a figure: the study's for its metric in every split and gap, nats for losses."""
-    if name.partition("_")[2] != metric["name"].partition("_")[2]:
-        return Unit(1, "nats", "nats", 4)
-    unit = metric.get("unit") or ""
+def unit_named(unit: str) -> Unit:
+    """Return how figures of a unit are shown: "%" is a share in [0, 1], shown as percent, whose differences are points."""
     return Unit(100, "%", "points", 2) if unit == "%" else Unit(1, unit, unit, 4)
-
-
-def label_of(name: str, metric: dict) -> str:
-    """Return a figure's name in words."""
-    if name == metric["name"]:
-        return metric["label"]
-    split, _, kind = name.partition("_")
-    words = kind.replace("_", " ")
-    return f"{words} gap, train {MINUS} test" if split == "gap" else f"{split} {words}"
 
 
 def p_value(p: float | None) -> str | None:

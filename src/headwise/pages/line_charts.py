@@ -8,9 +8,9 @@ from headwise.pages.charts import specification
 
 @specification
 def curves(rows, *, x: str, y: str, domain=None, broken=()):
-    """Return learning curves: the mean of each series over seeds with its band, method against baseline, train against test.
+    """Return learning curves: the mean of each series over seeds with its band, arm against baseline, train against test.
 
-    A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("method" or "baseline").
+    A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("arm" or "baseline").
     `broken` holds the points (x, value, run) of diverged runs, drawn singly and ending in a cross.
     """
     alt = load("altair", "study")
@@ -24,7 +24,7 @@ def curves(rows, *, x: str, y: str, domain=None, broken=()):
         "role",
         type="nominal",
         legend=None,
-        scale=alt.Scale(domain=["baseline", "method"], range=["var(--grey)", "var(--blue)"]),
+        scale=alt.Scale(domain=["baseline", "arm"], range=["var(--grey)", "var(--blue)"]),
     )
     dash = alt.StrokeDash(
         "dashed", type="nominal", legend=None, scale=alt.Scale(domain=[False, True], range=[[1, 0], [4, 3]])
@@ -127,3 +127,66 @@ def _axis(alt, log: bool):
 
 def _positive(value) -> bool:
     return value is not None and value > 0
+
+
+@specification
+def dose(rows, *, x: str, y: str, seeds=(), baseline: float | None = None):
+    """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a dashed line.
+
+    A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds` has x, seed and value.
+    """
+    alt = load("altair", "study")
+    order = [row["x"] for row in rows]
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    across = alt.X("x", type="ordinal", title=x, sort=order, axis=alt.Axis(labelAngle=0, grid=False))
+    up = alt.Y("mean", type="quantitative", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    words = [alt.Tooltip("x", type="nominal", title=x)]
+    words += [alt.Tooltip(name, type="quantitative", format=".4g") for name in ("mean", "low", "high")]
+    layers = []
+    if baseline is not None:
+        rule = alt.Chart(alt.InlineData(values=[{"mean": baseline}])).mark_rule(color="var(--grey)", strokeDash=[4, 3])
+        layers.append(rule.encode(y=up))
+    if seeds:
+        dots = alt.Chart(alt.InlineData(values=list(seeds))).mark_circle(
+            size=22, opacity=0.4, color="var(--ink)", xOffset=9
+        )
+        shown = [alt.Tooltip("seed", type="nominal"), alt.Tooltip("value", type="quantitative", format=".4g")]
+        layers.append(dots.encode(x=across, y=alt.Y("value", type="quantitative", title=y), tooltip=shown))
+    layers.append(base.mark_line(strokeWidth=1.6, color="var(--blue)").encode(x=across, y=up))
+    if any(row["low"] is not None for row in rows):
+        bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color="var(--blue)")
+        layers.append(bars.encode(x=across, y=up, y2="high:Q", tooltip=words).transform_calculate(mean="datum.low"))
+    points = base.mark_point(filled=True, size=70, opacity=1, color="var(--blue)")
+    layers.append(points.encode(x=across, y=up, tooltip=words))
+    return alt.layer(*layers).properties(width="container", height=220)
+
+
+@specification
+def against_cost(rows, *, x: str, y: str):
+    """Return an outcome against a cost: a numbered point for each arm with its interval; the baseline is grey and square.
+
+    A row has number, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
+    """
+    alt = load("altair", "study")
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    scale = alt.Scale(zero=False, nice=True, padding=14)
+    across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=6))
+    up = alt.Y("mean", type="quantitative", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    roles, colours = ["arm", "baseline"], ["var(--blue)", "var(--grey)"]
+    colour = alt.Color("role", type="nominal", legend=None, scale=alt.Scale(domain=roles, range=colours))
+    shape = alt.Shape("role", type="nominal", legend=None, scale=alt.Scale(domain=roles, range=["circle", "square"]))
+    words = [alt.Tooltip("label", type="nominal"), alt.Tooltip("x", type="quantitative", title=x, format=".4g")]
+    words.append(alt.Tooltip("mean", type="quantitative", title=y, format=".4g"))
+    layers = []
+    if any(row["low"] is not None for row in rows):
+        bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=1.4, opacity=0.6)
+        bars = bars.encode(x=across, y=up, y2="high:Q", color=colour, tooltip=words)
+        layers.append(bars.transform_calculate(mean="datum.low"))
+    layers.append(
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            x=across, y=up, color=colour, shape=shape, tooltip=words
+        )
+    )
+    text = base.mark_text(align="left", dx=8, dy=-7, fontSize=11.5, color="var(--ink)")
+    layers.append(text.encode(x=across, y=up, text="number:N"))
+    return alt.layer(*layers).properties(width="container", height=260)

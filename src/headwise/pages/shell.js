@@ -43,8 +43,10 @@
     box.replaceChildren(words, svg);
   };
 
+  const specification = (figure) => resolve(JSON.parse(figure.querySelector("script[type='application/json']").textContent));
+
   const draw = async (figure) => {
-    const spec = resolve(JSON.parse(figure.querySelector("script[type='application/json']").textContent));
+    const spec = specification(figure);
     const plot = figure.querySelector(".plot");
     const options = { actions: false, ast: true, renderer: figure.dataset.renderer, config: theme(), tooltip: { theme: "custom" } };
     // An aria label per mark repeats every number of the chart to a screen reader; the caption and the tables serve better.
@@ -53,6 +55,7 @@
     try {
       const result = await window.vegaEmbed(plot, spec, options);
       figure.finalize = result.finalize;
+      figure.view = result.view;
       result.view.addEventListener("mouseover", (_, item) => trace(figure, item && item.datum));
       result.view.addEventListener("click", (_, item) => trace(figure, item && item.datum));
       figure.dataset.drawn = "yes";
@@ -89,9 +92,79 @@
     body.append(...rows.map(({ row }) => row));
   };
 
+  const save = (name, content, type) => {
+    const link = document.createElement("a");
+    link.download = name;
+    link.href = content.startsWith("data:") ? content : URL.createObjectURL(new Blob([content], { type }));
+    link.click();
+    if (link.href.startsWith("blob:")) setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+
+  const saveFigure = async (figure, kind) => {
+    const name = `${figure.dataset.name}.${kind}`;
+    if (kind === "svg") save(name, await figure.view.toSVG(), "image/svg+xml");
+    else save(name, (await figure.view.toCanvas(2)).toDataURL("image/png"), "image/png");
+  };
+
+  const texts = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
+    const button = cell.querySelector("button");
+    return (button ?? cell).innerText.replace(/\s+/g, " ").trim() + (button && cell.querySelector("small") ? ` (${cell.querySelector("small").textContent})` : "");
+  }));
+  // Raw numbers where a cell has one: a table is saved to be computed with.
+  const raw = (table) => texts(table).map((cells, at) => cells.map((text, column) => (at && table.rows[at].cells[column].dataset.value) || text));
+  const tex = (text) => text.replace(/[\\&%$#_{}~^]/g, (found) => ({ "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" })[found] ?? `\\${found}`)
+    .replace(/[−±▲▼↑↓＝–]/g, (found) => ({ "−": "$-$", "±": "$\\pm$", "–": "--" })[found] ?? "");
+  const saveTable = (table, kind) => {
+    const name = `${(table.caption?.textContent ?? "table").toLowerCase().replace(/[^a-z0-9]+/g, "-")}.${kind}`;
+    if (kind === "csv") return save(name, raw(table).map((row) => row.map((text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",")).join("\n") + "\n", "text/csv");
+    const [head, ...rows] = texts(table).map((row) => row.map(tex).join(" & ") + " \\\\");
+    return save(name, `\\begin{tabular}{l${"r".repeat(table.rows[0].cells.length - 1)}}\n\\toprule\n${head}\n\\midrule\n${rows.join("\n")}\n\\bottomrule\n\\end{tabular}\n`, "text/x-tex");
+  };
+
+  for (const button of document.querySelectorAll("button[data-save]")) {
+    button.addEventListener("click", () => {
+      const figure = button.closest("figure"), kind = button.dataset.save;
+      return figure ? saveFigure(figure, kind) : saveTable(button.closest("p").previousElementSibling.querySelector("table"), kind);
+    });
+  }
+
+  // A printer does not wait for a chart to be drawn, but a drawn one can be given another width at once. A fold that was never opened
+  // has no charts yet: where it holds a chart it stays closed.
+  const PALETTE = ["--paper", "--panel", "--ink", "--muted", "--line", "--rule", "--blue", "--orange", "--sky", "--green", "--vermillion", "--purple", "--grey", "--faint"];
+  const palette = () => Object.fromEntries(PALETTE.map((name) => [colour(name).toLowerCase(), name]));
+  const onPaper = async (figure, before) => {
+    const plot = figure.querySelector(".plot");
+    // promises alone: they are kept before the printer takes the page
+    await figure.view.width(plot.clientWidth).runAsync();
+    for (const mark of plot.querySelectorAll("svg [fill], svg [stroke]")) {
+      for (const side of ["fill", "stroke"]) {
+        const name = before[mark.getAttribute(side)?.toLowerCase()];
+        if (name) mark.setAttribute(side, colour(name));
+      }
+    }
+  };
+  addEventListener("beforeprint", () => {
+    const before = palette();
+    document.documentElement.classList.add("paper");
+    document.querySelectorAll("details").forEach((fold) => { fold.open = fold.open || !fold.querySelector("figure:not([data-drawn])"); });
+    document.querySelectorAll("figure[data-drawn=yes]").forEach((figure) => hidden(figure) || onPaper(figure, before));
+  });
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("paper");
+    drawAll(true);
+  });
+
+  const follow = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    for (let fold = target.querySelector(":scope > details") ?? target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", follow);
+
   for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => sort(button));
   for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", () => fold.open && drawAll(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(true));
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((fold) => { fold.open = true; }));
+  follow();
   drawAll(false);
 })();

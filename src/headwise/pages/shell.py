@@ -33,6 +33,7 @@ from importlib.resources import files
 from typing import Any
 
 from headwise.files.optional_imports import load
+from headwise.pages.anchors import slug, unique_anchors, with_anchors
 
 CANVAS_FROM = 3000  # marks; more would make a slow SVG
 
@@ -79,7 +80,7 @@ class Section:
     @property
     def anchor(self) -> str:
         """Return the section's id in the page."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "section"
+        return slug(self.title) or "section"
 
 
 def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "", lead: str = "", facts=()) -> str:
@@ -88,21 +89,22 @@ def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "",
     `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are embedded
     only when a section holds a chart.
     """
-    sections = list(sections)
+    sections = with_anchors(sections)
     markup = load("markupsafe", "study").Markup
-    drawn = any('data-chart="' in str(section.body) for section in sections)
-    return _template("page.html").render(
+    drawn = any('data-chart="' in str(section.body) for section, _ in sections)
+    html = _template("page.html").render(
         title=title,
         eyebrow=eyebrow,
         question=question,
         lead=lead,
         facts=[(str(name), str(value)) for name, value in facts],
-        sections=sections,
+        sections=[(section, anchor) for section, anchor in sections],
         css=markup(_asset("shell.css")),
         script=markup(_asset("shell.js")),
         bundle=markup(_vega()) if drawn else "",
         version=_version(),
     )
+    return unique_anchors(html)
 
 
 def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
@@ -118,15 +120,16 @@ def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
     return _macro("table", columns, prepared, caption, set(marked), sort)
 
 
-def figure(chart, *, title: str = "", caption: str = "", trace: str = ""):
+def figure(chart, *, title: str = "", caption: str = "", trace: str = "", name: str = ""):
     """Return a chart as markup: `chart` is an Altair chart or a Vega-Lite dictionary.
 
-    `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
+    `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
     """
     spec = chart if isinstance(chart, dict) else chart.to_dict()
     marks = sum(len(values) for values in spec.get("datasets", {}).values())
     renderer = "canvas" if marks > CANVAS_FROM else "svg"
-    return _macro("figure", _json(spec), title, caption, trace, renderer)
+    name = name or title or "chart"
+    return _macro("figure", _json(spec), title, caption, trace, renderer, name, slug(name))
 
 
 def prose(paragraphs, *, kind: str = "prose"):

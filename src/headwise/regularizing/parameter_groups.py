@@ -1,4 +1,4 @@
-"""Parameter groups: attention's projections get a weight decay of their own, and what must not decay gets none."""
+"""Parameter groups: attention's projections and the MLPs get a weight decay of their own, and what must not decay gets none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headwise.hosts.host import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves
+from headwise.regularizing.mlp_weights import mlp_weights
 from headwise.regularizing.plan import handle
 
 MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
@@ -23,52 +24,74 @@ def parameter_groups(
     weight_decay: float,
     attention_weight_decay: float | None = None,
     *,
+    mlp_weight_decay: float | None = None,
     example: Any = None,
     **rest: Any,
 ) -> list[dict[str, Any]]:
-    """Give parameter groups for an optimizer, in which attention's q, k, v and o weights have their own weight decay.
+    """Give parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight decay.
 
-    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, not by names. Not
-    decayed: biases, norms, and whatever is a vector or a scalar: gains, sinks, logit scales, class tokens, the learned
-    scalars of methods. Embeddings and other matrices take `weight_decay`.
+    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as the
+    other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector or a
+    scalar: gains, sinks, logit scales, class tokens, the learned scalars of methods. Embeddings, heads and other matrices
+    take `weight_decay`.
 
     Args:
         model: plain or regularized, also compiled or wrapped.
         lr: learning rate of all groups.
         weight_decay: of everything else that decays.
         attention_weight_decay: of q, k, v and o weights; None means `weight_decay`.
+        mlp_weight_decay: of the matrices of the blocks' MLPs; None means `weight_decay`.
         example: a batch, where an attention layer's layout cannot be seen without one.
         rest: further settings of all groups, such as `betas`.
 
     Returns:
-        Groups "attention", "other" and "undecayed" (key "name"), those that are empty left out.
+        Groups "attention", "mlp", "other" and "undecayed" (key "name"), those that are empty left out.
 
     Raises:
-        ValueError: where a decay is negative, or the weights of an attention layer cannot be told.
+        ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none of the
+            weights that a decay of their own was given for.
     """
-    attention_weight_decay = weight_decay if attention_weight_decay is None else attention_weight_decay
-    for name, value in (("weight_decay", weight_decay), ("attention_weight_decay", attention_weight_decay)):
-        if value < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
-    attention = {id(parameter) for parameter in _attention(model, example)}
-    undecayed = {id(parameter) for parameter in _undecayed(model)}
-    groups: dict[str, dict[str, Any]] = {
-        "attention": {"params": [], "weight_decay": attention_weight_decay},
-        "other": {"params": [], "weight_decay": weight_decay},
-        "undecayed": {"params": [], "weight_decay": 0.0},
+    decays = {
+        "attention": weight_decay if attention_weight_decay is None else attention_weight_decay,
+        "mlp": weight_decay if mlp_weight_decay is None else mlp_weight_decay,
+        "other": weight_decay,
+        "undecayed": 0.0,
     }
+    _check_decays(weight_decay, attention_weight_decay, mlp_weight_decay)
+    sites = _sites(model, example)
+    kinds = {id(parameter): "attention" for parameter in _attention(sites)}
+    kinds |= {id(parameter): "mlp" for parameter in mlp_weights(model, sites, set(kinds))}
+    if attention_weight_decay is not None and "attention" not in kinds.values():
+        raise ValueError(
+            f"attention_weight_decay={attention_weight_decay:g}: {type(model).__name__} has no attention layer"
+        )
+    if mlp_weight_decay is not None and "mlp" not in kinds.values():
+        raise ValueError(
+            f"mlp_weight_decay={mlp_weight_decay:g}: no attention layer of {type(model).__name__} has an MLP in its block. "
+            "Leave it out, or build groups by hand"
+        )
+    kinds = {id(parameter): "undecayed" for parameter in undecayed(model)} | kinds
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in decays}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            which = (
-                "attention" if id(parameter) in attention else "undecayed" if id(parameter) in undecayed else "other"
-            )
-            groups[which]["params"].append(parameter)
-    return [{"name": name, "lr": lr, **group, **rest} for name, group in groups.items() if group["params"]]
+            groups[kinds.get(id(parameter), "other")].append(parameter)
+    return [
+        {"name": name, "lr": lr, "params": found, "weight_decay": decays[name], **rest}
+        for name, found in groups.items()
+        if found
+    ]
 
 
-def _attention(model: nn.Module, example: Any) -> list[nn.Parameter]:
+def _check_decays(weight_decay: float, attention: float | None, mlp: float | None) -> None:
+    given = {"weight_decay": weight_decay, "attention_weight_decay": attention, "mlp_weight_decay": mlp}
+    for name, value in given.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def _attention(sites: list[Site]) -> list[nn.Parameter]:
     found: list[nn.Parameter] = []
-    for site in _sites(model, example):
+    for site in sites:
         for module, name in _weights(site):
             found += [underlying(base_of(module), name), *adapters_of(module)]
         # An adapter around nn.MultiheadAttention stands around the site.
@@ -102,7 +125,8 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
 
 
-def _undecayed(model: nn.Module) -> list[nn.Parameter]:
+def undecayed(model: nn.Module) -> list[nn.Parameter]:
+    """Give the parameters that must not decay: norms, biases, vectors and scalars."""
     found = []
     for place, module in model.named_modules():
         norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)

@@ -19,6 +19,9 @@ SPLITS = {"test": slice(0, 800), "validation": slice(800, 1000), "train": slice(
 class Digits(Task):
     """Classify handwritten digits from few training images."""
 
+    # chance of ten digits
+    failure = 0.1
+
     epochs: int = 30
     batch_size: int = 25
     learning_rate: float = 3e-3
@@ -37,12 +40,17 @@ class Digits(Task):
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
         """Give images (B, 1, 8, 8) in [-1, 1] and digits, from one fixed shuffle of the whole set."""
-        from sklearn.datasets import load_digits
+        return images_and_digits(SPLITS[split])
 
-        digits = load_digits()
-        order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))[SPLITS[split]]
-        images = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
-        return images[order], torch.from_numpy(digits.target).long()[order]
+
+def images_and_digits(part: slice) -> tuple[Tensor, Tensor]:
+    """Give a part of scikit-learn's digits in one fixed order: images (B, 1, 8, 8) in [-1, 1] and digits (B,)."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))[part]
+    images = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
+    return images[order], torch.from_numpy(digits.target).long()[order]
 
 
 STUDY = Study(

@@ -85,7 +85,7 @@ def build(seed: int, device: str = "cpu"):
 
 def measure(seed: int, arm: tuple, device: str = "cpu") -> dict:
     """Return token cosine and high-frequency ratio at the input and after each block, and the output itself."""
-    from headwise.regularizing import handle as regularize
+    from headwise.regularizing.handle import regularize
 
     (model, tokens), (methods, gains) = build(seed, device), arm
     if methods:
@@ -124,7 +124,9 @@ def high_frequency(x) -> float:
 
 def compare(measured: list[dict], seeds: int) -> list[dict]:
     """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and corrected p."""
-    from headwise.comparing.results.analysis import holm, interval, sign_flip
+    from headwise.comparing.results.intervals import interval
+    from headwise.comparing.results.joint_flips import sign_flip
+    from headwise.comparing.results.mcnemar import holm
 
     final = {(found["arm"], found["seed"]): found["cosine"][-1] for found in measured}
     labels = list(dict.fromkeys(found["arm"] for found in measured))
@@ -132,7 +134,7 @@ def compare(measured: list[dict], seeds: int) -> list[dict]:
     for label in labels:
         values = [final[label, seed] for seed in range(seeds)]
         differences = [final[label, seed] - final[BASELINE, seed] for seed in range(seeds)]
-        row = {"arm": label, "final": interval(values), "difference": interval(differences)}
+        row = {"arm": label, "final": interval(values).model_dump(), "difference": interval(differences).model_dump()}
         rows.append(row | {"lower": sum(x < 0 for x in differences), "seeds": seeds, "p": sign_flip(differences)})
     for row, corrected in zip(rows[1:], holm([row["p"] for row in rows[1:]])):
         row["p_corrected"] = corrected

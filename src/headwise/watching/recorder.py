@@ -23,8 +23,9 @@ from headwise.watching.weights import FLOOR, Weights
 class Recorder:
     """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again."""
 
-    def __init__(self, names: list[str], rows: int | None, weights: Weights) -> None:
+    def __init__(self, names: list[str], rows: int | None, weights: Weights, *, in_evaluation: bool = False) -> None:
         self.names, self.rows, self.weights = [name for name in names if name in STATISTICS], rows, weights
+        self.in_evaluation = in_evaluation
         self.step = 0
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.of_weights: dict[int, dict[str, Tensor]] = {}
@@ -48,7 +49,7 @@ class Recorder:
             around: how the residual stream around the site is read.
             stream: what entered the site's block.
         """
-        if in_backward() or not call.training:
+        if in_backward() or not (call.training or self.in_evaluation):
             return
         site = call.site
         with torch.no_grad():

@@ -13,6 +13,8 @@ from headwise.comparing.run.job import Order
 class HereEngine:
     """Carry out orders in this process; every process of a distributed launch does the same ones in the same order."""
 
+    parallel = False
+
     def __init__(self) -> None:
         self._waiting: deque[Order] = deque()
 

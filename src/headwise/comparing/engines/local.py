@@ -31,6 +31,7 @@ class LocalEngine:
     """Carry out orders in `jobs` worker processes; how many there are changes no number."""
 
     def __init__(self, jobs: int, threads: int = 1) -> None:
+        self.parallel = jobs > 1
         self._threads = threads
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
@@ -108,7 +109,7 @@ class LocalEngine:
         self._deaths[order.identity] = self._deaths.get(order.identity, 0) + 1
         if self._deaths[order.identity] > REPLACEMENTS:
             raise StudyError(
-                f"the worker of {order.configuration.method}, seed {order.configuration.seed}, ended with exit code "
+                f"the worker of {order.configuration.arm}, seed {order.configuration.seed}, ended with exit code "
                 f"{code} {REPLACEMENTS + 1} times (-9 often means: out of memory). Use fewer --jobs, then "
                 "start the same command again: finished runs and checkpoints are kept."
             )

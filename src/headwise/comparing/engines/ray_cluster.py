@@ -12,6 +12,7 @@ from typing import Any
 
 from headwise.comparing.engines.local import REPLACEMENTS, worker_environment
 from headwise.comparing.engines.worker import carry_out
+from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run.job import Order
 from headwise.files.durable import read_lines
 from headwise.files.errors import StudyError
@@ -38,6 +39,8 @@ def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
 
 class RayEngine:
     """Carry out orders on a Ray cluster; results are those of the local engine."""
+
+    parallel = True
 
     def __init__(self, address: str | None) -> None:
         try:
@@ -95,16 +98,25 @@ class RayEngine:
             return [{"event": "failed", "reason": reason, "trace": ""}]
 
     def _glance(self, order: Order) -> Iterator[dict[str, Any]]:
-        lines = read_lines(order.folder / "metrics.jsonl")
-        if len(lines) == self._seen.get(order.identity, 0):
+        found = read_lines(order.folder / "metrics.jsonl")
+        if len(found) == self._seen.get(order.identity, 0):
             return
-        self._seen[order.identity] = len(lines)
-        epochs, last = order.configuration.settings["epochs"], lines[-1]
-        name = next(key for key in last if key.startswith("train_") and key != "train_loss")
-        left = sum(line["seconds"] for line in lines) / len(lines) * (epochs - len(lines))
+        self._seen[order.identity] = len(found)
+        lines = [EpochLine.model_validate(line) for line in found]
+        settings, last = order.configuration.settings, lines[-1]
+        # where steps decide, the number of epochs is not known before the end
+        epochs = max(settings["epochs"], len(lines)) if settings.get("steps") is None else len(lines)
+        steps = settings.get("steps") or epochs
+        done = min(1.0, (len(lines) if settings.get("steps") is None else last.step or 0) / steps)
+        left = sum(line.seconds for line in lines) * (1 - done) / max(done, 1e-9)
+        name = next((key for key in last.metrics if key.startswith("train/") and key != "train/loss"), "")
         event = {"event": "progress", "run": order.identity, "epoch": len(lines), "epochs": epochs, "left": left}
-        numbers = {"loss": last["train_loss"] or float("nan"), "metric": last[name] or float("nan")}
-        yield event | numbers | {"name": name.removeprefix("train_"), "done": len(lines) / epochs}
+        numbers = {"loss": _number(last.metrics.get("train/loss")), "metric": _number(last.metrics.get(name))}
+        yield event | numbers | {"name": name.removeprefix("train/"), "done": done}
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _refuse_silence(address: str) -> None:

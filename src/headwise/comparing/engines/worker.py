@@ -42,7 +42,7 @@ def carry_out(order: Order, tell: Callable[[dict[str, Any]], object]) -> dict[st
     except StudyError as error:
         return {"event": "failed", "reason": str(error), "trace": ""}
     except OSError as error:
-        return {"event": "failed", "reason": str(explain(error, order.folder)), "trace": ""}
+        return {"event": "failed", "reason": str(explain(error, order.folder)), "trace": "", "fatal": True}
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"event": "failed", "reason": reason, "trace": traceback.format_exc()}

@@ -1,14 +1,15 @@
-"""Write the reports: one self-contained HTML page, its table as CSV and Markdown, and its analysis as JSON."""
+"""Write the reports: one self-contained HTML page, its tables as CSV, Markdown and LaTeX, and its analysis as JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def write(folder) -> Path:
+def write(folder: str | Path) -> Path:
     """Rebuild the report of a study folder and return the path of its report.html.
 
-    Writes report.html, table.csv, table.md and analysis.json (a folder of findings gets the first three). Raises FileNotFoundError
+    Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run and by epoch)
+    and analysis.json. Raises FileNotFoundError
     when the folder holds neither study.json nor findings.json.
     """
     from headwise.comparing.report.rebuild import rebuild

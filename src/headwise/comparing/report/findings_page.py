@@ -1,47 +1,50 @@
-"""Lay out the report of findings: a study that is no table of methods and seeds."""
+"""Lay out the report of findings: a study that is no table of arms and seeds."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwise.comparing.report.run_records import repeat
+from headwise.comparing.results.findings_record import ChartRecord, FindingsRecord, TableRecord
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Column, Section, figure, grid, page, pairs, prose, table
 
 
-def findings_page(findings: dict) -> str:
-    """Return the report of a findings.json as one HTML page; its first paragraph is the answer and stands on top."""
-    paragraphs = list(findings.get("paragraphs", []))
+def findings_page(findings: FindingsRecord) -> str:
+    """Return the report of findings as one HTML page; their first paragraph is the answer and stands on top."""
+    paragraphs = findings.paragraphs
     sections = [
         *([Section("What was found", prose(paragraphs[1:]))] if len(paragraphs) > 1 else []),
         *_charts(findings),
-        *(Section(found["title"], _table(found)) for found in findings.get("tables", [])),
-        Section("Settings", pairs(findings.get("settings", {})), collapsed=True),
+        *(Section(found.title, _table(found)) for found in findings.tables),
+        Section("Settings", pairs(findings.settings), collapsed=True),
         Section("How to repeat it", repeat(findings)),
     ]
     return page(
-        findings.get("title") or findings.get("name", "Findings"),
+        findings.title or findings.name or "Findings",
         sections,
         eyebrow="headwise · findings",
-        question=findings.get("question", ""),
+        question=findings.question,
         lead=paragraphs[0] if paragraphs else "",
     )
 
 
-def _charts(findings: dict) -> list[Section]:
-    charts = [_chart(found) for found in findings.get("charts", []) if found["data"]]
+def _charts(findings: FindingsRecord) -> list[Section]:
+    charts = [_chart(found) for found in findings.charts if found.data]
     return [Section("Charts", grid(charts, wide=True))] if charts else []
 
 
-def _chart(found: dict):
-    flags = {name: bool(found.get(name)) for name in ("log_x", "log_y", "points")}
-    chart = lines(found["data"], x=found["x"], y=found["y"], series=found.get("series"), **flags)
-    return figure(chart, title=found["title"], caption=found.get("caption", ""))
+def _chart(found: ChartRecord) -> Any:
+    flags = {"log_x": found.log_x, "log_y": found.log_y, "points": found.points}
+    chart = lines(found.data, x=found.x, y=found.y, series=found.series, **flags)
+    return figure(chart, title=found.title, caption=found.caption)
 
 
-def _table(found: dict):
-    columns = [Column(str(name), number=_numeric(found["rows"], at)) for at, name in enumerate(found["columns"])]
-    return table(columns, found["rows"])
+def _table(found: TableRecord) -> Any:
+    columns = [Column(name, number=_numeric(found.rows, at)) for at, name in enumerate(found.columns)]
+    return table(columns, found.rows, caption=found.title)
 
 
-def _numeric(rows, at: int) -> bool:
+def _numeric(rows: list[list[Any]], at: int) -> bool:
     values = [row[at] for row in rows if row[at] is not None]
-    return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

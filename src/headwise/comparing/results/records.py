@@ -1,105 +1,255 @@
-"""Read the files of a study and its runs, refusing by name what does not hold what it should."""
+"""What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
+
+An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import re
+from typing import Any, Literal
 
-AGAIN = "Delete it and run the study again: it goes on where it stopped."
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-
-def checked_study(path: Path) -> dict:
-    """Return what study.json holds; raise ValueError naming each entry that is absent or of another kind."""
-    study = _dictionary(path, read_json(path))
-    metric = study.get("metric")
-    fitting = {
-        "methods": _all(str, study.get("methods")) and study["methods"],
-        "baseline": isinstance(study.get("baseline"), str),
-        "seeds": _all(int, study.get("seeds")),
-        "metric": isinstance(metric, dict)
-        and all(isinstance(metric.get(key), str) for key in ("name", "label"))
-        and isinstance(metric.get("higher_is_better"), bool),
-        "settings": isinstance(study.get("settings", {}), dict),
-        "notes": _all(str, study.get("notes", [])),
-        "runs": isinstance(study.get("runs", []), list) and all(map(_hash, study.get("runs", []))),
-    }
-    absent = [key for key in ("methods", "baseline", "seeds", "metric") if key not in study]
-    wrong = [key for key, fits in fitting.items() if not fits and key not in absent]
-    for words, keys in (("lacks", absent), ("holds something else than it should under", wrong)):
-        if keys:
-            raise ValueError(f"{path} {words} {', '.join(keys)}; run `headwise compare` on this folder again.")
-    return study
+# seconds, bytes, counts and operations: none of them is a quality
+COSTS = (
+    "seconds_per_step",
+    "peak_memory_bytes",
+    "parameters",
+    "flops_per_step",
+    "inference_seconds_per_example",
+)
+# of version 0.1, whose names began with the split
+_OLD_SPLITS = ("train", "validation", "test", "gap")
+_OLD_COUNTS = ("steps", "epochs")
 
 
-def checked_config(path: Path) -> dict:
-    """Return what config.json of a run holds; raise ValueError when it names no method or seed."""
-    config = _dictionary(path, read_json(path))
-    if not isinstance(config.get("method"), str) or not _number(config.get("seed")):
-        raise ValueError(f"{path} names no method and seed. {AGAIN}")
-    return config
+class Record(BaseModel):
+    """Hold what was written; a field that a later version added is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
 
 
-def checked_result(path: Path) -> dict:
-    """Return what result.json of a run holds; raise ValueError when that is no result."""
-    result = _dictionary(path, read_json(path))
-    if result.get("status") not in ("finished", "diverged") or not isinstance(result.get("metrics"), dict):
-        raise ValueError(f"{path} holds no result: a status (finished, diverged) and metrics are missing. {AGAIN}")
-    return result
+class MetricRecord(Record):
+    """Say what a metric is: its name in outcomes, its words, its unit ("%" for a share in [0, 1]) and its good direction."""
+
+    name: str
+    label: str
+    higher_is_better: bool
+    unit: str = ""
+    # what a diverged run counts as: chance for a classifier; None leaves diverged runs out
+    failure: float | None = None
 
 
-def read_epochs(path: Path) -> list[dict]:
-    """Return the lines of metrics.jsonl; raise ValueError for a line that names no epoch."""
-    records = read_lines(path)
-    for number, record in enumerate(records, 1):
-        if not _number(record.get("epoch")):
-            raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}")
-    return records
+class Outcome(Record):
+    """Say what one figure of a run is, from its name; `higher_is_better` is None where no direction is good."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_is_better: bool | None = None
+    kind: Literal["metric", "gap", "heads", "alerts", "cost"] = "metric"
 
 
-def read_json(path: Path) -> dict:
-    """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
+class EnvironmentRecord(Record):
+    """Say where results came from, and how many of them."""
+
+    runs: int = 0
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
 
 
-def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict]:
-    """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
+class RunEntry(Record):
+    """Name one run of a study: its folder and its cell."""
 
-    Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
-    """
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            if torn_anywhere or number == len(lines):
-                continue
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
-        if isinstance(record, dict):
-            records.append(record)
-        elif not torn_anywhere:
-            raise ValueError(f"{path}, line {number}, holds no record but {line.strip()[:40]}.")
-    return records
+    hash: str
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
 
 
-def _dictionary(path: Path, found) -> dict:
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {json.dumps(found)[:40]}, where a dictionary should be. {AGAIN}")
-    return found
+class AxisRecord(Record):
+    """Hold arms that differ in one value, in its order: what `--sweep` made."""
+
+    name: str
+    values: list[float]
+    arms: list[str]
 
 
-def _hash(entry) -> bool:
-    return isinstance(entry, str) or (isinstance(entry, dict) and isinstance(entry.get("hash"), str))
+class ClaimRecord(Record):
+    """Hold the sentence that a study tests, where it was published, and the figures published with it."""
+
+    text: str
+    source: str = ""
+    published: dict[str, str] = {}
 
 
-def _number(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+class StudyRecord(Record):
+    """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
+
+    format: Literal[1, 2] = 1
+    # tells this study from another in the same folder; earlier versions wrote none
+    identity: str = ""
+    name: str = ""
+    title: str = ""
+    question: str = ""
+    kind: str = "compare"
+    arms: list[str] = Field(min_length=1, validation_alias=AliasChoices("arms", "methods"))
+    baseline: str
+    seeds: list[int]
+    # the outcome that decides
+    primary: str
+    metrics: list[MetricRecord]
+    evaluations: list[str] = ["train", "validation", "test"]
+    # in the primary metric's own unit; a difference within it counts as none
+    margin: float | None = None
+    axes: list[AxisRecord] = []
+    claims: list[ClaimRecord] = []
+    settings: dict[str, Any] = {}
+    runs: list[RunEntry | str] = []
+    command: str | list[str] = ""
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+    environments: list[EnvironmentRecord] = []
+    notes: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the one metric of version 0.1: {"name": "test_accuracy", …}."""
+        if not isinstance(found, dict) or "metric" not in found or "metrics" in found:
+            return found
+        metric = found["metric"]
+        if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
+            return found
+        split, _, kind = metric["name"].partition("_")
+        names = {"name": kind, "label": str(metric.get("label", kind)).removeprefix(f"{split} ")}
+        metrics = [metric | names]
+        if kind != "loss":
+            metrics.append({"name": "loss", "label": "loss", "higher_is_better": False, "unit": "nats"})
+        return found | {"metrics": metrics, "primary": f"{split}/{kind}", "format": 1}
+
+    def outcome(self, name: str) -> Outcome:
+        """Say what the outcome of this name is."""
+        if name.startswith("cost/"):
+            return Outcome(name=name, label=_words(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
+        if name.startswith("heads/"):
+            return Outcome(name=name, label=_words(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("alerts/"):
+            return Outcome(name=name, label=_words(name), unit="steps", kind="alerts")
+        where, _, kind = name.rpartition("/")
+        known = next((metric for metric in self.metrics if metric.name == kind), None)
+        if known is None:
+            return Outcome(name=name, label=_words(name))
+        label = f"{where} {known.label}".strip()
+        if where == "gap":
+            return Outcome(name=name, label=label, unit=known.unit, kind="gap")
+        # what is trained on tells how well it is fitted, which is neither good nor bad
+        better = None if where == "train" else known.higher_is_better
+        return Outcome(name=name, label=label, unit=known.unit, higher_is_better=better)
+
+    @property
+    def failure(self) -> float | None:
+        """Give what the primary metric counts for a diverged run, where the task declares it."""
+        kind = self.primary.rpartition("/")[2]
+        return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 
 
-def _all(kind: type, values) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+class CellRecord(Record):
+    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final run."""
+
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    purpose: str = "final"
+
+
+class Divergence(Record):
+    """Say at which step, counted from 1 over the whole run, a run diverged, and how it was seen."""
+
+    step: int
+    why: Literal["not finite", "loss rose"] = "not finite"
+    detail: str = ""
+
+
+class Apart(Record):
+    """Count the steps whose time is not that of training alone, and their seconds."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class EpochLine(Record):
+    """Hold one line of metrics.jsonl: what was measured over one epoch (or one stretch of steps) of a phase."""
+
+    # counted from 1 over the whole run
+    epoch: int
+    phase: str = ""
+    # the last step, counted from 1 over the whole run
+    step: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    apart: Apart = Apart()
+    learning_rate: float | None = None
+    # by outcome name; None where it was not finite
+    metrics: dict[str, float | None] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the flat lines of version 0.1."""
+        if not isinstance(found, dict) or "metrics" in found:
+            return found
+        flat = {key: value for key, value in found.items() if key.partition("_")[0] in _OLD_SPLITS and "_" in key}
+        return found | {"metrics": {new_name(key): value for key, value in flat.items()}}
+
+
+class RunResult(Record):
+    """Hold what result.json says: how a run ended, its outcomes by name, its configuration, and where it came from."""
+
+    format: Literal[1, 2] = 1
+    status: Literal["finished", "diverged"]
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    hash: str
+    # by outcome name; None where it could not be measured
+    metrics: dict[str, float | None]
+    divergence: Divergence | None = None
+    steps: int = 0
+    epochs: int = 0
+    phases: list[str] = []
+    # whether other runs shared the processor while the costs were measured
+    cost_is_indicative: bool = False
+    watched: bool = False
+    # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
+    digests: dict[str, str | None] | None = None
+    config: dict[str, Any] = {}
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the names of version 0.1: test_accuracy, seconds_per_step, diverged_at_step."""
+        metrics = found.get("metrics") if isinstance(found, dict) else None
+        if not isinstance(metrics, dict) or found.get("format", 1) != 1:
+            return found
+        counts = {name: metrics[name] for name in _OLD_COUNTS if metrics.get(name) is not None}
+        renamed = {new_name(key): value for key, value in metrics.items() if key not in _OLD_COUNTS}
+        step = found.get("diverged_at_step")
+        return counts | found | {"metrics": renamed, "divergence": None if step is None else {"step": step}}
+
+
+def new_name(old: str) -> str:
+    """Give the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
+    if "/" in old:
+        return old
+    if old in COSTS:
+        return f"cost/{old}"
+    split, _, kind = old.partition("_")
+    return f"{split}/{kind}" if split in _OLD_SPLITS and kind else old
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[_/]+", " ", name)

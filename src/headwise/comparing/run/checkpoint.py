@@ -55,6 +55,11 @@ def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | N
                 # the process ended just before it took its place
                 os.replace(path, folder / CURRENT)
             return found
+        except FileNotFoundError:
+            # of several processes that read here, another gave it its place in between
+            if path.name == COMING:
+                return load_checkpoint(folder, note)
+            continue
         except (SafetensorError, ValueError, KeyError) as error:
             note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
     return None
@@ -63,6 +68,12 @@ def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | N
 def drop_previous(folder: Path) -> None:
     """Remove what a finished run no longer needs; its last checkpoint stays."""
     for name in (COMING, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def drop_all(folder: Path) -> None:
+    """Remove every checkpoint of a run that must start again."""
+    for name in (COMING, CURRENT, PREVIOUS):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 BASELINE = "baseline"
+# the baseline again under another name and with draws of its own: its verdict must be "no evidence"
+SAME = "same"
 
 
 class RunConfiguration(BaseModel):
@@ -17,21 +19,28 @@ class RunConfiguration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # raised when the training loop itself changes its numbers
-    format: int = 1
+    format: int = 2
     study: str
+    # the class name alone: where a class lives changes no number
     task: str
     task_source: str | None = None
     data: dict[str, str] = {}
+    # of recipe and task, the arm's changes among them
     settings: dict[str, Any]
-    method: str
-    # every setting of every method of the arm, which `method` shows only where it differs from the default
+    # in its one form: methods, where and when they act, changes
+    arm: str
+    # every setting of every method of the arm, which `arm` shows only where it differs from the default
     methods: list[dict[str, Any]] = []
     seed: int
     purpose: Literal["final", "trial"] = "final"
     threads: int = 1
     processes: int = 1
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def draws(self) -> int:
+        """Give the seed of all draws but the choice of examples: the control arm `same` has draws of its own."""
+        return derive(self.seed, SAME) if self.arm == SAME else self.seed
 
     @property
     def identity(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,20 +9,22 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from headwise.comparing.run.checkpoint import (
-    Checkpoint,
-    drop_previous,
-    flatten_optimizer,
-    load_checkpoint,
-    restore_optimizer,
-    save_checkpoint,
-)
+from headwise.comparing.phase import Phase
+from headwise.comparing.results.digests import HEALTH, digests
+from headwise.comparing.results.records import Divergence, RunResult
+from headwise.comparing.run.batches import epoch_steps
+from headwise.comparing.run.checkpoint import drop_previous, save_checkpoint
+from headwise.comparing.run.damage import clear_damage
+from headwise.comparing.run.examples import move, size
+from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order, is_first_process
-from headwise.comparing.run.outcome import describe_epoch, describe_result
-from headwise.comparing.run.prepare import HEALTH, prepare
-from headwise.comparing.run.splits import move, test_examples, to_device, training_examples
-from headwise.comparing.run.train import Examples, Training, train_epoch
-from headwise.comparing.task import Task
+from headwise.comparing.run.outcome import describe_epoch, describe_result, measure
+from headwise.comparing.run.part import Part, part_of
+from headwise.comparing.run.preflight import evaluations_of
+from headwise.comparing.run.prepare import Carried, leave, prepare
+from headwise.comparing.run.splits import training_examples
+from headwise.comparing.run.state import RunState, load_state, restore, save_state
+from headwise.comparing.run.train import Training, train_epoch
 from headwise.files.durable import append_line, read_lines, restore_lines, write_json
 from headwise.files.errors import StudyError
 
@@ -33,12 +34,13 @@ LOCK_PATIENCE = 20.0
 Tell = Callable[[dict[str, Any]], None]
 
 
-def execute(order: Order, tell: Tell) -> dict[str, Any]:
+def execute(order: Order, tell: Tell) -> RunResult:
     """Carry out one run, from its last whole checkpoint where there is one, and give its result."""
     order.folder.mkdir(parents=True, exist_ok=True)
     if is_first_process():
         try:
             with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+                clear_damage(order, lambda text: tell({"event": "note", "text": text}))
                 return order.result() or _execute(order, tell)
         except Timeout:
             raise StudyError(
@@ -47,102 +49,127 @@ def execute(order: Order, tell: Tell) -> dict[str, Any]:
     return order.result() or _execute(order, tell)
 
 
-def _execute(order: Order, tell: Tell) -> dict[str, Any]:
-    configuration, task = order.configuration, order.task()
-    torch.set_num_threads(configuration.threads)
+def _execute(order: Order, tell: Tell) -> RunResult:
+    torch.set_num_threads(order.configuration.threads)
     if is_first_process():
-        write_json(order.folder / "config.json", configuration.model_dump(mode="json"))
-    examples = training_examples(task, configuration)
-    training = prepare(order, task, examples[0])
-    try:
-        result = _train(order, training, examples, tell)
-    finally:
-        # the next run of this process must find nothing of this one
-        if training.watch is not None:
-            training.watch.remove()
-        if training.regularized is not None:
-            training.regularized.remove(discard=True)
+        write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
+    task = order.task()
+    state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
+    _restore_streams(order, state)
+    carried: Carried | None = None
+    result: RunResult | None = None
+    while result is None:
+        state, carried, result = _phase(order, part_of(task, state.phase), state, tensors, carried, tell)
+        tensors = None
     if is_first_process():
-        write_json(order.folder / "result.json", result)
+        result = result.model_copy(update={"digests": digests(order.folder)})
+        write_json(order.folder / "result.json", result.model_dump(mode="json"))
         drop_previous(order.folder)
     return result
 
 
-def _train(order: Order, training: Training, examples: tuple[Examples, Examples | None], tell: Tell) -> dict[str, Any]:
-    """Train from the last checkpoint to the end and judge what came out; the test split is asked for last."""
-    task, device = training.task, training.accelerator.device
-    train, validation = move(examples[0], device), to_device(examples[1], device)
-    final = order.configuration.purpose == "final"
-    test = move(test_examples(task), device) if final and task.test_curve else None
-    history = _resume(order, training, lambda text: tell({"event": "note", "text": text}))
-    diverged = None
-    while len(history) < task.epochs and diverged is None:
-        progress = _progress(task, len(train[0]), len(history), tell)
-        epoch = train_epoch(training, train, len(history) + 1, progress)
-        diverged = epoch.diverged_at
-        history.append(describe_epoch(training, epoch, len(history) + 1, validation, test))
-        _keep(order, training, history, checkpoint=diverged is None)
-    if final and test is None and diverged is None:
-        test = move(test_examples(task), device)
-    splits = {"train": train, "validation": validation, "test": test}
-    return describe_result(order, training, history, diverged, splits)
+def _phase(
+    order: Order,
+    part: Part,
+    state: RunState,
+    tensors: dict[str, torch.Tensor] | None,
+    before: Carried | None,
+    tell: Tell,
+) -> tuple[RunState, Carried | None, RunResult | None]:
+    """Carry out one phase: give the state after it and what it leaves to the next, or the result of the run."""
+    task, final = part.task, order.configuration.purpose == "final"
+    train, validation = training_examples(task, order.configuration, part.phase.data)
+    training = prepare(order, part, train, before)
+    try:
+        if tensors is not None:
+            restore(training, state, tensors)
+        elif state.phase:
+            _keep(order, training, state)
+        device = training.accelerator.device
+        held_out = None if validation is None else move(validation, device)
+        held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
+        state, divergence = _train(order, part, training, held, state, tell)
+        outcomes = {} if divergence else _of_phase(training, held, part.phase)
+        if part.following is not None and divergence is None:
+            return state.following(outcomes), leave(training, part), None
+        result = describe_result(order, training, state.history, divergence, held, state.outcomes | outcomes)
+        return state, None, result
+    finally:
+        # the next run of this process must find nothing of this one
+        if training.watch is not None:
+            training.watch.remove()
+        if training.regularized is not None and not training.regularized.removed:
+            training.regularized.remove(discard=True)
 
 
-def _resume(order: Order, training: Training, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Put the training back to its last whole checkpoint and the metric stream with it; give the history."""
-    checkpoint = load_checkpoint(order.folder, note)
-    history = checkpoint.state["history"] if checkpoint else []
-    if checkpoint:
-        named = checkpoint.tensors
-        model = {k.removeprefix("model."): t for k, t in named.items() if k.startswith("model.")}
-        moments = {k.removeprefix("optimizer."): t for k, t in named.items() if k.startswith("optimizer.")}
-        training.accelerator.unwrap_model(training.model).load_state_dict(model)
-        restore_optimizer(_bare(training.optimizer), moments, checkpoint.state["optimizer"])
-        training.step = checkpoint.state["step"]
-        training.peak_memory = checkpoint.state["peak_memory"]
-        if training.regularized is not None:
-            training.regularized.load_state(checkpoint.state["draws"])
-    if is_first_process():
-        restore_lines(order.folder / "metrics.jsonl", history)
-    if training.watch is not None:
-        training.watch.step_to(training.step)
-        # a reading of step n was taken before the update n + 1
-        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < training.step]
-        restore_lines(order.folder / HEALTH, kept)
-    return history
+def _train(
+    order: Order, part: Part, training: Training, held: Held, state: RunState, tell: Tell
+) -> tuple[RunState, Divergence | None]:
+    """Train a phase from the state to its end or its divergence, an epoch at a time."""
+    while not _is_over(training, state):
+        progress = _progress(part, training, held, state, tell)
+        epoch = train_epoch(training, held.train, len(state.history) + 1, progress)
+        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, held)
+        if training.rates is not None:
+            judged = line.metrics.get("validation/loss")
+            training.rates.after_epoch(training.step - training.first_step, epoch.loss if judged is None else judged)
+        state = state.after(line, training)
+        if is_first_process():
+            append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
+        if epoch.divergence is not None:
+            return state, epoch.divergence
+        _keep(order, training, state)
+    return state, None
 
 
-def _keep(order: Order, training: Training, history: list[dict[str, Any]], *, checkpoint: bool) -> None:
-    """Append the last epoch to the metric stream and save a checkpoint."""
+def _is_over(training: Training, state: RunState) -> bool:
+    if training.last_step is not None:
+        return training.step >= training.last_step
+    return state.done >= training.task.epochs
+
+
+def _of_phase(training: Training, held: Held, phase: Phase) -> dict[str, float]:
+    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>."""
+    wanted = [evaluation for evaluation in held.evaluations if evaluation.when == "phase"]
+    found = measure(training, held.only(wanted), "phase")
+    return {f"{phase.name}/{name}": value for name, value in found.items()}
+
+
+def _restore_streams(order: Order, state: RunState) -> None:
+    """Make the streams hold what the checkpoint knows: what a killed process wrote beyond it is trained again."""
     if not is_first_process():
         return
-    append_line(order.folder / "metrics.jsonl", history[-1])
-    if not checkpoint:
-        return
-    moments, plain = flatten_optimizer(_bare(training.optimizer))
-    model = training.accelerator.unwrap_model(training.model).state_dict()
-    tensors = {f"model.{k}": t for k, t in model.items()} | {f"optimizer.{k}": t for k, t in moments.items()}
-    state = {
-        "history": history,
-        "step": training.step,
-        "optimizer": plain,
-        "peak_memory": training.peak_memory,
-        "draws": training.regularized.state() if training.regularized is not None else None,
-    }
-    save_checkpoint(order.folder, Checkpoint(tensors, state))
+    restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
+    if order.watch:
+        # a reading of step n was taken before the update n + 1
+        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < state.step]
+        restore_lines(order.folder / HEALTH, kept)
 
 
-def _progress(task: Task, examples: int, done: int, tell: Tell) -> Callable[[int, float, float], None]:
-    per_epoch, start = math.ceil(examples / task.batch_size), time.perf_counter()
+def _keep(order: Order, training: Training, state: RunState) -> None:
+    if is_first_process():
+        save_state(save_checkpoint, order.folder, state, training)
+
+
+def _progress(
+    part: Part, training: Training, held: Held, state: RunState, tell: Tell
+) -> Callable[[int, float, float], None]:
+    task = training.task
+    per_epoch = epoch_steps(task, size(held.train), training.lengths, training.seed)
+    total = task.steps or per_epoch * task.epochs
+    before, start = training.step - training.first_step, time.perf_counter()
+    name = "" if task.metrics else task.metric_name
 
     def report(step: int, loss: float, metric: float) -> None:
-        reached, total = done * per_epoch + step, per_epoch * task.epochs
-        line = {"event": "progress", "epoch": done + 1, "epochs": task.epochs, "done": reached / total}
-        left = (time.perf_counter() - start) / step * (total - reached)
-        tell(line | {"loss": loss, "metric": metric, "name": task.metric_name, "left": left})
+        share = min(1.0, (before + step) / total)
+        left = (time.perf_counter() - start) / step * (total - before - step)
+        epochs = -(-total // per_epoch) if task.steps else task.epochs
+        line = {
+            "event": "progress",
+            "epoch": state.done + 1,
+            "epochs": epochs,
+            "done": (part.number + share) / part.total,
+        }
+        tell(line | {"loss": loss, "metric": metric, "name": name, "left": max(0.0, left)})
 
     return report
-
-
-def _bare(optimizer: Any) -> torch.optim.Optimizer:
-    return getattr(optimizer, "optimizer", optimizer)

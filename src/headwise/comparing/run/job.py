@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from headwise.comparing.results.digests import damage
+from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
     from headwise.comparing.task import Task
-
-# how a run ends
-ENDS = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Order:
     data: Path | None = None
     watch: bool = False
     device: str = "cpu"
+    # whether no other run shares the processor: else its costs are indicative
+    alone: bool = True
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -35,18 +38,31 @@ class Order:
         """Give the run's hash."""
         return self.configuration.identity
 
-    def result(self) -> dict[str, Any] | None:
-        """Read the result, or None when the run is not finished: what is no result of this run counts for nothing."""
-        found = read_json(self.folder / "result.json")
-        whole = isinstance(found, dict) and found.get("hash") == self.identity and found.get("status") in ENDS
-        return found if whole and isinstance(found.get("metrics"), dict) else None
+    def result(self) -> RunResult | None:
+        """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
+        found = self._written()
+        return None if found is None or damage(self.folder, found.digests) else found
+
+    def damage(self) -> list[str]:
+        """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""
+        found = self._written()
+        return [] if found is None else damage(self.folder, found.digests)
+
+    def _written(self) -> RunResult | None:
+        # what is no result of this run counts for nothing
+        try:
+            found = RunResult.model_validate(read_json(self.folder / "result.json"))
+        except ValidationError:
+            return None
+        return found if found.hash == self.identity else None
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""
-        from headwise.comparing.task import build_task, load_task, source_digest
+        from headwise.comparing.task_place import source_file
+        from headwise.comparing.task_source import build_task, load_task, source_digest
 
-        file, _, _ = self.task_place.rpartition(":")
-        if self.configuration.task_source is not None and source_digest(Path(file)) != self.configuration.task_source:
+        file = source_file(self.task_place)
+        if file is not None and source_digest(file) != self.configuration.task_source:
             raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed task.")
         return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)
 

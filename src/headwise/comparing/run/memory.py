@@ -4,43 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from headwise.comparing.run.train import Training
 
 # the first step also creates the optimizer's state
 FIRST_MEASURED = 2
 
 
-def is_measured(training: Training, step: int) -> bool:
-    """Tell whether this step is the one of the run whose memory is measured."""
-    return step >= FIRST_MEASURED and training.peak_memory is None
+@dataclass
+class MemoryOfAStep:
+    """Measure the peak of tensor memory above the level before a step, once a run; changes no number."""
 
+    # bytes; the most that one training step allocated
+    peak: int | None = None
 
-def measure_step(training: Training, step: int) -> AbstractContextManager[None]:
-    """Measure the peak of tensor memory above the level before this step, once a run; changes no number."""
-    if not is_measured(training, step):
-        return nullcontext()
-    return _on_cuda(training) if training.accelerator.device.type == "cuda" else _on_cpu(training)
+    def is_due(self, step: int) -> bool:
+        """Tell whether this step is the one of the run whose memory is measured."""
+        return step >= FIRST_MEASURED and self.peak is None
 
+    def measured(self, step: int, device: torch.device) -> AbstractContextManager[None]:
+        """Measure what is allocated inside, if this step is the one."""
+        if not self.is_due(step):
+            return nullcontext()
+        return self._on_cuda(device) if device.type == "cuda" else self._on_cpu()
 
-@contextmanager
-def _on_cuda(training: Training) -> Iterator[None]:
-    device = training.accelerator.device
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    yield
-    training.peak_memory = torch.cuda.max_memory_allocated(device) - before
-
-
-@contextmanager
-def _on_cpu(training: Training) -> Iterator[None]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    @contextmanager
+    def _on_cuda(self, device: torch.device) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         yield
-    training.peak_memory = _peak(profile.profiler.kineto_results.experimental_event_tree())
+        self.peak = torch.cuda.max_memory_allocated(device) - before
+
+    @contextmanager
+    def _on_cpu(self) -> Iterator[None]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            yield
+        self.peak = _peak(profile.profiler.kineto_results.experimental_event_tree())
 
 
 def _peak(roots: Any) -> int:

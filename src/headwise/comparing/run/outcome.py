@@ -1,85 +1,168 @@
-"""What is written down of an epoch and of a finished run."""
+"""What is written down of an epoch, of a phase and of a finished run."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from typing import Any
 
+from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.results.digests import HEALTH
+from headwise.comparing.results.records import Divergence, EpochLine, RunResult
+from headwise.comparing.run.alerts import alert_outcomes
+from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
+from headwise.comparing.run.evaluate import evaluate, refuse_nan
+from headwise.comparing.run.heads import read_heads
+from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
-from headwise.comparing.run.train import Epoch, Examples, Training, evaluate
+from headwise.comparing.run.train import Epoch, Training
+from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
 
+# what an evaluation may name itself after: each of these is more or at least as frequent as the one before
+RHYTHMS = ("end", "phase", "epoch")
 
-def describe_epoch(
-    training: Training, epoch: Epoch, number: int, validation: Examples | None, test: Examples | None
-) -> dict[str, Any]:
-    """Describe one epoch as a line of the metric stream."""
-    name = training.task.metric_name
-    line: dict[str, Any] = {
-        "epoch": number,
-        "step": training.step,
-        "train_loss": epoch.loss,
-        f"train_{name}": epoch.metric,
-    }
-    for split, examples in (("validation", validation), ("test", test)):
-        if split == "test" and examples is None:
+
+def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, held: Held) -> EpochLine:
+    """Describe one epoch as a line of the metric stream, with the evaluations made after every epoch."""
+    metrics: dict[str, float | None] = {"train/loss": epoch.loss}
+    if epoch.metric is not None:
+        metrics[f"train/{training.task.metric_name}"] = epoch.metric
+    if epoch.divergence is None:
+        metrics |= measure(training, held, "epoch")
+    return EpochLine(
+        epoch=number,
+        phase=phase,
+        step=training.step,
+        steps=epoch.steps,
+        seconds=round(epoch.seconds, 4),
+        apart=epoch.apart.model_copy(update={"seconds": round(epoch.apart.seconds, 4)}),
+        learning_rate=training.optimizer.param_groups[0]["lr"],
+        metrics=metrics,
+    )
+
+
+def measure(training: Training, held: Held, least: str) -> dict[str, float]:
+    """Make the evaluations that are made at least so often, as outcomes <evaluation>/<metric>."""
+    found = {}
+    for evaluation in held.evaluations:
+        if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
             continue
-        known = examples is not None and epoch.diverged_at is None
-        loss, metric = evaluate(training, examples) if known else (None, None)
-        line |= {f"{split}_loss": loss, f"{split}_{name}": metric}
-    line |= {"seconds": round(epoch.seconds, 4), "steps": epoch.steps}
-    if epoch.apart.steps:
-        line["apart"] = {"steps": epoch.apart.steps, "seconds": round(epoch.apart.seconds, 4)}
-    return line
+        examples = held.examples(evaluation)
+        if examples is not None:
+            values = evaluate(training, evaluation, examples)
+            found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+    return found
 
 
 def describe_result(
-    order: Order, training: Training, history: list[dict[str, Any]], diverged: int | None, splits
-) -> dict:
-    """Measure what a finished run is judged on; a model that gives NaN at the end has diverged at its last step."""
+    order: Order,
+    training: Training,
+    history: list[EpochLine],
+    divergence: Divergence | None,
+    held: Held,
+    outcomes: dict[str, float],
+) -> RunResult:
+    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last step.
+
+    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number though
+    the loss is one.
+    """
+    metrics: dict[str, float | None] = {}
+    if divergence is None:
+        measured = _at_the_end(training, history, held)
+        divergence = _judge(training, held, measured)
+        if divergence is None:
+            metrics |= outcomes | measured
+            metrics |= _derived(training, outcomes | measured)
+    metrics.setdefault(training.task.primary(), None)
+    if order.watch:
+        metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+    metrics |= _costs(order, training, history, held, finished=divergence is None)
+    return RunResult(
+        format=2,
+        status="finished" if divergence is None else "diverged",
+        arm=order.configuration.arm,
+        seed=order.configuration.seed,
+        hash=order.identity,
+        metrics=metrics,
+        divergence=divergence,
+        steps=divergence.step if divergence else training.step,
+        epochs=len(history),
+        phases=list(dict.fromkeys(line.phase for line in history)),
+        cost_is_indicative=not order.alone,
+        watched=order.watch,
+        config=order.configuration.model_dump(mode="json"),
+        commit=order.environment.get("commit"),
+        versions=order.environment.get("versions"),
+        hardware={**(order.environment.get("hardware") or {}), **device_hardware(training.accelerator.device)},
+    )
+
+
+def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dict[str, float]:
+    """Make all evaluations; what the last epoch measured of held-out data already is taken from there."""
+    last = history[-1].metrics
+    known = {
+        name: value
+        for name, value in last.items()
+        if value is not None and any(_belongs(name, e) for e in held.evaluations if e.when == "epoch")
+    }
+    missing = [e for e in held.evaluations if not any(_belongs(name, e) for name in known)]
+    return known | measure(training, held.only(missing), "end")
+
+
+def _belongs(name: str, evaluation: Evaluation) -> bool:
+    # the stream's figures of training are means over the steps, not an evaluation
+    return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
+
+
+def _judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
+    for evaluation in held.evaluations:
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
+        if not math.isfinite(metrics.get("loss", 0.0)):
+            why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
+            return Divergence(step=training.step, why="not finite", detail=why)
+    for evaluation in held.evaluations:
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
+        refuse_nan(training.task, evaluation.name, metrics)
+    return None
+
+
+def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
+    """Give the gaps train − test, and what the task itself derives from the outcomes."""
     task = training.task
-    metrics: dict[str, Any] = {}
-    for split, examples in splits.items():
-        if split in ("validation", "test") and f"{split}_loss" in history[-1]:
-            found = history[-1][f"{split}_loss"], history[-1][f"{split}_{task.metric_name}"]
-        else:
-            found = evaluate(training, examples) if examples is not None and diverged is None else (None, None)
-        metrics |= {f"{split}_loss": found[0], f"{split}_{task.metric_name}": found[1]}
-    if diverged is None and any(v is not None and not math.isfinite(v) for v in metrics.values()):
-        diverged = training.step
-    for kind in ("loss", task.metric_name):
-        ends = metrics[f"train_{kind}"], metrics[f"test_{kind}"]
-        metrics[f"gap_{kind}"] = None if None in ends else ends[0] - ends[1]
+    names = [metric.name for metric in task.all_metrics()]
+    gaps = {
+        f"gap/{name}": outcomes[f"train/{name}"] - outcomes[f"test/{name}"]
+        for name in names
+        if f"train/{name}" in outcomes and f"test/{name}" in outcomes
+    }
+    own = {name: float(value) for name, value in task.summary(dict(outcomes)).items()}
+    foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
+    if foreign:
+        raise StudyError(
+            f"{type(task).__name__}.summary gave {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
+        )
+    return gaps | own
+
+
+def _costs(
+    order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
+) -> dict[str, float | None]:
+    """Measure the costs last: nothing that follows can be changed by it."""
     model = training.accelerator.unwrap_model(training.model)
-    metrics |= {
-        "seconds_per_step": _seconds_per_step(history),
-        "peak_memory_bytes": training.peak_memory,
+    costs: dict[str, float | None] = {
+        "seconds_per_step": seconds_per_step(history),
+        "peak_memory_bytes": training.clock.memory.peak,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": diverged or training.step,
-        "epochs": len(history),
     }
-    return {
-        "status": "finished" if diverged is None else "diverged",
-        "method": order.configuration.method,
-        "seed": order.configuration.seed,
-        "hash": order.identity,
-        "metrics": metrics,
-        "diverged_at_step": diverged,
-        "watched": order.watch,
-        "config": order.configuration.model_dump(mode="json"),
-        **order.environment,
-        "hardware": {**order.environment.get("hardware", {}), **device_hardware(training.accelerator.device)},
-    }
-
-
-def _seconds_per_step(history: list[dict[str, Any]]) -> float:
-    """Give the median over epochs of the time of a step, without the steps that also read or measured."""
-    nothing = {"steps": 0, "seconds": 0.0}
-    parts = [(line, line.get("apart", nothing)) for line in history]
-    found = [
-        (line["seconds"] - apart["seconds"]) / (line["steps"] - apart["steps"])
-        for line, apart in parts
-        if line["steps"] > apart["steps"]
-    ]
-    return statistics.median(found or [line["seconds"] / line["steps"] for line in history])
+    heads: dict[str, float] = {}
+    if finished and order.configuration.purpose == "final":
+        judged = held.judged()
+        if training.task.head_statistics:
+            heads = read_heads(training, judged)
+        costs["inference_seconds_per_example"] = inference_seconds(training, judged)
+        costs["flops_per_step"] = flops_per_step(training, held.train)
+    return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

@@ -1,69 +1,134 @@
-"""Build what a run trains: model, methods, optimizer, watch; equal initial weights for all methods of a seed."""
+"""Build what a phase trains: model, methods, optimizer, watch; equal initial weights for all arms of a seed."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
-from headwise.comparing.run.configuration import BASELINE, derive
-from headwise.comparing.run.job import Order, is_first_process
-from headwise.comparing.run.train import Examples, Training
+from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.fit import fit
+from headwise.comparing.phase import Phase
+from headwise.comparing.results.digests import HEALTH
+from headwise.comparing.run.batches import epoch_steps, lengths_of, make_batch
+from headwise.comparing.run.configuration import derive
+from headwise.comparing.run.examples import Examples, size, take
+from headwise.comparing.run.job import Order
+from headwise.comparing.run.learning_rate import LearningRate
+from headwise.comparing.run.optimizer import build_optimizer
+from headwise.comparing.run.part import Part
+from headwise.comparing.run.preflight import check_first_batch
+from headwise.comparing.run.start import carry_over, matches, read_start
+from headwise.comparing.run.step_clock import Clock
+from headwise.comparing.run.train import Training
 from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
-    from headwise import Regularized
-    from headwise.watch import Watch
-
-# the stream of a watched run
-HEALTH = "health.jsonl"
+    from headwise.watching.watch import Watch
 
 
-def prepare(order: Order, task: Task, train: Examples) -> Training:
-    """Build the model, fit the methods onto it and hand both to Accelerate; equal initial weights within a seed."""
-    configuration = order.configuration
-    device = torch.device(order.device)
+@dataclass(frozen=True)
+class Carried:
+    """Hold the weights that a phase leaves to the next; `fitted`: with the parameters of its methods."""
+
+    weights: dict[str, Tensor]
+    fitted: bool
+    phase: str
+    step: int
+    clock: Clock
+
+
+def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -> Training:
+    """Build a phase: the model, the arm's methods on it, optimizer and watch; `before` is what the phase before left.
+
+    Raises StudyError for weights that do not fit, and for data that the model, the loss or
+    the count do not take.
+    """
+    configuration, device, task, phase = order.configuration, torch.device(order.device), part.task, part.phase
     if device.index is not None:
         torch.cuda.set_device(device)
-    precision = "bf16" if configuration.dtype == "bfloat16" else "no"
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
-    torch.manual_seed(derive(configuration.seed, "weights"))
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if task.dtype == "bfloat16" else "no")
+    later = (phase.name,) if part.number else ()
+    torch.manual_seed(derive(configuration.draws, "weights", *later))
     model = task.model().to(accelerator.device)
-    own = {id(parameter) for parameter in model.parameters()}
-    regularized = _regularize(order, model, task, train, accelerator.device)
-    added = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    groups = [{"params": [p for p in model.parameters() if id(p) in own], "weight_decay": task.weight_decay}]
-    if added:
-        # parameters that methods bring (gains, gates, γ) are never decayed
-        groups.append({"params": added, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, lr=task.learning_rate, fused=device.type == "cuda")
-    training = Training(task, model, optimizer, accelerator, configuration.seed, regularized)
-    if order.watch and is_first_process():
-        training.watch = _watch(order, model, task, len(train[0]))
+    if phase.folder is not None:
+        carry_over(phase, model, read_start(phase.folder), str(phase.folder))
+    elif before is not None and not before.fitted and phase.start == "previous":
+        carry_over(phase, model, before.weights, f"phase {before.phase!r}")
+    check_first_batch(task, model, train)
+    arm = read_arm(configuration.arm, task)
+    lengths = lengths_of(task, train)
+    steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths, configuration.draws)
+    example = make_batch(task, take(train, slice(0, min(2, size(train)))), None).inputs
+    seed = derive(configuration.draws, "methods", *later)
+    regularized = (
+        fit(arm, model, example=move_to(example, accelerator.device), seed=seed, steps=steps) if phase.methods else None
+    )
+    if before is not None and before.fitted and phase.start == "previous":
+        carry_over(phase, model, before.weights, f"phase {before.phase!r}")
+    _freeze(phase, model)
+    optimizer = build_optimizer(task, model, example, device)
+    training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
+    training.rates = LearningRate(task, optimizer, steps)
+    if before is not None:
+        training.step = training.first_step = before.step
+        training.clock = before.clock
+    if task.steps is not None:
+        training.last_step = training.first_step + task.steps
+    if order.watch:
+        # in every process: a reading is a collective, and the first one writes it
+        training.watch = _watch(order, model, task, steps, training.first_step)
     training.model, training.optimizer = accelerator.prepare(model, optimizer)
     return training
 
 
-def _regularize(
-    order: Order, model: nn.Module, task: Task, train: Examples, device: torch.device
-) -> Regularized | None:
-    if order.configuration.method == BASELINE:
-        return None
-    from headwise import parse
-    from headwise.regularizing import handle as regularize
+def leave(training: Training, part: Part) -> Carried:
+    """Give what a phase leaves to the next one: its weights, with the methods' own where they act there too."""
+    model = training.accelerator.unwrap_model(training.model)
+    stays = training.regularized is not None and part.following is not None and part.following.methods
+    if training.regularized is not None and not stays:
+        # reparametrized weights become plain ones, to the bit
+        training.regularized.fold()
+        if not training.regularized.removed:
+            training.regularized.remove(discard=True)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return Carried(weights, stays, part.phase.name, training.step, training.clock)
 
-    example = task.batch(train[0][:2].to(device), None)
-    seed = derive(order.configuration.seed, "methods")
-    return regularize(model, *parse(order.configuration.method), seed=seed, example=example)
+
+def move_to(inputs: Any, device: torch.device) -> Any:
+    """Move a batch's inputs, whatever holds them, onto the device of the model."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, dict):
+        return {name: move_to(part, device) for name, part in inputs.items()}
+    return tuple(move_to(part, device) for part in inputs) if isinstance(inputs, (tuple, list)) else inputs
 
 
-def _watch(order: Order, model: nn.Module, task: Task, examples: int) -> Watch:
+def _freeze(phase: Phase, model: nn.Module) -> None:
+    if phase.learn == ("*",):
+        return
+    learning = [name for name, _ in model.named_parameters() if matches(name, phase.learn)]
+    if not learning:
+        names = [name for name, _ in model.named_parameters()]
+        raise StudyError(
+            f"phase {phase.name!r} learns {', '.join(phase.learn)}, which matches no parameter of the model: {', '.join(names[:6])} …"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in set(learning))
+
+
+def _watch(order: Order, model: nn.Module, task: Task, steps: int, first_step: int) -> Watch:
     """Read every head about fifty times in a run, but never in two steps on end; the report shows readings and alerts."""
-    from headwise import JsonLines, watch
+    from headwise.watching.logs import JsonLines
+    from headwise.watching.watch import watch
 
-    steps = task.epochs * math.ceil(examples / task.batch_size)
     # the steps between readings are those whose time and memory are measured
-    return watch(model, every=max(2, steps // 50), log=[JsonLines(order.folder / HEALTH)], on_alert=None)
+    every = task.watch_every or max(2, steps // 50)
+    found = watch(model, every=every, log=[JsonLines(order.folder / HEALTH)], on_alert=None)
+    if first_step:
+        found.step_to(first_step)
+    return found

@@ -5,38 +5,44 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
-from headwise.comparing.run.memory import is_measured, measure_step
-
-if TYPE_CHECKING:
-    from headwise.comparing.run.train import Training
+from headwise.comparing.run.memory import MemoryOfAStep
 
 
 @dataclass
-class Apart:
-    """Count the steps of an epoch whose time is not that of training, and their seconds."""
+class Clock:
+    """Hold the memory of one step of the run, and the steps of an epoch whose time is not that of training."""
 
-    steps: int = 0
-    seconds: float = 0.0
+    memory: MemoryOfAStep = field(default_factory=MemoryOfAStep)
+    apart: dict[str, Any] = field(default_factory=lambda: {"steps": 0, "seconds": 0.0})
+
+
+class Timed(Protocol):
+    """What a training shows to its clock."""
+
+    watch: Any | None
+    accelerator: Any
+    clock: Clock
 
 
 @contextmanager
-def counted(training: Training, step: int, apart: Apart) -> Iterator[None]:
-    """Carry out step `step` of the run; where it also reads or measures, add it to `apart`."""
-    watch = training.watch
+def counted(training: Timed, step: int) -> Iterator[None]:
+    """Carry out step `step` of the run; where it also reads or measures, count it apart."""
+    watch, clock = training.watch, training.clock
     read = watch is not None and watch.steps % watch.every == 0
-    if not read and not is_measured(training, step):
+    if not read and not clock.memory.is_due(step):
         yield
         return
-    start = _now(training.accelerator.device)
-    with measure_step(training, step):
+    device = training.accelerator.device
+    start = _now(device)
+    with clock.memory.measured(step, device):
         yield
-    apart.steps += 1
-    apart.seconds += _now(training.accelerator.device) - start
+    clock.apart["steps"] += 1
+    clock.apart["seconds"] += _now(device) - start
 
 
 def _now(device: torch.device) -> float:

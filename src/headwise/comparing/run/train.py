@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from headwise.comparing.batch import Batch
+from headwise.comparing.results.records import Apart, Divergence
+from headwise.comparing.run.batches import make_batch, run_model, training_batches
 from headwise.comparing.run.configuration import derive
-from headwise.comparing.run.step_clock import Apart, counted
+from headwise.comparing.run.divergence import Smoothed
+from headwise.comparing.run.examples import Examples, place, size, take
+from headwise.comparing.run.learning_rate import LearningRate
+from headwise.comparing.run.step_clock import Clock, counted
 from headwise.comparing.task import Task
-
-Examples = tuple[Tensor, Tensor]
 
 
 @dataclass
 class Training:
-    """Hold what one run trains with: the model as prepared by Accelerate, its optimizer, its methods, its task."""
+    """Hold what one phase trains with: the model as prepared by Accelerate, its optimizer, its methods, its task."""
 
     task: Task
     model: nn.Module
@@ -29,9 +35,15 @@ class Training:
     seed: int
     regularized: Any | None = None
     watch: Any | None = None
+    rates: LearningRate | None = None
+    # of the training examples, where they differ
+    lengths: Tensor | None = None
+    # steps taken over the whole run, the first of this phase, and where it ends (None: with its last epoch)
     step: int = 0
-    # bytes; the most tensor memory that one training step allocated
-    peak_memory: int | None = None
+    first_step: int = 0
+    last_step: int | None = None
+    smoothed: Smoothed = field(default_factory=Smoothed)
+    clock: Clock = field(default_factory=Clock)
     # seconds of the performance counter; when progress was told last
     told: float = 0.0
 
@@ -41,81 +53,124 @@ class Epoch:
     """Hold what one epoch measured: means over its steps, in training mode, of the task's own loss and metric."""
 
     loss: float
-    metric: float
+    # None where a task counts its metrics, which is done in evaluations alone
+    metric: float | None
     seconds: float
     steps: int
     # of these steps and seconds, those of which time was also spent on a reading or a measurement
     apart: Apart
-    # the first step, counted from 1 over the whole run, whose loss was NaN or infinite
-    diverged_at: int | None = None
+    divergence: Divergence | None = None
 
 
 def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callable[[int, float, float], None]) -> Epoch:
     """Train one epoch; `tell(steps, loss, metric)` is called about twice a second."""
-    inputs, targets = examples
     seed, world, rank = training.seed, training.accelerator.num_processes, training.accelerator.process_index
     # every draw is a function of (seed, epoch): a resumed run needs no generator state, and no method shifts another
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(derive(seed, "order", epoch)))
+    steps = _steps(training, examples, epoch)
     augment = torch.Generator().manual_seed(derive(seed, "augment", epoch, rank))
     torch.manual_seed(derive(seed, "model", epoch, rank))
-    batches = [b for b in order.to(inputs.device).split(training.task.batch_size) if len(b) >= world]
-    losses = torch.full((2, len(batches)), float("nan"), device=inputs.device)
+    # loss, metric and weight of each step
+    found = torch.full((3, len(steps)), float("nan"), device=place(examples))
     training.model.train()
-    start, apart, done = time.perf_counter(), Apart(), 0
-    for done, batch in enumerate(batches, 1):
-        own = batch[rank::world] if world > 1 else batch
-        with counted(training, training.step + done, apart):
-            loss, metric = _step(training, inputs[own], targets[own], augment, len(own) * world / len(batch))
-        losses[0, done - 1], losses[1, done - 1] = loss, metric
+    start, done = time.perf_counter(), 0
+    training.clock.apart = {"steps": 0, "seconds": 0.0}
+    for done, group in enumerate(steps, 1):
+        with counted(training, training.step + done):
+            loss, metric, weight = _step(training, examples, group, augment, training.step + done)
+        found[0, done - 1], found[1, done - 1], found[2, done - 1] = loss, metric, weight
         if (now := time.perf_counter()) - training.told > 0.5:
             training.told = now
-            tell(done, *losses[:, done - 1].tolist())
+            tell(done, *found[:2, done - 1].tolist())
             # with several processes all must stop at the same step: the epoch's end
-            if world == 1 and not losses[0, :done].isfinite().all():
+            if world == 1 and _diverged(training, copy.copy(training.smoothed), found[0, :done]):
                 break
-    losses = training.accelerator.reduce(losses[:, :done], "mean")
-    bad = (~losses[0].isfinite()).nonzero()
+    found = training.accelerator.reduce(found[:, :done], "mean")
+    divergence = _diverged(training, training.smoothed, found[0])
     seconds = time.perf_counter() - start
     # the loss is looked at now and then: what was trained beyond the first bad one depends on the clock
-    kept = int(bad[0]) + 1 if len(bad) else done
-    weights = torch.tensor([len(b) for b in batches[:kept]], device=losses.device) / sum(map(len, batches[:kept]))
-    mean_loss, mean_metric = (losses[:, :kept] * weights).sum(1).tolist()
+    kept = divergence.step - training.step if divergence else done
+    weights = found[2, :kept] / found[2, :kept].sum()
+    mean_loss, mean_metric = (found[:2, :kept] * weights).sum(1).tolist()
     training.step += kept
-    diverged = training.step if len(bad) else None
+    apart = Apart.model_validate(training.clock.apart)
     if kept < done:
         seconds, apart = seconds * kept / done, Apart()
-    return Epoch(mean_loss, mean_metric, seconds, kept, apart, diverged)
+    return Epoch(mean_loss, None if training.task.metrics else mean_metric, seconds, kept, apart, divergence)
+
+
+def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Divergence | None:
+    return smoothed.first_bad(training.task, losses.tolist(), training.step)
+
+
+def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Tensor, ...]]:
+    """Give the batches of each optimizer step of an epoch, whole: every process takes its part of each."""
+    task, world = training.task, training.accelerator.num_processes
+    batches = training_batches(task, size(examples), training.lengths, training.seed, epoch)
+    batches = [batch for batch in batches if len(batch) >= world]
+    # one copy to the device
+    parts = torch.cat(batches).to(place(examples)).split([len(batch) for batch in batches])
+    together = task.accumulation
+    steps = [tuple(parts[at : at + together]) for at in range(0, len(parts), together)]
+    return steps if training.last_step is None else steps[: training.last_step - training.step]
 
 
 def _step(
-    training: Training, inputs: Tensor, targets: Tensor, augment: torch.Generator, share: float
-) -> tuple[Tensor, Tensor]:
-    """Take one optimizer step; `share` weighs unequal parts of a batch over several processes."""
-    task, regularized = training.task, training.regularized
-    output = training.model(task.batch(inputs, augment))
-    loss = task.loss(output, targets)
-    total = loss if regularized is None else loss + regularized.loss()
+    training: Training, examples: Examples, group: tuple[Tensor, ...], augment: torch.Generator, number: int
+) -> tuple[Tensor, Tensor | float, Tensor | float]:
+    """Take optimizer step `number`, counted from 1 over the run, on one or several batches; give loss, metric and weight."""
+    task, accelerator, regularized = training.task, training.accelerator, training.regularized
+    world, rank = accelerator.num_processes, accelerator.process_index
+    own = [index[rank::world] for index in group] if world > 1 else group
+    batches = [make_batch(task, take(examples, index), augment) for index in own]
+    shares, weight = _shares(training, group, own, batches)
+    if training.rates is not None:
+        training.rates.before_step(number - 1 - training.first_step)
     training.optimizer.zero_grad()
-    training.accelerator.backward(total if share == 1 else total * share)
+    measured = [
+        _backward(training, batch, share, last=at == len(batches))
+        for at, (batch, share) in enumerate(zip(batches, shares, strict=True), 1)
+    ]
+    if task.clip is not None:
+        accelerator.clip_grad_norm_(training.model.parameters(), task.clip)
     training.optimizer.step()
     if regularized is not None:
         regularized.after_step()
     if training.watch is not None:
         training.watch.step()
+    if len(measured) == 1:
+        return *measured[0], weight
+    loss, metric = (torch.stack([torch.as_tensor(part[kind]) for part in measured]).sum() for kind in (0, 1))
+    return loss, metric, weight
+
+
+def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: bool) -> tuple[Tensor, Tensor | float]:
+    """Add the gradients of one batch; `share` is its part of the step."""
+    task, regularized, accelerator = training.task, training.regularized, training.accelerator
+    # gradients meet those of the other processes once a step
+    with nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.model):
+        output = run_model(training.model, batch.inputs)
+        loss = task.loss(output, batch.targets)
+        total = loss if regularized is None else loss + regularized.loss()
+        accelerator.backward(total if share is None else total * share)
     with torch.no_grad():
-        return loss.detach() * share, task.metric(output, targets) * share
+        metric = float("nan") if task.metrics else task.metric(output, batch.targets)
+        return (loss.detach(), metric) if share is None else (loss.detach() * share, metric * share)
 
 
-@torch.no_grad()
-def evaluate(training: Training, examples: Examples) -> tuple[float, float]:
-    """Give the mean loss and metric over a split, in evaluation mode."""
-    inputs, targets = examples
-    task, world, rank = training.task, training.accelerator.num_processes, training.accelerator.process_index
-    training.model.eval()
-    total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
-    for own in torch.arange(rank, len(inputs), world, device=inputs.device).split(task.evaluation_batch_size):
-        output, expected = training.model(task.batch(inputs[own], None)), targets[own]
-        found = torch.stack([task.loss(output, expected), task.metric(output, expected)]).double()
-        total += torch.cat([found, found.new_ones(1)]) * len(own)
-    loss, metric, count = training.accelerator.reduce(total, "sum").tolist()
-    return loss / count, metric / count
+def _shares(
+    training: Training, group: tuple[Tensor, ...], own: Any, batches: list[Batch]
+) -> tuple[list[Any], Tensor | float]:
+    """Give each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the epoch's."""
+    task, world = training.task, training.accelerator.num_processes
+    if type(task).weight is Task.weight:
+        total = sum(map(len, group))
+        if len(group) == 1 and world == 1:
+            return [None], total
+        return [len(index) * world / total for index in own], total
+    weights = [task.weight(batch.targets) for batch in batches]
+    if len(group) == 1 and world == 1:
+        return [None], weights[0]
+    device = training.accelerator.device
+    counted_weights = torch.stack([torch.as_tensor(weight, device=device).double() for weight in weights])
+    whole = training.accelerator.reduce(counted_weights.sum(), "sum")
+    return list((counted_weights * world / whole).float()), whole.float()

@@ -1,0 +1,64 @@
+"""What can be known of arms before anything trains: the layers they name exist, and all arms see the same data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.comparing.arms.arm import Arm, read_arm
+from headwise.comparing.recipe import Recipe
+from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
+
+SPLITS = ("train", "validation", "test")
+
+
+def check_arms(texts: tuple[str, ...], task: Task) -> None:
+    """Refuse an arm whose layers the model does not have, or whose changes give it other data than the baseline's.
+
+    Models are built, and data is read, only for arms for which it can matter.
+
+    Raises:
+        StudyError: naming the arm.
+    """
+    for text in texts:
+        arm = read_arm(text, task)
+        try:
+            _check_where(arm, task)
+            _check_data(arm, task)
+        except StudyError as error:
+            raise StudyError(f"{text}: {error}") from error
+
+
+def _check_where(arm: Arm, task: Task) -> None:
+    if arm.where is None:
+        return
+    from headwise.regularizing.handle import sites
+
+    with torch.random.fork_rng(devices=[]):
+        arm.where.check(sites(arm.task(task).model()))
+
+
+def _check_data(arm: Arm, task: Task) -> None:
+    names = [name for name, _ in arm.changes if name not in Recipe.model_fields]
+    if not names:
+        return
+    changed = arm.task(task)
+    for split in SPLITS:
+        if not _equal(task.data(split), changed.data(split)):
+            raise StudyError(
+                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a seed makes "
+                "no pair. Change this for all arms with --set, or change what happens to a batch."
+            )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one is other or one == other)

@@ -1,0 +1,94 @@
+"""Settings in text: `name=value, name=value`, read and written by what the task's fields take."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from headwise.comparing.arms.pieces import split
+from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
+
+WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
+BARE = re.compile(r"[A-Za-z_][\w./:-]*$")
+
+
+def read_settings(text: str, task: Task) -> dict[str, Any]:
+    """Read `name=value, …` into the values that the task's fields hold.
+
+    Raises:
+        StudyError: naming the setting that is unknown, given twice, or has a value it cannot have.
+    """
+    found: dict[str, Any] = {}
+    for part in split(text, ","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not name.isidentifier() or not value:
+            raise StudyError(f"cannot read a setting from {part!r}; write name=value, for example learning_rate=0.001.")
+        if name in found:
+            raise StudyError(f"{name} is given twice in {text!r}.")
+        found[name] = read_setting(name, value, task)
+    return found
+
+
+def read_setting(name: str, text: str, task: Task) -> Any:
+    """Read one value: a number, true, false, none, (a, b), or a text, whichever the field takes."""
+    known = list(type(task).model_fields)
+    if name not in known:
+        raise StudyError(
+            f"{type(task).__name__} has no setting {name!r}.{suggest(name, known)} Its settings: {', '.join(known)}."
+        )
+    settings = task.model_dump()
+    first: list[Any] = []
+    for candidate in _candidates(text):
+        value, wrong = _validated(type(task), settings, name, candidate)
+        if not wrong:
+            return value
+        first = first or wrong
+    raise StudyError(f"{name}={text}: {first[0]['msg']}.")
+
+
+def write_setting(name: str, value: Any, task: Task) -> str:
+    """Write `name=value` in its one form: a text stands bare wherever it is read back as the same text."""
+    if isinstance(value, str) and BARE.match(value):
+        try:
+            if read_setting(name, value, task) == value:
+                return f"{name}={value}"
+        except StudyError:
+            pass
+    return f"{name}={_written(value)}"
+
+
+def _candidates(text: str) -> list[Any]:
+    if text.lower() in WORDS:
+        return [WORDS[text.lower()], text]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError):
+        return [text]
+    return [value] if isinstance(value, str) else [value, text]
+
+
+def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
+    """Give the value as the field holds it, and what is wrong with it as a value of this field alone."""
+    try:
+        return getattr(kind(**settings | {name: value}), name), []
+    except ValidationError as error:
+        wrong = [found for found in error.errors() if found["loc"][:1] == (name,)]
+        # settings that fit only with others of the same text are judged together, later
+        return value, wrong
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        inside = ", ".join(map(_written, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return repr(value)

@@ -1,0 +1,43 @@
+"""Sweeps: one text with `{a,b,c}` in it is an axis of arms."""
+
+from __future__ import annotations
+
+import re
+
+from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.results.records import AxisRecord
+from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
+
+VALUES = re.compile(r"(\w+)\s*=\s*\{([^{}]*)\}")
+
+
+def read_sweep(text: str, task: Task) -> AxisRecord:
+    """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis and its arms.
+
+    Raises:
+        StudyError: where the text has no values or more than one place for them, or a value is no number.
+    """
+    found = VALUES.findall(text)
+    if len(found) != 1 or text.count("{") != 1 or text.count("}") != 1:
+        raise StudyError(f"--sweep {text!r} needs one setting with values in braces, such as strength={{0,0.1,0.2}}.")
+    name, inside = found[0]
+    values = [_number(value.strip(), text) for value in inside.split(",")]
+    if len(values) < 2 or len(set(values)) < len(values):
+        raise StudyError(f"--sweep {text!r} needs at least two values, each once.")
+    arms = []
+    for value in sorted(values):
+        try:
+            arms.append(read_arm(VALUES.sub(f"{name}={value:.12g}", text), task).text)
+        except StudyError as error:
+            raise StudyError(f"--sweep {text!r}, at {name}={value:.12g}: {error}") from error
+    return AxisRecord(name=name, values=sorted(values), arms=arms)
+
+
+def _number(value: str, text: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise StudyError(
+            f"--sweep {text!r}: {value!r} is no number, and an axis has an order. Give each as an arm: --method."
+        ) from None

@@ -1,0 +1,89 @@
+"""From a request to a study: the task with its settings, the arms, the seeds, the device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from headwise.comparing.arms.arm import canonical_arms
+from headwise.comparing.arms.settings import read_settings
+from headwise.comparing.arms.sweep import read_sweep
+from headwise.comparing.request import Request
+from headwise.comparing.study import Study
+from headwise.comparing.task import Task
+from headwise.comparing.task_source import build_task, load_task
+from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
+
+
+def choose_study(request: Request) -> Study:
+    """Build the study that was asked for, with the changes of the command line.
+
+    Raises:
+        StudyError: naming the arm, the setting or the scale that cannot be.
+    """
+    study = find_study(request)
+    if request.scale is not None:
+        study = _scaled(study, request.scale)
+    task = _changed(study.task, request)
+    sweeps = request.sweeps or (() if request.methods else study.sweeps)
+    for text in sweeps:
+        read_sweep(text, task)
+    update = {
+        "task": task,
+        "methods": canonical_arms(request.methods or (() if request.sweeps else study.methods), task),
+        "sweeps": sweeps,
+        "seeds": request.seeds or study.seeds,
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "device": choose_device(request.device),
+        "watch": request.watch or study.watch,
+    }
+    return study.model_copy(update=update)
+
+
+def find_study(request: Request) -> Study:
+    """Give the built-in study of the request, or one made of the user's own task, as they are written."""
+    if request.task is None:
+        return request.studies.load(request.study).STUDY
+    place, _, name = request.task.rpartition(":")
+    place = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else request.task
+    kind = load_task(request.task)
+    return Study(
+        name=name, title=kind.title or name, question=kind.question, task=build_task(kind, {}), task_place=place
+    )
+
+
+def _scaled(study: Study, name: str) -> Study:
+    if name not in study.scales:
+        known = list(study.scales)
+        have = f"Scales: {', '.join(known)}." if known else "The study has none; change its settings with --set."
+        raise StudyError(f"--scale {name}: {study.name} has no such scale.{suggest(name, known)} {have}")
+    scale = study.scales[name]
+    task = build_task(type(study.task), study.task.model_dump() | scale.settings)
+    return study.model_copy(update={"task": task, "seeds": scale.seeds or study.seeds})
+
+
+def _changed(task: Task, request: Request) -> Task:
+    changes: dict[str, Any] = {name: value for name, value in request.changes.items() if value is not None}
+    for text in request.settings:
+        try:
+            found = read_settings(text, task)
+        except StudyError as error:
+            raise StudyError(f"--set {text!r}: {error}") from error
+        for name in found:
+            if name in changes:
+                raise StudyError(f"--set {text!r}: {name} is given twice on the command line. Give it once.")
+        changes |= found
+    return build_task(type(task), task.model_dump() | changes)
+
+
+def choose_device(asked: str | None) -> str:
+    """Give cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
+    import torch
+
+    if asked not in (None, "cpu", "cuda"):
+        raise StudyError(f"--device {asked!r} is not known. Devices: cpu, cuda.")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise StudyError("--device cuda: torch finds no CUDA device here. Use --device cpu, or install torch for CUDA.")
+    return asked or ("cuda" if torch.cuda.is_available() else "cpu")

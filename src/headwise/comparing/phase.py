@@ -1,0 +1,30 @@
+"""Phase: a part of a run with its own data, settings, methods and beginning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Describe one part of a run; most runs have one.
+
+    `changes` are settings of recipe and task, seen by `model`, `batch` and `loss` of this phase. Weights whose names match
+    `carry` come from `start` ("previous": the phase before; "fresh": none; else a folder with a checkpoint), the others
+    begin anew. Parameters whose names match `learn` are trained, the others stay. Patterns are those of a shell (`head.*`).
+    """
+
+    name: str
+    data: str = "train"
+    changes: dict[str, Any] = field(default_factory=dict)
+    start: str | Path = "previous"
+    methods: bool = True
+    carry: tuple[str, ...] = ("*",)
+    learn: tuple[str, ...] = ("*",)
+
+    @property
+    def folder(self) -> Path | None:
+        """Give the folder of the checkpoint this phase starts from, None where it starts from none."""
+        return None if self.start in ("previous", "fresh") else Path(self.start)

@@ -1,0 +1,55 @@
+"""Write the figures of a report as SVG and PNG and its tables as CSV and LaTeX, for papers and other programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from headwise.comparing.report.rebuild import report_files, write_files
+from headwise.files.optional_imports import load
+from headwise.pages.paper import on_paper
+
+TABLES = (".csv", ".tex", ".md")
+FIGURE = re.compile(
+    r'<figure id="figure-(?P<name>[^"]+)".*?<script type="application/json">(?P<spec>.*?)</script>', re.DOTALL
+)
+
+
+def export(folder: str | Path, out: str | Path) -> list[Path]:
+    """Write every figure of a folder's report (also of closed folds) and every table into `out`; return their paths.
+
+    Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what `headwise.comparing.report.write` raises, and StudyError
+    where `out` cannot be written.
+    """
+    path, target = Path(folder), Path(out)
+    files = report_files(path)
+    tables: dict[str, str | bytes] = {name: text for name, text in files.items() if name.endswith(TABLES)}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        from headwise.files.errors import explain
+
+        raise explain(error, target, "--export") from error
+    write_files(target, tables)
+    written = [target / name for name in tables]
+    for name, spec in _figures(files["report.html"]):
+        drawn = _drawn(spec)
+        write_files(target, {f"{name}.svg": drawn[0], f"{name}.png": drawn[1]})
+        written += [target / f"{name}.svg", target / f"{name}.png"]
+    return written
+
+
+def _figures(html: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for found in FIGURE.finditer(html):
+        yield unescape(found["name"]), json.loads(found["spec"])
+
+
+def _drawn(spec: dict[str, Any]) -> tuple[str, bytes]:
+    vl_convert, version = load("vl_convert", "study"), load("altair", "study").SCHEMA_VERSION
+    paper, config = on_paper(spec)
+    settings = {"vl_version": ".".join(version.lstrip("v").split(".")[:2]), "config": config}
+    return vl_convert.vegalite_to_svg(paper, **settings), vl_convert.vegalite_to_png(paper, scale=2, **settings)

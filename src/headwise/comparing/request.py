@@ -1,0 +1,118 @@
+"""What was asked for on the command line, and what of it cannot be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from headwise.files.errors import StudyError
+
+
+class Studies(Protocol):
+    """Give studies by name; the command line brings the built-in ones."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def load(self, name: str) -> ModuleType: ...
+
+
+@dataclass(frozen=True)
+class NoStudies:
+    """Hold no study: only tasks of the user's own can be asked for."""
+
+    names: tuple[str, ...] = ()
+
+    def load(self, name: str) -> ModuleType:
+        """Refuse."""
+        raise StudyError(f"there is no study {name!r}. Give --task FILE.py:CLASS.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Hold what was asked for on the command line; None leaves a choice to the study."""
+
+    study: str = "digits"
+    studies: Studies = NoStudies()
+    methods: tuple[str, ...] = ()
+    sweeps: tuple[str, ...] = ()
+    task: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    # as written: name=value
+    settings: tuple[str, ...] = ()
+    scale: str | None = None
+    seeds: int | None = None
+    trials: int = 0
+    jobs: int | None = None
+    processes: int | None = None
+    engine: str = "local"
+    ray_address: str | None = None
+    device: str | None = None
+    data: Path | None = None
+    watch: bool = False
+    out: Path | None = None
+    command: str = "headwise compare"
+
+    @property
+    def folder(self) -> Path:
+        """Name the folder of the results."""
+        name = self.study if self.task is None else self.task.rpartition(":")[2]
+        return self.out or Path("results") / name
+
+
+def check(request: Request) -> None:
+    """Refuse what cannot be done before anything is started."""
+    if request.engine not in ("local", "ray"):
+        raise StudyError(f"--engine {request.engine!r} is not known. Engines: local, ray.")
+    if request.ray_address is not None and request.engine != "ray":
+        raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
+    _check_processes(request)
+    if request.task is None and request.study not in request.studies.names:
+        raise StudyError(
+            f"there is no study {request.study!r}. Studies: {', '.join(request.studies.names)}; "
+            "or give --task FILE.py:CLASS."
+        )
+    if request.out is not None and request.out.exists() and not request.out.is_dir():
+        raise StudyError(f"--out {request.out} is a file. Choose a folder.")
+    if request.data is not None and request.data.is_file():
+        raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
+
+
+def _check_processes(request: Request) -> None:
+    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of jobs."""
+    launched, asked = int(os.environ.get("WORLD_SIZE", "1")), request.processes
+    if asked is not None and launched > 1 and asked != launched:
+        raise StudyError(
+            f"--processes {asked}, but {launched} processes were launched. Leave --processes out, or launch {asked}."
+        )
+    if max(asked or 1, launched) == 1:
+        return
+    if request.engine != "local":
+        raise StudyError(f"--engine {request.engine} gives each run one process. Leave --processes or --engine out.")
+    if request.jobs is not None and request.jobs > 1:
+        raise StudyError(f"--jobs {request.jobs}: runs of several processes go one after the other. Leave --jobs out.")
+    if request.trials:
+        raise StudyError("--tune works with one process a run. Tune with one, then run with several.")
+
+
+def refuse_unused(request: Request) -> None:
+    """Refuse options that have no meaning for a study that is no table of arms × seeds."""
+    unused = {
+        "--method": request.methods,
+        "--sweep": request.sweeps,
+        "--set": request.settings,
+        "--scale": request.scale,
+        "--tune": request.trials,
+        "--engine ray": request.engine == "ray",
+        "--watch": request.watch,
+        **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
+    }
+    given = [name for name, value in unused.items() if value]
+    if given:
+        raise StudyError(
+            f"{request.study} is a study of its own kind, for which {', '.join(given)} has no meaning. "
+            "It takes --seeds, --jobs, --device and --out."
+        )

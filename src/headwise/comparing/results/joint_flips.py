@@ -1,0 +1,108 @@
+"""Test all arms against the baseline at once: sign flips of whole seeds, the largest studentised mean, stepping down.
+
+Within a seed all arms share their baseline run, so their differences depend on one another. Flipping the sign of all differences
+of a seed together keeps that dependence, and one reference distribution (the largest |t| over arms) then serves every arm.
+Westfall and Young 1993, "Resampling-based multiple testing", algorithm 4.1; Romano and Wolf 2005, doi 10.1198/016214504000000539.
+
+A table of differences is seeds × arms, NaN where a pair is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Table = NDArray[np.float64]
+
+EXACT_UP_TO = 16  # pairs; all their 2ⁿ sign flips are counted
+RESAMPLES = 19_999  # random flips of more pairs
+# t² / (n − 1) beyond which two figures count as equally far from 0: rounding decides there
+FARTHEST = 1e6
+# what equal scores may differ in by rounding
+ROUNDING = 1e-7
+
+
+class Flips(NamedTuple):
+    """Hold sign flips (flips × seeds), the first being the one that was seen; `exact` when they are all there are."""
+
+    signs: Table
+    exact: bool
+
+
+class JointTest(NamedTuple):
+    """Hold a p per arm, two-sided: of the arm alone, and corrected for all arms."""
+
+    alone: list[float]
+    corrected: list[float]
+
+
+def flips(seeds: int, *, exact_up_to: int = EXACT_UP_TO, resamples: int = RESAMPLES) -> Flips:
+    """Return all sign flips up to a global sign (which moves no two-sided figure), or random ones that repeat."""
+    import numpy as np
+
+    if seeds <= exact_up_to:
+        bits = np.arange(2 ** max(seeds - 1, 0))[:, None] >> np.arange(seeds) & 1
+        return Flips((1.0 - 2.0 * bits).astype(np.float64), True)
+    drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
+    drawn[0] = 0
+    return Flips((1.0 - 2.0 * drawn).astype(np.float64), False)
+
+
+def smallest_p(pairs: int) -> float:
+    """Return the smallest two-sided p that so many pairs can give: 2/2ⁿ while all flips are counted. The number of arms has no part in it."""
+    return max(2.0 ** (1 - pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1)) if pairs else 1.0
+
+
+def seeds_for_a_verdict(alpha: float = 0.05) -> int:
+    """Return the least number of seeds with which a difference can be decided, whatever the number of arms."""
+    pairs = 1
+    while smallest_p(pairs) >= alpha:
+        pairs += 1
+    return pairs
+
+
+def joint_test(differences: Table) -> JointTest:
+    """Return the p of every arm, alone and corrected for all arms by the step-down max-T procedure.
+
+    It holds the family's error when, under the null, the differences of a seed are as likely as their mirror image. An arm without
+    a pair has p 1.
+    """
+    import numpy as np
+
+    table = np.asarray(differences, dtype=float)
+    table = table[np.isfinite(table).any(axis=1)] if table.size else table
+    values, pairs = np.nan_to_num(table), np.isfinite(table).sum(axis=0)
+    squares = (values**2).sum(axis=0)
+    seen = scores(values.sum(axis=0), squares, pairs)
+    order = np.argsort(-seen, kind="stable")
+    alone, joint = np.zeros(len(seen)), np.zeros(len(seen))
+    signs = flips(len(values)).signs
+    for part in np.array_split(signs, max(1, len(signs) // 16_384)):
+        found = scores(part @ values, squares, pairs)
+        least = seen * (1 - ROUNDING)
+        alone += (found >= least).sum(axis=0)
+        # at each step the largest of the arms that are left
+        largest = np.maximum.accumulate(found[:, order[::-1]], axis=1)[:, ::-1]
+        joint += (largest >= least[order]).sum(axis=0)
+    corrected = np.ones(len(seen))
+    corrected[order] = np.maximum.accumulate(joint / len(signs))
+    return JointTest((alone / len(signs)).tolist(), corrected.tolist())
+
+
+def sign_flip(differences: list[float]) -> float:
+    """Return the two-sided p that the mean of paired differences is 0, of one arm alone."""
+    import numpy as np
+
+    return joint_test(np.asarray(differences, dtype=float)[:, None]).alone[0] if len(differences) else 1.0
+
+
+def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
+    """Return t² of the mean from the sum and the sum of squares, which no flip changes; 0 where every difference is 0."""
+    import numpy as np
+
+    whole = pairs * squares
+    share = np.divide(sums**2, whole, out=np.zeros(np.broadcast(sums, whole).shape), where=whole > 0)
+    return (pairs - 1).clip(0) * share / np.maximum(1 - share, 1 / FARTHEST)

@@ -1,0 +1,106 @@
+"""Heads: statistics of `watch` read on held-out examples at the end of a run, as outcomes."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from headwise.comparing.run.batches import lengths_of, make_batch, run_model
+from headwise.comparing.run.examples import Examples, size, take
+from headwise.comparing.run.train import Training
+from headwise.core.call import Call
+from headwise.statistics import STATISTICS
+from headwise.statistics.weights import WEIGHT_STATISTICS
+from headwise.watching.places import Places
+from headwise.watching.recorder import Recorder
+from headwise.watching.records import Figures
+from headwise.watching.weights import Weights
+
+# held-out examples that are read: enough for means, and few enough to cost less than an epoch
+EXAMPLES = 512
+
+
+class _Looking:
+    """Bring the calls of one site in evaluation mode to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, call: Call, out: torch.Tensor) -> None:
+        self.recorder.take(call, out)
+
+
+@torch.no_grad()
+def read_heads(training: Training, examples: Examples) -> dict[str, float]:
+    """Give heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
+
+    Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
+    examples are read, the first ones.
+    """
+    task, model = training.task, training.accelerator.unwrap_model(training.model)
+    names = list(task.head_statistics)
+    places, weights = Places(model, None), Weights(names)
+    recorder = Recorder(names, None, weights, in_evaluation=True)
+    try:
+        weights.look(model, [fitted.site for fitted in places.fitted])
+        for fitted in places.fitted:
+            fitted.observer, fitted.armed = _Looking(recorder), True
+        model.eval()
+        _run_through(training, model, take(examples, slice(0, EXAMPLES)))
+        figures = list(_figures(recorder, places))
+    finally:
+        for fitted in places.fitted:
+            fitted.observer, fitted.armed = None, False
+        places.leave()
+        recorder.clear()
+    return _outcomes(figures)
+
+
+def _run_through(training: Training, model: Any, examples: Examples) -> None:
+    task, lengths = training.task, lengths_of(training.task, examples)
+    order = torch.arange(size(examples)) if lengths is None else lengths.argsort(stable=True)
+    for index in order.split(min(task.batch_size, task.evaluation_batch_size)):
+        batch = make_batch(task, take(examples, index.to(training.accelerator.device)), None)
+        run_model(model, batch.inputs)
+
+
+def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
+    for fitted in places.fitted:
+        site = fitted.site
+        for name, tally in recorder.tallies.get(site.index, {}).items():
+            figure = Figures.of(site, 0, name, tally)
+            if figure is not None:
+                yield figure
+        for name, values in recorder.of_weights.get(site.index, {}).items():
+            yield Figures.of_weights(site, 0, name, values, recorder.heads[site.index])
+
+
+def _outcomes(figures: list[Figures]) -> dict[str, float]:
+    shared = Counter((figure.statistic, figure.depth) for figure in figures)
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(figure.statistic for figure in figures):
+        everything = []
+        for figure in (figure for figure in figures if figure.statistic == name):
+            layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
+            values = {
+                f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
+                for r in figure.records()
+            }
+            everything += values.values()
+            found[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
+            if figure.per != "layer":
+                found |= {f"heads/{name}/{where}": value for where, value in values.items()}
+        found[f"heads/{name}/mean"] = statistics.fmean(everything)
+        worse = _worse(name)
+        if worse is not None:
+            found[f"heads/{name}/worst"] = (max if worse == "high" else min)(everything)
+    return found
+
+
+def _worse(name: str) -> str | None:
+    kind = STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]
+    return kind.worse

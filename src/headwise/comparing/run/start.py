@@ -1,0 +1,83 @@
+"""Weights that a phase starts from: those of the phase before, or of a checkpoint's folder."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from headwise.comparing.phase import Phase
+from headwise.comparing.run.checkpoint import CURRENT
+from headwise.files.errors import StudyError
+
+OTHERS = "model*.safetensors"
+SHOWN = 4
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """List the weight files of a checkpoint's folder: a finished run's, or a model's in safetensors.
+
+    Raises StudyError where the folder holds neither.
+    """
+    if (folder / CURRENT).is_file():
+        return [folder / CURRENT]
+    found = sorted(folder.glob(OTHERS))
+    if not found:
+        what = "holds no" if folder.is_dir() else "is no folder, so it holds no"
+        raise StudyError(
+            f"a phase starts from {folder}, which {what} {CURRENT} (the folder of a run, results/STUDY/runs/HASH) and no "
+            f"{OTHERS} (a model's folder). Check the path."
+        )
+    return found
+
+
+def read_start(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint's folder by name.
+
+    Raises StudyError where a file is damaged.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in checkpoint_files(folder):
+        try:
+            weights |= load_file(path)
+        except SafetensorError as error:
+            raise StudyError(
+                f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
+            ) from error
+    own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
+    is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CURRENT).is_file()
+    return own if is_run else weights
+
+
+def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
+    """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
+
+    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place.
+    """
+    mine = model.state_dict(keep_vars=True)
+    wanted = [name for name in mine if matches(name, phase.carry)]
+    problems = [f"it has no {name}" for name in wanted if name not in weights]
+    problems += [
+        f"its {name} is {tuple(weights[name].shape)}, the model's {tuple(mine[name].shape)}"
+        for name in wanted
+        if name in weights and weights[name].shape != mine[name].shape
+    ]
+    problems += [f"the model has no {name}" for name in weights if name not in mine and matches(name, phase.carry)]
+    if problems or not wanted:
+        more = f", and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        what = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
+        raise StudyError(
+            f"phase {phase.name!r} cannot start from {origin}: {what}. Name the weights that both have in the phase's carry=."
+        )
+    with torch.no_grad():
+        for name in wanted:
+            mine[name].copy_(weights[name])
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a parameter's name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

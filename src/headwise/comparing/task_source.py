@@ -1,0 +1,94 @@
+"""Where a task comes from: loading its class from a file or module, building it, and the digests of what it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ValidationError
+
+from headwise.comparing.run.start import checkpoint_files
+from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
+
+
+def load_task(text: str) -> type[Task]:
+    """Load a task class from "file.py:Class" or "package.module:Class"."""
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        raise StudyError(f"--task {text!r} names no class. Write FILE:CLASS, for example my_task.py:MyTask.")
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
+        raise StudyError(
+            f"{place} has no task {name!r}; a task subclasses headwise.study.Task. "
+            f"Tasks there: {', '.join(classes) or 'none'}."
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise StudyError(f"task {name} lacks {', '.join(f'{m}()' for m in missing)}. Add it to {place}.")
+    return found
+
+
+def build_task(task: type[Task], settings: dict[str, Any]) -> Task:
+    """Build a task with settings, naming each setting that is wrong."""
+    try:
+        return task(**settings)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise StudyError(f"{task.__name__} does not take these settings: {wrong}.") from error
+
+
+def source_digest(path: Path) -> str:
+    """Give the SHA-256 of a user's task file: an edited task is another task."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def file_digests(task: Task) -> dict[str, str]:
+    """Give the SHA-256 of each file the task's data comes from, by name."""
+    starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
+    digests = {}
+    for path in (*task.files(), *starts):
+        if not path.is_file():
+            raise StudyError(
+                f"{type(task).__name__} reads {path}, which does not exist. Check the setting that names it."
+            )
+        with open(path, "rb") as stream:
+            digests[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def _module_of_name(place: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise StudyError(f"--task: {place} is no Python file. Give FILE.py:CLASS, or package.module:CLASS.")
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise StudyError(
+            f"--task: the module {place} could not be imported ({type(error).__name__}: {error}). "
+            "Give FILE.py:CLASS, or a module that Python finds from here."
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise StudyError(f"--task: there is no file {path}. Give the path of the Python file that defines the task.")
+    name = f"headwise_task_{path.stem}_{source_digest(path)[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise StudyError(f"{path} could not be loaded: {type(error).__name__}: {error}. Correct the file.") from error
+    return module

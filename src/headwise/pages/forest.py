@@ -1,0 +1,136 @@
+"""Build the charts of paired differences: a forest plot with its numbers, and small panels of the same rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from headwise.files.optional_imports import load
+from headwise.pages.charts import specification
+
+VERDICTS = ("better", "worse", "higher", "lower", "equivalent", "no evidence", "undecided")
+COLOURS = (
+    "var(--blue)",
+    "var(--vermillion)",
+    "var(--purple)",
+    "var(--purple)",
+    "var(--green)",
+    "var(--grey)",
+    "var(--grey)",
+)
+SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
+PANEL_LABELS = 145  # pixels
+# pixels; below it the numbers beside a label lose their interval
+NARROW = 430
+
+
+@specification
+def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None) -> Any:
+    """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
+
+    A row has label, mean, low, high (None where there is no interval), verdict, number and short (its text with and without the
+    interval), words (its tooltip) and seeds: a list of {"seed", "value"}. The label and the number stand above their interval, so that
+    the plot keeps its width on a small screen. `margin` shades what counts as none.
+    """
+    alt = load("altair", "study")
+    flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
+    order = [row["label"] for row in rows]
+    base = alt.Chart(alt.InlineData(values=flat))
+    seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]]
+    # a layer without a mark makes Vega warn of an infinite extent, and points alone know no padding
+    drawn = any(row["low"] is not None for row in rows)
+    scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
+    y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
+    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=_ticks(alt))
+    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
+    layers = [_zero(alt, title)]
+    if margin is not None:
+        layers.insert(0, _margin(alt, margin, title))
+    if drawn:
+        layers.append(_intervals(base, x, y, _colour(alt), words, 2.5))
+    if seeds:
+        layers.append(_seeds(alt, seeds, title, y))
+    layers.append(
+        base.mark_point(filled=True, size=150, opacity=1).encode(
+            x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words
+        )
+    )
+    layers += _labels(alt, base, y)
+    return alt.layer(*layers).properties(width="container", height=52 * len(order) + 8)
+
+
+@specification
+def panel(rows: list[dict[str, Any]], *, title: str) -> Any:
+    """Return the same rows small, to stand beside those of other outcomes: intervals with the arms named on the axis."""
+    alt = load("altair", "study")
+    flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
+    base = alt.Chart(alt.InlineData(values=flat))
+    axis = alt.Axis(labelLimit=PANEL_LABELS, domain=False, ticks=False)
+    y = alt.Y("label", type="nominal", title=None, sort=[row["label"] for row in rows], axis=axis)
+    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=_ticks(alt, 4))
+    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
+    layers = [_zero(alt, title)]
+    if any(row["low"] is not None for row in rows):
+        layers.append(_intervals(base, x, y, _colour(alt), words, 2))
+    points = base.mark_point(filled=True, size=60, opacity=1)
+    layers.append(points.encode(x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words))
+    return alt.layer(*layers).properties(width="container", height=20 * len(rows) + 6)
+
+
+def _ticks(alt: Any, count: int = 6) -> Any:
+    return alt.Axis(tickCount=count)
+
+
+def _zero(alt: Any, title: str) -> Any:
+    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}])).mark_rule(color="var(--ink)", strokeWidth=1)
+    return zero.encode(x=alt.X("zero", type="quantitative", title=title))
+
+
+def _margin(alt: Any, margin: float, title: str) -> Any:
+    ends = alt.Chart(alt.InlineData(values=[{"from": -margin, "to": margin}])).mark_rect(color="var(--faint)")
+    return ends.encode(x=alt.X("from", type="quantitative", title=title), x2="to:Q")
+
+
+def _intervals(base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: float) -> Any:
+    marks = base.transform_filter("datum.low != null").mark_rule(strokeWidth=width)
+    return marks.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words).transform_calculate(mean="datum.low")
+
+
+def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
+    dots = alt.Chart(alt.InlineData(values=seeds)).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=11)
+    shown = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
+    shown.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
+    return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=shown)
+
+
+def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
+    narrow = f"width < {NARROW}"
+    label = functools.partial(
+        base.mark_text, align="left", dy=-19, fontSize=11.5, limit={"expr": f"width - ({narrow} ? 64 : 190)"}
+    )
+    number = functools.partial(
+        base.transform_calculate(beside=f"{narrow} ? datum.short : datum.number").mark_text,
+        align="right",
+        dy=-19,
+        fontSize=11.5,
+    )
+    where = {"y": y, "x": alt.value(2), "text": "label:N"}
+    right = {"y": y, "x": alt.value("width"), "text": "beside:N"}
+    # the paper behind a label: the zero line passes under it
+    behind = {"stroke": "var(--paper)", "strokeWidth": 5}
+    return [
+        label(**behind).encode(**where),
+        number(**behind).encode(**right),
+        label(color="var(--ink)").encode(**where),
+        number(color="var(--ink)").encode(**right),
+    ]
+
+
+def _colour(alt: Any) -> Any:
+    return alt.Color(
+        "verdict", type="nominal", legend=None, scale=alt.Scale(domain=list(VERDICTS), range=list(COLOURS))
+    )
+
+
+def _shape(alt: Any) -> Any:
+    return alt.Shape("verdict", type="nominal", legend=None, scale=alt.Scale(domain=list(VERDICTS), range=list(SHAPES)))

@@ -1,0 +1,168 @@
+"""What is written down of a run: heads on held-out data, divergence, costs, alerts, failures beside finished runs."""
+
+import json
+import math
+
+import pytest
+import torch
+from small_studies import PLACE, Silent, all_numbers, carry, orders, study_of, tiny_study
+
+from headwise.comparing.results.records import Divergence
+from headwise.comparing.run.divergence import Smoothed
+from headwise.comparing.run.execution import execute
+from headwise.comparing.task_source import load_task
+from headwise.files.errors import StudyError
+
+
+def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
+    import headwise
+
+    names = ("attention_entropy", "token_cosine", "spectral_norm_qk")
+    study = tiny_study(head_statistics=names, epochs=1)
+    (order,) = orders(study, tmp_path)
+    metrics = execute(order, lambda event: None).metrics
+    heads = {name: value for name, value in metrics.items() if name.startswith("heads/")}
+    # the same model, read by hand as watch reads it, in a training forward without its dropout
+    from headwise.comparing.run.checkpoint import load_checkpoint
+
+    model = study.task.model()[1]
+    tensors = load_checkpoint(order.folder, pytest.fail).tensors
+    model.load_state_dict({k.removeprefix("model.1."): t for k, t in tensors.items() if k.startswith("model.1.")})
+    watch = headwise.watch(model, every=1, statistics=list(names), on_alert=None)
+    model.train()(study.task.data("test")[0])
+    watch.step()
+    read = watch.records()
+    watch.remove()
+    entropy = {(r["depth"], r["head"]): r["value"] for r in read if r["statistic"] == "attention_entropy"}
+    for (depth, head), value in entropy.items():
+        assert heads[f"heads/attention_entropy/layer {depth} head {head}"] == pytest.approx(value, rel=1e-5)
+    assert heads["heads/attention_entropy/layer 1"] == pytest.approx((entropy[1, 0] + entropy[1, 1]) / 2)
+    # little entropy is the worrying side, much likeness of tokens is
+    assert heads["heads/attention_entropy/worst"] == pytest.approx(min(entropy.values()))
+    cosine = [r["value"] for r in read if r["statistic"] == "token_cosine"]
+    assert heads["heads/token_cosine/worst"] == pytest.approx(max(cosine), rel=1e-5)
+    assert "heads/token_cosine/layer 0 head 0" not in heads and "heads/spectral_norm_qk/layer 0 head 1" in heads
+
+
+def test_reading_heads_leaves_the_numbers_of_the_run(tmp_path):
+    found = []
+    for names in ((), ("attention_entropy",)):
+        carry(tiny_study(methods=("DropHead(p=0.3)",), head_statistics=names), tmp_path / str(len(names)))
+        runs = all_numbers(tmp_path / str(len(names))).values()
+        found.append([({k: v for k, v in r["metrics"].items() if "heads/" not in k}, lines) for lines, r in runs])
+    assert sorted(map(str, found[0])) == sorted(map(str, found[1]))
+
+
+@pytest.mark.parametrize(
+    ("losses", "step", "why"),
+    [
+        ([1.0, 0.5, 0.5, 0.9, 0.9], None, ""),
+        ([1.0, 0.5, 0.5, 2.0, 2.0], 4, "loss rose"),
+        ([1.0, 0.5, math.nan], 3, "not finite"),
+        # a loss that may be negative has no factor over its minimum
+        ([-1.0, -2.0, 5.0], None, ""),
+    ],
+)
+def test_a_run_diverges_at_the_first_bad_step_however_its_losses_are_cut(losses, step, why):
+    task = load_task(f"{PLACE}:Tiny")(divergence_factor=1.5, divergence_smoothing=0.5)
+    whole = Smoothed().first_bad(task, losses, 10)
+    cut, pieces = Smoothed(), None
+    for at, loss in enumerate(losses):
+        pieces = pieces or cut.first_bad(task, [loss], 10 + at)
+    assert whole == pieces
+    assert (whole.step - 10, whole.why) == (step, why) if step else whole is None
+
+
+def test_by_default_only_a_loss_that_is_no_number_is_a_divergence():
+    task = load_task(f"{PLACE}:Tiny")()
+    assert Smoothed().first_bad(task, [0.001, 100.0], 0) is None
+    assert Smoothed().first_bad(task, [0.001, math.inf], 5) == Divergence(step=7, detail="the loss was inf")
+
+
+def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
+    study = tiny_study("Still", optimizer="sgd", learning_rate=30.0, epochs=4, divergence_factor=1.3, divergence_smoothing=0.5)
+    (result,) = carry(study, tmp_path)
+    assert result["status"] == "diverged" and result["divergence"]["why"] == "loss rose"
+    assert "times its minimum" in result["divergence"]["detail"] and result["steps"] == result["divergence"]["step"]
+    assert result["metrics"]["test/accuracy"] is None
+
+
+def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    study = tiny_study(epochs=1)
+    (result,) = carry(study, tmp_path)
+    task = study.task
+    model, batch = task.model(), task.data("train")[0][:8]
+    with FlopCounterMode(display=False) as counter:
+        model(batch)
+    forward = counter.get_total_flops()
+    # by hand, without attention's own products: patches, q, k, v, o and the MLP of two layers on five tokens, the head
+    tokens, per_token = 8 * 5, 2 * (4 * 8 * 8 + 2 * 8 * 8)
+    by_hand = 2 * (8 * 4 * 4 * 8 + tokens * per_token + 8 * 8 * 4)
+    assert forward >= by_hand
+    # backward is two products for each of forward's, but none for the gradient of the images
+    assert 2.5 * forward < result["metrics"]["cost/flops_per_step"] <= 3.6 * forward
+    assert 0 < result["metrics"]["cost/inference_seconds_per_example"] < 0.1
+
+
+def test_costs_beside_parallel_runs_are_marked(tmp_path):
+    from headwise.comparing.engines.in_process import HereEngine
+
+    class Beside(HereEngine):
+        parallel = True
+
+    marks = [carry(tiny_study(epochs=1), tmp_path / e.__name__, engine=e())[0]["cost_is_indicative"] for e in (HereEngine, Beside)]
+    assert marks == [False, True]
+
+
+PARTLY = """
+from tiny_task import Tiny
+from headwise.study import Task
+
+class Partly(Task):
+    epochs: int = 1
+    batch_size: int = 8
+    way: str = ""
+    log: str | None = None
+    model, data = Tiny.model, Tiny.data
+    def loss(self, output, targets):
+        if self.way == "broken":
+            raise RuntimeError("the loss is broken")
+        return Task.loss(self, output, targets)
+"""
+
+
+def test_a_failed_run_lets_the_others_finish_and_is_told_by_name(tmp_path):
+    (tmp_path / "partly.py").write_text(PARTLY)
+    arms = ("baseline | way='broken'", "DropHead(p=0.2)")
+    study, listener = study_of(f"{tmp_path / 'partly.py'}:Partly", arms, 2), Silent()
+    with pytest.raises(StudyError, match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken(.|\n)*2 runs failed.*(.|\n)*seed 1"):
+        carry(study, tmp_path / "out", listener=listener)
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("out/runs/*/result.json")]
+    assert sorted((r["arm"], r["seed"]) for r in results) == [("DropHead(p=0.2)", 0), ("DropHead(p=0.2)", 1), ("baseline", 0), ("baseline", 1)]
+    assert len([text for text in listener.said if "failed; the others go on" in text]) == 2
+
+
+def test_where_every_run_fails_alike_the_rest_is_not_tried(tmp_path):
+    (tmp_path / "partly.py").write_text(PARTLY)
+    study, listener = study_of(f"{tmp_path / 'partly.py'}:Partly", (), 9, way="broken"), Silent()
+    with pytest.raises(StudyError, match="3 runs failed"):
+        carry(study, tmp_path / "out", listener=listener)
+
+
+def test_study_json_says_which_metrics_evaluations_and_arms_there_are(tmp_path):
+    carry(study_of(PLACE.replace("tiny_task.py", "core_tasks.py") + ":Segment", epochs=1), tmp_path)
+    found = json.loads((tmp_path / "study.json").read_text())
+    assert (found["primary"], found["arms"], found["evaluations"]) == ("test/miou", ["baseline"], ["train", "validation", "test"])
+    assert [(m["name"], m["failure"]) for m in found["metrics"]] == [("miou", 1 / 9), ("loss", None)]
+
+
+def test_a_gradient_of_the_cost_changes_nothing_for_the_next_run(tmp_path):
+    study = tiny_study(methods=("SigmaReparam()",), epochs=1)
+    first, second = orders(study, tmp_path)
+    execute(first, lambda event: None)
+    before = torch.random.get_rng_state()
+    again = execute(orders(study, tmp_path / "again")[1], lambda event: None)
+    torch.random.set_rng_state(before)
+    assert again.metrics["test/loss"] == execute(second, lambda event: None).metrics["test/loss"]

@@ -1,0 +1,167 @@
+"""The recipe: its settings, the optimizers it builds, the learning rate of every step, decay by group."""
+
+import copy
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from headwise.comparing.recipe import OPTIMIZERS, SCHEDULES, Recipe
+from headwise.comparing.run.lars import LARS
+from headwise.comparing.run.learning_rate import LearningRate, share_at
+from headwise.comparing.run.optimizer import KINDS, build_optimizer
+from headwise.files.errors import StudyError
+
+CPU = torch.device("cpu")
+
+
+def encoder():
+    return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "sgd", "betas": (0.9, 0.98)}, "optimizer sgd has no betas. Its settings: momentum, nesterov"),
+        ({"momentum": 0.9}, "optimizer adamw has no momentum. Its settings: betas, eps. Leave momentum out"),
+        ({"final_learning_rate": 1e-5}, "schedule constant has no final_learning_rate. Its settings: none"),
+        ({"optimizer": "adamx"}, "adamw.*lars"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        Recipe(**settings)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
+    model = encoder()
+    recipe = Recipe(
+        optimizer=name, learning_rate=0.1, weight_decay=0.1, attention_weight_decay=0.2, mlp_weight_decay=0.3
+    )
+    optimizer = build_optimizer(recipe, model, torch.randn(2, 3, 8), CPU)
+    assert type(optimizer) is KINDS[name]
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"attention": 0.2, "mlp": 0.3, "undecayed": 0.0}
+    for setting, value in recipe.optimizer_settings().items():
+        assert all(group[setting] == value for group in optimizer.param_groups)
+    before = copy.deepcopy(model.state_dict())
+    model(torch.randn(2, 3, 8)).square().sum().backward()
+    optimizer.step()
+    moved = [not torch.equal(before[k], v) for k, v in model.state_dict().items()]
+    assert all(moved)
+
+
+def test_a_decay_for_weights_that_are_not_there_is_refused_and_a_common_one_is_not():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(StudyError, match=r"attention_weight_decay=0\.5.*no attention layer"):
+        build_optimizer(Recipe(attention_weight_decay=0.5), plain, torch.randn(2, 4), CPU)
+    groups = build_optimizer(Recipe(), plain, torch.randn(2, 4), CPU).param_groups
+    assert [(g["name"], len(g["params"]), g["weight_decay"]) for g in groups] == [
+        ("other", 2, 0.01),
+        ("undecayed", 2, 0),
+    ]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_follows_its_formula_and_leaves_vectors_to_sgd(nesterov):
+    torch.manual_seed(0)
+    matrix, vector = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4))
+    rate, decay, trust, momentum = 0.5, 0.1, 0.02, 0.9
+    lars = LARS([matrix, vector], lr=rate, momentum=momentum, trust=trust, weight_decay=decay, nesterov=nesterov)
+    twin = nn.Parameter(vector.detach().clone())
+    sgd = torch.optim.SGD([twin], lr=rate, momentum=momentum, weight_decay=decay, nesterov=nesterov)
+    expected, summed = matrix.detach().clone(), torch.zeros(3, 4)
+    for _ in range(3):
+        gradients = torch.randn(3, 4), torch.randn(4)
+        matrix.grad, vector.grad = gradients
+        twin.grad = gradients[1].clone()
+        local = trust * expected.norm() / (gradients[0].norm() + decay * expected.norm())
+        step = rate * local * (gradients[0] + decay * expected)
+        summed = momentum * summed + step
+        expected = expected - (momentum * summed + step if nesterov else summed)
+        lars.step()
+        sgd.step()
+    torch.testing.assert_close(matrix.detach(), expected)
+    torch.testing.assert_close(vector.detach(), twin.detach())
+
+
+def test_lars_moves_weights_that_are_all_zero():
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.ones(2, 2)
+    LARS([weight], lr=0.1).step()
+    assert torch.equal(weight.detach(), torch.full((2, 2), -0.1))
+
+
+def rates(recipe, steps, optimizer=None):
+    optimizer = optimizer or torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=recipe.learning_rate)
+    rate, found = LearningRate(recipe, optimizer, steps), []
+    for step in range(steps):
+        rate.before_step(step)
+        found.append(rate.value)
+    return found
+
+
+def torchs(scheduler, steps, rate, **settings):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=rate)
+    made, found = scheduler(optimizer, **settings), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made.step()
+    return found
+
+
+def test_the_schedules_agree_with_torchs_own():
+    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
+
+    cosine = Recipe(learning_rate=0.2, schedule="cosine", final_learning_rate=0.05)
+    assert rates(cosine, 10) == pytest.approx(torchs(CosineAnnealingLR, 10, 0.2, T_max=10, eta_min=0.05))
+    linear = Recipe(learning_rate=0.2, schedule="linear", final_learning_rate=0.05)
+    settings = {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 10}
+    assert rates(linear, 10) == pytest.approx(torchs(LinearLR, 10, 0.2, **settings))
+    assert rates(Recipe(learning_rate=0.2), 3) == [0.2] * 3
+
+
+def test_warm_up_ends_at_the_full_rate_whether_it_is_steps_or_a_share():
+    by_steps = rates(Recipe(learning_rate=1.0, warmup=4, schedule="linear"), 8)
+    assert by_steps == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25])
+    assert rates(Recipe(learning_rate=1.0, warmup=0.5, schedule="linear"), 8) == by_steps
+    root = rates(Recipe(learning_rate=1.0, warmup=4, schedule="inverse_sqrt"), 16)
+    assert root[3] == 1 and root[15] == pytest.approx(0.5)
+    assert share_at(Recipe(schedule="inverse_sqrt"), 3, 8) == pytest.approx(math.sqrt(1 / 4))
+
+
+def test_plateau_lowers_the_rate_when_the_loss_stays_and_goes_on_from_its_state():
+    recipe = Recipe(learning_rate=1.0, schedule="plateau", patience=1, factor=0.5, warmup=2)
+
+    def run(losses, state=None):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        rate, found = LearningRate(recipe, optimizer, 100), []
+        first = 0
+        if state is not None:
+            rate.load_state(state)
+            first = 10
+        for epoch, loss in enumerate(losses):
+            rate.before_step(first + epoch)
+            found.append(rate.value)
+            rate.after_epoch(first + epoch + 1, loss)
+        return found, rate.state()
+
+    losses = [9, 8, 7, 7, 7, 7, 7, 7]
+    whole, _ = run(losses)
+    assert whole == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.25]
+    import json
+
+    begun, state = run(losses[:5])
+    rest, _ = run(losses[5:], json.loads(json.dumps(state)))
+    assert begun + rest == whole
+
+
+def test_every_schedule_has_its_settings_in_the_recipe():
+    for table in (OPTIMIZERS, SCHEDULES):
+        assert {name for settings in table.values() for name in settings} <= set(Recipe.model_fields)
