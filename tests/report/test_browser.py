@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 from pathlib import Path
@@ -54,8 +55,13 @@ class Visit:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("html[data-charts=ready]")
 
+    @property
+    def answer(self):
+        """Give the table that answers."""
+        return self.page.locator("#result table")
+
     def column(self, number: int) -> list[str]:
-        rows = self.page.locator("table").first.locator("tbody tr").all()
+        rows = self.answer.locator("tbody tr").all()
         return [row.locator("th, td").nth(number).inner_text().strip() for row in rows]
 
 
@@ -72,16 +78,18 @@ def test_the_page_is_quiet_and_asks_for_nothing_but_itself(visit, report):
 def test_every_open_chart_is_drawn_with_marks(visit):
     figures = visit.page.locator("figure[data-chart]:not(details:not([open]) figure)")
     states = figures.evaluate_all(
-        "all => all.map(f => [f.dataset.drawn, f.querySelectorAll('.mark-line path, .mark-rule line').length])"
+        "all => all.map(f => [f.dataset.drawn, f.querySelectorAll('.mark-line path, .mark-rule line, .mark-rect path').length])"
     )
-    assert len(states) == 1 + 2 * 8
+    # the forest, the panels of eight outcomes, three costs, the curves of eight arms, two statistics by depth and by step
+    assert len(states) == 1 + 8 + 3 + 2 * 8 + 2 * 4
     assert {drawn for drawn, _ in states} == {"yes"}
     assert all(marks > 0 for _, marks in states)
 
 
-def test_the_forest_plot_has_a_point_for_every_method(visit):
+def test_the_forest_plot_has_a_point_for_every_arm_and_a_dot_for_every_seed(visit):
     points = visit.page.locator("#paired-differences .mark-symbol path")
-    assert points.count() == 8
+    # one run diverged
+    assert points.count() == 8 + 8 * 10 - 1
 
 
 def test_labels_of_the_forest_plot_keep_clear_of_points_on_a_small_screen(browser, report):
@@ -95,9 +103,9 @@ def test_labels_of_the_forest_plot_keep_clear_of_points_on_a_small_screen(browse
         for point in points
         if label[0] < point[2] and point[0] < label[2] and label[1] < point[3] + 3 and point[1] < label[3] + 3
     ]
-    assert len(points) == 8 and not touching
-    # what passes behind a label is covered
-    assert labels.evaluate_all("all => all.filter(e => e.getAttribute('stroke-width') > 3).length") == 8
+    assert len(points) == 8 + 79 and not touching
+    # what passes behind a label or a number is covered
+    assert labels.evaluate_all("all => all.filter(e => e.getAttribute('stroke-width') > 3).length") == 16
 
 
 def test_the_source_of_a_run_is_seen_without_scrolling(visit):
@@ -132,18 +140,18 @@ def test_a_folded_chart_is_drawn_when_it_is_opened(visit):
 
 
 def test_the_table_sorts_by_click_both_ways(visit):
-    button = visit.page.locator("table").first.locator("thead button").nth(1)
+    button = visit.answer.locator("thead button").nth(4)
     button.click()
-    up = [float(text.split()[0]) for text in visit.column(1)]
+    up = [float(text.split()[0]) for text in visit.column(4)]
     assert up == sorted(up)
     button.click()
-    down = [float(text.split()[0]) for text in visit.column(1)]
+    down = [float(text.split()[0]) for text in visit.column(4)]
     assert down == sorted(down, reverse=True)
-    assert visit.page.locator("table").first.locator("th[aria-sort=descending]").count() == 1
+    assert visit.answer.locator("th[aria-sort=descending]").count() == 1
 
 
 def test_the_table_sorts_by_keyboard_and_keeps_what_is_missing_last(visit):
-    button = visit.page.locator("table").first.locator("thead button").nth(2)
+    button = visit.answer.locator("thead button").nth(2)
     button.focus()
     for _ in range(2):
         visit.page.keyboard.press("Enter")
@@ -193,3 +201,79 @@ def test_charts_follow_a_change_to_dark(browser, report):
     assert colours
     assert not [colour for colour in colours if "var(" in colour]
     assert seen.messages == []
+
+
+def test_the_verdict_is_in_sight_on_a_phone(browser, report):
+    phone = Visit(browser, report, width=390)
+    lead = phone.page.locator(".lead").bounding_box()
+    assert lead["y"] + lead["height"] < 844
+    cells = phone.answer.locator("tbody tr td:nth-child(2)")
+    words = cells.all_inner_texts()
+    assert len(words) == 9 and any("better" in word for word in words)
+    assert max(cells.evaluate_all("all => all.map(e => e.getBoundingClientRect().right)")) <= 390
+
+
+def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
+    seen = Visit(browser, report, scheme="dark")
+    width = "() => document.querySelector('#paired-differences svg').getBoundingClientRect().width"
+    ink = "() => document.querySelector('#paired-differences .role-axis-label text').getAttribute('fill')"
+    before = seen.page.evaluate(width), seen.page.evaluate(ink)
+    # what Chromium does when it prints a page of A4
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    seen.page.emulate_media(media="print", color_scheme="light")
+    seen.page.set_viewport_size({"width": 703, "height": 1000})
+    assert seen.page.evaluate(width) <= 703 < before[0]
+    assert seen.page.evaluate(ink) == "#4d545e" != before[1]
+    clipped = "all => all.filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.className)"
+    assert seen.page.locator(".scroll, .plot, body").evaluate_all(clipped) == []
+    rights = "all => Math.max(...all.filter(e => e.getClientRects().length).map(e => e.getBoundingClientRect().right))"
+    assert seen.page.locator("td, th, svg").evaluate_all(rights) <= 703
+    assert seen.page.locator("#runs table").is_visible() and not seen.page.locator("nav").is_visible()
+    seen.page.emulate_media(media="screen", color_scheme="dark")
+    seen.page.set_viewport_size({"width": 1280, "height": 900})
+    seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    seen.page.wait_for_function(f"({width})() > 703")
+    assert seen.messages == []
+
+
+def saved(visit, button) -> str:
+    with visit.page.expect_download() as waiting:
+        button.click()
+    return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+
+
+def test_figures_and_tables_are_saved_from_the_page(browser, report):
+    seen = Visit(browser, report)
+    forest = seen.page.locator("#paired-differences figure")
+    name, svg = saved(seen, forest.locator("button[data-save=svg]"))
+    assert name == "paired-differences-in-test-accuracy.svg" and svg.startswith(b"<svg") and b"DropColumn" in svg
+    name, png = saved(seen, forest.locator("button[data-save=png]"))
+    assert name.endswith(".png") and png[:4] == b"\x89PNG" and len(png) > 10_000
+    name, table = saved(seen, seen.page.locator("#result button[data-save=csv]"))
+    lines = list(csv.reader(table.decode().splitlines()))
+    assert name == "every-arm-against-the-baseline.csv" and len(lines) == 10 and len({len(line) for line in lines}) == 1
+    assert lines[0][0] == "arm" and lines[1][0] == "baseline" and abs(float(lines[2][2])) < 1
+    _, tex = saved(seen, seen.page.locator("#result button[data-save=tex]"))
+    assert tex.decode().count(r"\\") == 10 and r"\%" in tex.decode()
+    assert seen.messages == []
+
+
+def test_without_scripts_the_tables_stand(browser, report):
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(report.as_uri())
+    assert page.locator(".lead").is_visible()
+    assert page.locator("#result table").is_visible()
+
+
+def test_a_link_to_a_folded_section_opens_it(browser, report):
+    page = browser.new_page()
+    page.goto(f"{report.as_uri()}#runs")
+    page.wait_for_selector("html[data-charts=ready]")
+    assert page.locator("#runs table").is_visible()
+
+
+def test_every_chart_and_button_has_a_name_for_a_screen_reader(visit):
+    names = visit.page.locator("figure .chart").evaluate_all("all => all.map(e => [e.getAttribute('role'), e.ariaLabel])")
+    assert names and all(role == "img" and len(name) > 3 for role, name in names)
+    buttons = visit.page.locator("button[data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
+    assert len(set(buttons)) > 40 and all(name.startswith("Save ") for name in buttons)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from headwise.pages.charts import forest, heat_map
-from headwise.pages.line_charts import curves, lines
+from headwise.pages.charts import heat_map
+from headwise.pages.forest import forest, panel
+from headwise.pages.line_charts import against_cost, curves, dose, lines
 
 HEADS = [
     {"layer": layer, "head": head, "step": step, "value": layer + head / 10}
@@ -14,9 +15,10 @@ HEADS = [
     for head in (0, 1)
     for step in (0, 50)
 ]
+TEXT = {"number": "1.00 [0.50, 1.50]", "short": "1.00", "seeds": [{"seed": "0", "value": 0.5}]}
 DIFFERENCES = [
-    {"label": "A()", "mean": 1.0, "low": 0.5, "high": 1.5, "verdict": "better", "words": "+1.00"},
-    {"label": "B()", "mean": -1.0, "low": None, "high": None, "verdict": "undecided", "words": "−1.00"},
+    {"label": "A()", "mean": 1.0, "low": 0.5, "high": 1.5, "verdict": "better", "words": "+1.00"} | TEXT,
+    {"label": "B()", "mean": -1.0, "low": None, "high": None, "verdict": "undecided", "words": "−1.00"} | TEXT,
 ]
 EPOCHS = [
     {
@@ -26,7 +28,7 @@ EPOCHS = [
         "high": 1.1 / x,
         "split": split,
         "dashed": split == "train",
-        "role": "method",
+        "role": "arm",
     }
     for x in (1, 2)
     for split in ("train", "test")
@@ -46,6 +48,11 @@ def data_of(spec: dict) -> list[dict]:
         heat_map(HEADS, x="step", packed=True),
         heat_map([]),
         forest(DIFFERENCES, title="difference"),
+        forest(DIFFERENCES, title="difference", margin=0.5),
+        panel(DIFFERENCES, title="difference"),
+        heat_map(HEADS, y="layer", diverging=True, domain=(-1, 1), mark="step", y_order=list(range(11))),
+        dose([{"x": "1", "mean": 1.0, "low": 0.5, "high": 1.5}], x="p", y="loss", seeds=[{"x": "1", "seed": 0, "value": 1.0}], baseline=0.5),
+        against_cost([{"number": "0", "label": "A()", "role": "arm", "x": 1.0, "mean": 1.0, "low": None, "high": None}], x="ms", y="loss"),
         curves(EPOCHS, x="epoch", y="loss", domain=(0, 1)),
         curves(EPOCHS, x="epoch", y="loss", broken=[{"x": 1, "value": 0.5, "run": "seed 1", "last": True}]),
         lines(EPOCHS, x="x", y="mean", series="split", log_y=True),
@@ -73,7 +80,7 @@ def test_a_difference_without_interval_draws_a_point_and_no_line():
     layers = forest(DIFFERENCES, title="difference")["layer"]
     assert any({"filter": "datum.low != null"} in layer.get("transform", []) for layer in layers)
     shapes = next(layer for layer in layers if "shape" in layer["encoding"])["encoding"]["shape"]["scale"]
-    assert len(set(shapes["range"])) == len(shapes["domain"]) == 4
+    assert len(set(shapes["range"])) == len(shapes["domain"]) == 7
 
 
 def test_what_a_log_axis_cannot_show_is_left_out():

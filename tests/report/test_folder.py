@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from report.synthetic_study import write_study
+from report.synthetic_study import in_version_0_1, write_study
 
 from headwise.comparing.results.folder import read_study
 from headwise.comparing.results.stored import read_lines
@@ -31,7 +31,7 @@ def test_a_study_without_its_baseline_is_refused(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=1)
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | {"baseline": "none"}))
-    with pytest.raises(ValueError, match=r"the baseline 'none' is not among the methods \['baseline', 'Other\(\)'\]"):
+    with pytest.raises(ValueError, match=r"the baseline 'none' is not among the arms \['baseline', 'Other\(\)'\]"):
         read_study(folder)
 
 
@@ -46,7 +46,7 @@ def test_runs_that_the_study_does_not_name_are_left_out(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=1)
     shutil.copytree(folder / "runs" / "000100000000", folder / "runs" / "ffff00000000")
     study = json.loads((folder / "study.json").read_text())
-    named = [{"hash": "000000000000"}, {"hash": "000100000000"}]
+    named = [{"hash": f"000{at}00000000", "arm": arm, "seed": 0} for at, arm in enumerate(TWO)]
     (folder / "study.json").write_text(json.dumps(study | {"runs": named}))
     assert read_study(folder).runs["Other()", 0].path.name == "000100000000"
 
@@ -80,12 +80,12 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_p
     ("change", "message"),
     [
         ([], r"study\.json holds \[\], where a dictionary should be"),
-        ({"methods": "baseline"}, r"study\.json holds something else than it should under methods"),
-        ({"methods": [1, 2]}, "under methods"),
+        ({"arms": "baseline"}, r"study\.json holds something else than it should under arms"),
+        ({"arms": [1, 2]}, "under arms"),
         ({"baseline": 3, "seeds": ["0"]}, "under baseline, seeds"),
-        ({"metric": "test_accuracy"}, "under metric"),
-        ({"metric": {"name": "test_accuracy"}}, "under metric"),
-        ({"settings": [], "notes": "one", "runs": [1]}, "under settings, notes, runs"),
+        ({"metrics": "test_accuracy"}, "under metrics"),
+        ({"metrics": [{"name": "accuracy"}], "margin": "small"}, "under metrics, margin"),
+        ({"settings": [], "notes": "one", "runs": [1]}, "under settings, runs, notes"),
     ],
 )
 def test_a_study_of_another_shape_is_named(tmp_path, change, message):
@@ -93,6 +93,26 @@ def test_a_study_of_another_shape_is_named(tmp_path, change, message):
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | change if change else change))
     with pytest.raises(ValueError, match=message):
+        read_study(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": "baseline"}, "something else than it should under methods"),
+        ({"metric": "test_accuracy"}, "something else than it should under metric;"),
+        ({"metric": {"name": "test_accuracy"}}, "something else than it should under metric;"),
+    ],
+)
+def test_a_study_of_version_0_1_of_another_shape_is_named_in_its_own_words(tmp_path, change, message):
+    folder = in_version_0_1(write_study(tmp_path, methods=TWO, seeds=1, epochs=3))
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | change))
+    with pytest.raises(ValueError, match=message):
+        read_study(folder)
+    del study["methods"]
+    (folder / "study.json").write_text(json.dumps(study))
+    with pytest.raises(ValueError, match="lacks methods;"):
         read_study(folder)
 
 
@@ -107,7 +127,7 @@ def test_what_is_no_result_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", '{"method": 1}', r"config\.json names no method and seed"),
+        ("config.json", '{"method": 1}', r"config\.json names no arm and seed"),
         ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, holds no record but \[1\]"),
         ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, names no epoch"),
     ],
@@ -116,4 +136,4 @@ def test_files_of_a_run_of_another_shape_are_named(tmp_path, name, content, mess
     folder = write_study(tmp_path, methods=TWO, seeds=1)
     (folder / "runs" / "000100000000" / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_study(folder).runs["Other()", 0].epochs()
+        read_study(folder).runs["Other()", 0].epochs

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
+import time
+from pathlib import Path
 
 import pytest
-from report.synthetic_study import NINE, write_study
+from report.synthetic_study import NINE, in_version_0_1, write_study
 
 import headwise.comparing.report
-from headwise.comparing.results.records import read_json
+from headwise.comparing.results.stored import read_json
 from headwise.pages.shell import Cell, Column, Section, figure, page, table
 
 TWO = ("baseline", "Other(p=0.1)")
@@ -22,23 +25,51 @@ def test_a_folder_of_neither_kind_is_refused(tmp_path):
         headwise.comparing.report.write(tmp_path)
 
 
-def test_the_csv_holds_the_unrounded_figures(tmp_path):
+def test_the_csv_holds_the_unrounded_figures_of_every_outcome(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
     headwise.comparing.report.write(folder)
     analysis = read_json(folder / "analysis.json")
     rows = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
-    assert [row["method"] for row in rows] == list(TWO)
-    other = analysis["methods"][1]
-    assert float(rows[1]["test_accuracy"]) == other["metrics"]["test_accuracy"]["mean"]
-    assert float(rows[1]["difference"]) == other["differences"]["test_accuracy"]["mean"]
+    assert [(row["arm"], row["outcome"]) for row in rows[:2]] == [(arm, "test/accuracy") for arm in TWO]
+    assert {row["outcome"] for row in rows} == set(analysis["outcomes"])
+    other = analysis["arms"][1]
+    assert float(rows[1]["mean"]) == other["metrics"]["test/accuracy"]["mean"]
+    assert float(rows[1]["difference"]) == other["differences"]["test/accuracy"]["mean"]
+    assert float(rows[1]["detectable"]) == other["differences"]["test/accuracy"]["detectable"]
     assert rows[0]["difference"] == ""
+
+
+def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=3, epochs=4, diverged={(TWO[1], 1)}, heads=True)
+    headwise.comparing.report.write(folder)
+    runs = list(csv.DictReader((folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["arm"], row["seed"]) for row in runs] == [(arm, str(seed)) for arm in TWO for seed in range(3)]
+    stored = read_json(folder / "runs" / "000100000002" / "result.json")
+    assert {name: float(runs[5][name]) for name in stored["metrics"]} == stored["metrics"]
+    assert (runs[4]["status"], runs[4]["diverged_at_step"]) == ("diverged", "10")
+    epochs = list(csv.DictReader((folder / "epochs.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(epochs) == 5 * 4 + 1
+    line = json.loads((folder / "runs" / "000100000002" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert float(epochs[-1]["test/loss"]) == line["metrics"]["test/loss"] and epochs[-1]["step"] == "40"
+
+
+def test_latex_tables_escape_what_latex_acts_on(tmp_path):
+    folder = write_study(tmp_path, methods=("baseline", "A_b(p=1) & 50% #{x}"), effects=(0, -0.03))
+    headwise.comparing.report.write(folder)
+    text = (folder / "table.tex").read_text(encoding="utf-8")
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 8
+    assert r"\texttt{A\_b(p=1) \& 50\% \#\{x\}}" in text
+    row = next(line for line in text.splitlines() if line.startswith(r"\texttt{A"))
+    assert row.endswith(r"\\") and "$-$3." in row and "worse" in row
+    columns = len(re.search(r"begin\{tabular\}\{(l?r+)\}", text)[1])
+    assert all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in text.split("end{tabular}")[0].splitlines() if line.endswith(r"\\"))
 
 
 def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, diverged={(TWO[1], 3)}, missing={(TWO[1], 5)})
     headwise.comparing.report.write(folder)
     lines = (folder / "table.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("So far, in test accuracy")
+    assert "= 1.00). So far, in test accuracy" in lines[0]
     assert lines[-1].startswith("| `Other(p=0.1)` |")
     assert "8 of 10; seed 3 diverged at step 40; 1 missing" in lines[-1]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:]}) == 1
@@ -47,7 +78,7 @@ def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
 def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
-    difference = read_json(folder / "analysis.json")["methods"][1]["differences"]["test_accuracy"]
+    difference = read_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]
     assert f"{100 * difference['mean']:+.2f}" in html
     assert f'data-value="{difference["mean"]}"' in html
     assert "headwise compare synthetic --seeds 10" in html
@@ -86,11 +117,14 @@ def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
     assert headwise.comparing.report.write(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == [
         "analysis.json",
+        "epochs.csv",
         "report.html",
         "runs",
+        "runs.csv",
         "study.json",
         "table.csv",
         "table.md",
+        "table.tex",
     ]
 
 
@@ -156,7 +190,7 @@ def test_chart_data_cannot_end_its_script():
 
 def test_the_nine_arms_are_told_apart_in_the_answer_table(tmp_path):
     html = headwise.comparing.report.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
-    first = html.split("<tbody>")[1].split("</tbody>")[0]
+    first = html.split("Every arm against the baseline</caption>")[1].split("<tbody>")[1].split("</tbody>")[0]
     assert len(re.findall(r'<th scope="row"', first)) == len(NINE)
 
 
@@ -198,7 +232,8 @@ def test_what_diverged_is_not_called_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2, diverged={(TWO[1], 0), (TWO[1], 1)}, epochs=3)
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert '<span class="missing">missing</span>' not in html
-    row = html.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1]
+    table = html.split("Every arm against the baseline</caption>")[1]
+    row = table.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1]
     assert row.count('<span class="tag diverged">diverged</span>') == 6
     last = (folder / "table.md").read_text(encoding="utf-8").splitlines()[-1]
     assert "missing" not in last and last.count("| diverged ") == 6
@@ -224,3 +259,128 @@ def test_findings_of_another_shape_are_named(tmp_path, content):
     (tmp_path / "findings.json").write_text(content)
     with pytest.raises(ValueError, match=r"findings\.json does not hold what a study writes.*Run the study again"):
         headwise.comparing.report.write(tmp_path)
+
+
+def test_the_charts_and_the_tables_can_be_exported(tmp_path):
+    from headwise.comparing.report.export import export
+
+    axis = ("A.p", (0.1, 0.2, 0.4), ("A(p=0.1)", "A(p=0.2)", "A(p=0.4)"))
+    arms = ("baseline", *axis[2])
+    folder = write_study(tmp_path / "study", methods=arms, seeds=3, epochs=3, axes=[axis])
+    written = export(folder, tmp_path / "out")
+    names = {path.name for path in written}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert {"table.csv", "table.tex", "runs.csv", "epochs.csv"} <= names
+    figures = {name.removesuffix(".svg") for name in names if name.endswith(".svg")}
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
+    assert len(figures) == html.count("<figure id=") == len(set(re.findall(r'<figure id="([^"]+)"', html)))
+    assert {f"{name}.png" for name in figures} <= names
+    assert {"paired-differences-in-test-accuracy", "test-accuracy-along-a-p"} <= figures
+    forest = (tmp_path / "out" / "paired-differences-in-test-accuracy.svg").read_text(encoding="utf-8")
+    assert forest.startswith("<svg") and "var(" not in forest and "A(p=0.4)" in forest
+    png = (tmp_path / "out" / "test-accuracy-along-a-p.png").read_bytes()
+    # the width of a PNG stands in its header
+    assert png[:4] == b"\x89PNG" and int.from_bytes(png[16:20], "big") > 1200
+
+
+def test_an_export_into_a_file_is_a_message(tmp_path):
+    from headwise.comparing.report.export import export
+    from headwise.files.errors import StudyError
+
+    folder = write_study(tmp_path / "study", methods=TWO, seeds=1, epochs=3)
+    (tmp_path / "out").write_text("here")
+    with pytest.raises(StudyError, match="out"):
+        export(folder, tmp_path / "out")
+
+
+def test_a_kept_analysis_without_runs_is_refused_by_name(tmp_path):
+    (tmp_path / "analysis.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"holds the kept analysis of a study, without the runs"):
+        headwise.comparing.report.write(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["entropy-collapse", "low-rank-toy", "oversmoothing-at-init"])
+def test_findings_that_version_0_1_kept_can_be_read(tmp_path, name):
+    kept = Path(__file__).parents[2] / "docs" / "results" / name / "findings.json"
+    shutil.copy(kept, tmp_path)
+    html = headwise.comparing.report.write(tmp_path).read_text(encoding="utf-8")
+    stored = json.loads(kept.read_text())
+    assert html.count("<caption>") == len(stored["tables"]) and stored["title"] in html
+
+
+def test_a_folder_of_version_0_1_gives_the_same_report(tmp_path):
+    settings = {"methods": TWO, "seeds": 6, "epochs": 3, "diverged": {(TWO[1], 2)}}
+    new, old = write_study(tmp_path / "new" / "s", **settings), write_study(tmp_path / "old" / "s", **settings)
+    in_version_0_1(old)
+    assert "test_accuracy" in (old / "study.json").read_text() and "method" in (old / "runs/000100000002/config.json").read_text()
+    for folder in (new, old):
+        headwise.comparing.report.write(folder)
+    for name in ("runs.csv", "epochs.csv", "table.csv", "table.tex"):
+        assert (old / name).read_text() == (new / name).read_text()
+
+
+def test_divergence_stands_first_where_there_is_any(tmp_path):
+    settings = {"methods": TWO, "seeds": 8, "epochs": 3}
+    html = headwise.comparing.report.write(
+        write_study(tmp_path / "a", **settings, diverged={(TWO[1], seed) for seed in range(7)}, failure=0.1)
+    ).read_text()
+    order = re.findall(r'<section id="([^"]+)"', html)
+    assert order[:2] == ["divergence", "result"]
+    assert "counts as 0.1 in test accuracy" in html and "more often" in html
+    calm = headwise.comparing.report.write(write_study(tmp_path / "b", **settings)).read_text()
+    assert 'id="divergence"' not in calm
+
+
+def specifications(html, name):
+    found = re.findall(r'<figure id="figure-([^"]+)".*?<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    return {key: json.loads(spec) for key, spec in found if name in key}
+
+
+def test_the_forest_plot_holds_a_dot_for_each_seed_and_the_numbers(tmp_path):
+    folder = write_study(tmp_path, methods=TWO, seeds=7, epochs=3, margin=0.01)
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
+    (spec,) = specifications(html, "paired-differences").values()
+    rows = [row for rows in spec["datasets"].values() for row in rows]
+    by_seed = read_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]["by_seed"]
+    dots = {row["seed"]: row["value"] for row in rows if "seed" in row}
+    assert dots == {seed: pytest.approx(100 * value, rel=1e-6) for seed, value in by_seed.items()}
+    assert any("[" in row.get("number", "") for row in rows) and {"from": -1.0, "to": 1.0} in rows
+
+
+def test_all_arms_share_one_colour_scale_and_differences_are_symmetric(tmp_path):
+    arms = ("baseline", "A()", "B()")
+    folder = write_study(tmp_path, methods=arms, effects=(0, 0.05, -0.03), seeds=6, epochs=3, heads=True, watched=True)
+    html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
+
+    def scale(spec):
+        return next(layer for layer in spec.get("layer", [spec]) if "color" in layer["encoding"])["encoding"]["color"]["scale"]
+
+    def domain(spec):
+        return scale(spec)["domain"]
+
+    found = specifications(html, "attention-entropy")
+    heads = [domain(spec) for name, spec in found.items() if re.fullmatch(r"attention-entropy-nats(-\d+)?", name)]
+    values = [one for one in heads if one[0] != -one[1]]
+    assert len(values) >= 6 and all(one == values[0] for one in values)
+    differences = {name: spec for name, spec in specifications(html, "difference-to-baseline").items()}
+    assert {"token-cosine-difference-to-baseline", "token-cosine-cosine-by-step-difference-to-baseline"} <= set(differences)
+    assert all(domain(spec)[0] == -domain(spec)[1] and scale(spec)["scheme"] == "blueorange" for spec in differences.values())
+    rows = [row for rows in differences["token-cosine-difference-to-baseline"]["datasets"].values() for row in rows]
+    assert {row["mark"] for row in rows if row["layer"] == "3"} == {"●"} and {row["arm"] for row in rows} == {"A()", "B()"}
+
+
+def test_anchors_are_unique_and_a_reader_without_scripts_is_told(tmp_path):
+    html = headwise.comparing.report.write(
+        write_study(tmp_path, methods=TWO, seeds=6, epochs=3, heads=True, watched=True)
+    ).read_text(encoding="utf-8")
+    anchors = re.findall(r'<(?:section|figure) id="([^"]+)"', html)
+    assert len(anchors) == len(set(anchors)) > 10
+    assert "<noscript>" in html and html.count('role="img" aria-label="') == html.count("<figure id=")
+    assert 'aria-label=""' not in html
+
+
+def test_five_hundred_finished_runs_are_reported_in_ten_seconds_of_work(tmp_path):
+    folder = write_study(tmp_path, methods=tuple(f"A(p={at})" for at in range(10)), seeds=50, epochs=10)
+    start = time.process_time()
+    headwise.comparing.report.write(folder)
+    assert time.process_time() - start < 10

@@ -91,23 +91,3 @@ def test_a_trial_is_named_by_its_learning_rate_and_judged_on_validation(tmp_path
 )
 def test_durations_are_written_as_people_read_them(seconds, text):
     assert clock(seconds) == text
-
-
-def test_the_table_marks_divergence_and_shows_percent(capsys):
-    from headwise.comparing.results.table import print_table
-
-    found = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    difference = found | {"p_corrected": 0.0123, "verdict_text": "better"}
-    costs = {"seconds_per_step": 0.002, "peak_memory_bytes": None}
-    method = {"metrics": {"test_accuracy": found}, "costs": costs, "differences": {}}
-    method["runs"] = {"finished": 3, "diverged": []}
-    runs, differences = {"finished": 1, "diverged": [1, 2]}, {"test_accuracy": difference}
-    other = method | {"label": "A(p=1)", "runs": runs, "differences": differences}
-    nothing = {"mean": None, "low": None, "high": None}
-    broken = other | {"label": "B()", "metrics": {"test_accuracy": nothing}, "runs": runs | {"finished": 0}}
-    metric = {"name": "test_accuracy", "label": "test accuracy", "unit": "%"}
-    print_table({"metric": metric, "answer": "A wins.", "methods": [method | {"label": "baseline"}, other, broken]})
-    printed = capsys.readouterr().out
-    assert "A(p=1) (2 diverged)  50.00 [40.00, 60.00]  +50.00 [+40.00, +60.00]  0.012     better" in printed
-    assert "B() (2 diverged)     diverged  " in printed
-    assert "A wins." in printed and "2.00" in printed

@@ -13,7 +13,7 @@ from headwise.comparing.engines import rank
 from headwise.comparing.engines.launch import launch
 from headwise.comparing.progress import choose_display
 from headwise.comparing.request import Request, check, refuse_unused
-from headwise.files.durable import read_json, write_json
+from headwise.files.durable import write_json
 from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
 
@@ -154,8 +154,8 @@ def run_findings(request: Request) -> None:
 def write_report(folder: Path) -> None:
     """Write the report of a folder and print its table."""
     from headwise.comparing.report import write
-    from headwise.comparing.results.table import print_table
+    from headwise.comparing.results.table import print_answer
 
     page = write(folder)
-    print_table(read_json(folder / "analysis.json"))
+    print_answer(folder)
     print(f"\nreport: {page}")

@@ -94,7 +94,7 @@ def _band(channel, name: str, rows, axis, order=None):
 
 
 def _ramp(alt, value: str, domain, title: str, diverging: bool):
-    legend = alt.Legend(title=title or None, orient="top", gradientLength=160, gradientThickness=9, titleLimit=300)
+    legend = alt.Legend(title=title or None, orient="top", gradientLength=110, gradientThickness=9, titleLimit=300)
     scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain))
     return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
 

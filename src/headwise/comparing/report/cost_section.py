@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.report.answer_table import figure_cell
 from headwise.comparing.report.words import shown, titled, unit_of
 from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis
 from headwise.pages.formats import mebibytes, milliseconds
@@ -58,14 +59,14 @@ def _table(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], measured
     rows = []
     for number, arm in numbered:
         mean = arm.metrics[analysis.primary].mean
-        cells = [Cell(arm.label), Cell(str(number), number), Cell(unit.number(mean), mean)]
-        rows.append([*cells, *(_cost(name, arm.costs.get(name), factor) for name, _, factor in measured)])
+        cells = [Cell(arm.label), Cell(str(number), number), figure_cell(unit.number(mean), mean, arm.all_diverged)]
+        rows.append([*cells, *(_cost(name, arm.costs.get(name), arm.all_diverged) for name, _, _ in measured)])
     return table(columns, rows, caption="What every arm costs")
 
 
-def _cost(name: str, value: float | None, factor: float) -> Cell:
+def _cost(name: str, value: float | None, diverged: bool) -> Cell:
     if value is None:
-        return Cell(None)
+        return figure_cell(None, None, diverged)
     if "seconds" in name:
         return Cell(milliseconds(value), value)
     return Cell(mebibytes(value) if name.endswith("bytes") else f"{value:,.0f}", value)

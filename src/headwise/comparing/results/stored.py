@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from headwise.comparing.results.analysis_record import Analysis
 from headwise.comparing.results.findings_record import FindingsRecord
 from headwise.comparing.results.records import CellRecord, EpochLine, Record, RunResult, StudyRecord
 
@@ -34,14 +35,26 @@ def checked_study(path: Path) -> StudyRecord:
         raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
+def checked_analysis(path: Path) -> Analysis:
+    """Return what analysis.json holds; raise ValueError for one of another version, naming what makes it anew."""
+    found = _dictionary(path, read_json(path))
+    try:
+        return _valid(Analysis, found)
+    except ValidationError as error:
+        version = "of headwise 0.1" if "methods" in found else f"that cannot be read (see {_places(error)})"
+        raise ValueError(
+            f"{path} is an analysis {version}. `headwise report` on the folder of its study writes it anew."
+        ) from error
+
+
 def checked_findings(path: Path) -> FindingsRecord:
     """Return what findings.json holds; raise ValueError when that is not what a study writes."""
+    found = read_json(path)
     try:
-        return _valid(FindingsRecord, _dictionary(path, read_json(path)))
+        return _valid(FindingsRecord, found)
     except ValidationError as error:
-        raise ValueError(
-            f"{path} does not hold what a study writes (see {_places(error)}). Run the study again."
-        ) from error
+        where = f" (see {_places(error)})" if isinstance(found, dict) else ""
+        raise ValueError(f"{path} does not hold what a study writes{where}. Run the study again.") from error
 
 
 def checked_config(path: Path) -> CellRecord:
@@ -83,7 +96,7 @@ def _places(error: ValidationError) -> str:
     return ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
 
 
-def _valid(kind: type[R], found: dict[str, Any]) -> R:
+def _valid(kind: type[R], found: Any) -> R:
     # JSON is read strictly: "3" is no seed
     return kind.model_validate_json(json.dumps(found), strict=True)
 

@@ -1,82 +1,109 @@
-"""Print the answer of a study as a table: rich in a terminal, aligned plain text elsewhere."""
+"""Print the answer of a study as a table that fits 80 columns, with the sentence that says it."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+import textwrap
+from pathlib import Path
 
-COLUMNS = ("method", "{label}", "difference to baseline", "p (Holm)", "verdict", "gap", "ms/step", "MB/step")
+from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis
+from headwise.comparing.results.findings_record import FindingsRecord
+from headwise.comparing.results.stored import checked_analysis, checked_findings
+from headwise.pages.formats import Unit, p_value, unit_named
+
+WIDTH = 80
+SHORTEST = 14  # columns that an arm's name gets at least
 
 
-def print_table(analysis: dict[str, Any] | None) -> None:
-    """Print one row per method and the answer in words; nothing for a study of findings."""
-    if not analysis or "methods" not in analysis:
-        return
-    header = [name.format(label=analysis["metric"]["label"]) for name in COLUMNS]
-    rows = [_row(method, analysis["metric"]) for method in analysis["methods"]]
-    print()
-    if sys.stdout.isatty():
-        _print_rich(header, rows)
+def print_answer(folder: Path) -> None:
+    """Print what a folder's report says: the table of a study, the leading sentence of findings."""
+    if (folder / "study.json").is_file():
+        print_table(checked_analysis(folder / "analysis.json"))
     else:
-        _print_plain(header, rows)
-    print(f"\n{analysis['answer']}")
+        print_findings(checked_findings(folder / "findings.json"))
 
 
-def _row(method: dict[str, Any], metric: dict[str, Any]) -> list[str]:
-    name, percent = metric["name"], metric["unit"] == "%"
-    found, costs = method["metrics"], method["costs"]
-    difference = method["differences"].get(name)
-    kind = name.partition("_")[2]
-    gap = found.get(f"gap_{kind}")
-    label = method["label"]
-    if method["runs"]["diverged"]:
-        label += f" ({len(method['runs']['diverged'])} diverged)"
-    # a method has no figure because nothing finished, or because all that ended diverged
-    absent = "diverged" if method["runs"]["diverged"] and not method["runs"]["finished"] else "none"
-    return [
-        label,
-        _interval(found[name], percent, absent),
-        _interval(difference, percent, absent, sign=True) if difference else "",
-        f"{difference['p_corrected']:.3f}" if difference and difference["p_corrected"] is not None else "",
-        difference["verdict_text"] if difference else "",
-        (_number(gap["mean"], percent) or absent) if gap else "",
-        _scaled(costs["seconds_per_step"], 1e3),
-        _scaled(costs["peak_memory_bytes"], 1e-6),
-    ]
+def print_table(analysis: Analysis) -> None:
+    """Print one row per arm and the answer in words; no line is wider than 80 columns."""
+    unit = unit_named(analysis.metric.unit)
+    label = f"{analysis.metric.label}{f' ({unit.name})' if unit.name else ''}"
+    header = ["arm", label, f"difference{f' ({unit.difference})' if unit.difference else ''}", "p", "verdict"]
+    rows = [_row(arm, analysis, unit) for arm in analysis.arms]
+    print()
+    for line in _lines(header, rows):
+        print(line)
+    print()
+    print_sentences([analysis.answer, *analysis.warnings, *_costs(analysis)])
 
 
-def _interval(found: dict[str, Any], percent: bool, absent: str, *, sign: bool = False) -> str:
-    middle = _number(found["mean"], percent, sign=sign) or absent
-    if found["low"] is None:
-        return middle
-    return f"{middle} [{_number(found['low'], percent, sign=sign)}, {_number(found['high'], percent, sign=sign)}]"
+def print_findings(findings: FindingsRecord) -> None:
+    """Print the sentence that answers a study of findings."""
+    print()
+    print_sentences(findings.paragraphs[:1])
 
 
-def _number(value: float | None, percent: bool, *, sign: bool = False) -> str:
-    if value is None:
-        return ""
-    plus = "+" if sign else ""
-    return f"{100 * value:{plus}.2f}" if percent else f"{value:{plus}.4f}"
+def print_sentences(sentences: list[str]) -> None:
+    """Print paragraphs, wrapped to 80 columns."""
+    for sentence in sentences:
+        print(textwrap.fill(sentence.replace("\u00a0", " "), WIDTH, break_on_hyphens=False))
 
 
-def _scaled(value: float | None, factor: float) -> str:
-    return "" if value is None else f"{value * factor:.2f}"
+def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit) -> list[str]:
+    mean, entry = arm.metrics[analysis.primary], arm.differences.get(analysis.primary)
+    # an arm has no figure because nothing finished, or because all that ended diverged
+    absent = "diverged" if arm.all_diverged else "none"
+    label = f"{arm.label} ({len(arm.runs.diverged)} diverged)" if arm.runs.diverged else arm.label
+    middle = unit.number(mean.mean) or absent
+    if entry is None:
+        return [label, middle, "", "", ""]
+    interval = unit.interval(entry.low, entry.high, signed=True)
+    difference = f"{unit.number(entry.mean, signed=True) or absent} {interval}".strip()
+    return [label, middle, difference, p_value(entry.p_corrected) or "", entry.verdict]
 
 
-def _print_plain(header: list[str], rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Lay out the rows; where they are too wide, a name is folded over several lines and a heading too."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    widths = [max(width, *map(len, title.split(" "))) for width, title in zip(widths, header)]
+    rest = sum(widths[1:]) + 2 * (len(widths) - 1)
+    widths[0] = max(SHORTEST, min(widths[0], WIDTH - rest))
+    lines = _folded([header], widths)
+    return [*lines, *_folded(rows, widths)]
 
 
-def _print_rich(header: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_lines=False)
-    for name in header:
-        table.add_column(name, justify="left" if name in ("method", "verdict") else "right")
+def _folded(rows: list[list[str]], widths: list[int]) -> list[str]:
+    lines = []
     for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+        cells = [_wrapped(cell, width, "" if n else "  ") for n, (cell, width) in enumerate(zip(row, widths))]
+        for at in range(max(map(len, cells))):
+            parts = [cell[at] if at < len(cell) else "" for cell in cells]
+            texts = [part.ljust(width) if n in (0, 4) else part.rjust(width) for n, (part, width) in enumerate(zip(parts, widths))]
+            lines.append("  ".join(texts).rstrip())
+    return lines
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    if len(text) <= width:
+        return [text]
+    # a name is folded after a bracket, a comma or a blank before it is cut
+    spaced = text.replace("(", "(\u200b").replace(",", ",\u200b")
+    lines, line = [], ""
+    for part in spaced.replace(" ", " \u200b").split("\u200b"):
+        if line and len((line + part).rstrip()) > width:
+            lines.append(line.rstrip())
+            line = indent
+        line += part
+        while len(line.rstrip()) > width:
+            lines.append(line[:width])
+            line = indent + line[width:]
+    return [*lines, line.rstrip()]
+
+
+def _costs(analysis: Analysis) -> list[str]:
+    times = [(time, arm.label) for arm in analysis.arms if (time := arm.costs.get("seconds_per_step")) is not None]
+    if not times:
+        return []
+    (least, first), (most, last) = min(times), max(times)
+    said = "Indicative, as other runs shared the processor: a" if analysis.cost_is_indicative else "A"
+    if first == last or least == most:
+        return [f"{said} step takes {1e3 * least:.3g} ms."]
+    return [f"{said} step takes {1e3 * least:.3g} ms ({first}) to {1e3 * most:.3g} ms ({last})."]

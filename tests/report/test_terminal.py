@@ -1,0 +1,53 @@
+"""The table of the terminal: what it says and that it fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from report.synthetic_study import NINE, write_study
+
+import headwise.comparing.report
+from headwise.comparing.results.table import print_answer
+
+LONG = "InputNoise(scale=0.01, per_head=True) + Decorrelation(strength=0.25) @ 2-5 | learning_rate=0.003"
+
+
+def printed(folder, capsys) -> list[str]:
+    headwise.comparing.report.write(folder)
+    print_answer(folder)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("methods", [NINE, (NINE[0], LONG, "x" * 90)])
+def test_no_line_is_wider_than_eighty_columns(tmp_path, capsys, methods):
+    broken = {(methods[1], 3), (methods[1], 4)}
+    lines = printed(write_study(tmp_path, methods=methods, diverged=broken, epochs=3), capsys)
+    assert max(map(len, lines)) <= 80
+    together = "".join(line[:40].strip() for line in lines)
+    assert all(part in together for part in ("difference", methods[1].split("(")[0]))
+
+
+def test_every_arm_has_its_difference_its_p_and_its_verdict(tmp_path, capsys):
+    broken = {("B()", seed) for seed in range(10)} | {("A(p=1)", 0)}
+    methods = ("baseline", "A(p=1)", "B()")
+    lines = printed(write_study(tmp_path, methods=methods, effects=(0, 0.03, 0), diverged=broken, epochs=3), capsys)
+    row = next(line for line in lines if line.startswith("A(p=1) (1 diverged)"))
+    assert "+2.88 [+2.55, +3.22]" in row and row.endswith("better")
+    assert "diverged" in next(line for line in lines if line.startswith("B()"))[18:]
+    assert " ".join(lines).count("B() diverged in 10 of 10 seeds, baseline in 0 (more often, exact p = 0.0039)") == 1
+    assert "A step takes 10.7 ms (baseline) to 11.1 ms (A(p=1))." in lines
+
+
+def test_findings_print_the_sentence_that_leads(tmp_path, capsys):
+    (tmp_path / "findings.json").write_text(json.dumps({"paragraphs": ["The answer is yes. " * 8, "More."]}))
+    lines = printed(tmp_path, capsys)
+    assert lines[1].startswith("The answer is yes.") and max(map(len, lines)) <= 80
+    assert "More." not in lines
+
+
+def test_an_analysis_of_another_version_is_refused_by_name(tmp_path):
+    folder = write_study(tmp_path, methods=NINE[:2], seeds=1, epochs=1)
+    (folder / "analysis.json").write_text(json.dumps({"methods": [], "metric": {}}))
+    with pytest.raises(ValueError, match=r"analysis\.json is an analysis of headwise 0\.1.*headwise report"):
+        print_answer(folder)
