@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from timing import interleave, machine, ratio
 
+from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.train import Training, train_epoch
 from headwise.studies.blog_cifar10 import STUDY
 
@@ -42,8 +43,8 @@ def overhead(rounds: int) -> None:
     model = task.model()
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    made = accelerator.prepare(model, optimizer)
-    training = Training(task, *made, accelerator, 0)
+    training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
+    training.rates = LearningRate(task, optimizer, 1000)
     plain = task.model()
     plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
 
@@ -73,7 +74,8 @@ def images_per_second(rounds: int) -> None:
     task, (images, labels) = STUDY.task, _data()
     accelerator = Accelerator(cpu=True)
     model = task.model()
-    training = Training(task, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3)), accelerator, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
     # timm's models take the head size from the width; its attention layer takes any.
     class Attention(timm.layers.Attention):
         def __init__(self, dim: int, num_heads: int, **others) -> None:
@@ -82,15 +84,15 @@ def images_per_second(rounds: int) -> None:
     shape = {"embed_dim": 128, "depth": 6, "num_heads": 5, "mlp_ratio": 1.0, "num_classes": 10}
     other = VisionTransformer(img_size=32, patch_size=4, qkv_bias=True, attn_layer=Attention, **shape)
     assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
-    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    its_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
 
     def timm_epoch() -> None:
         for batch, target in loader:
             loss = F.cross_entropy(other(task.batch(batch, None)), target)
-            optimizer.zero_grad()
+            its_optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            its_optimizer.step()
 
     def loading() -> None:
         for batch, _ in loader:

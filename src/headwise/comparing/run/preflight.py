@@ -98,7 +98,9 @@ def _count_twice(task: Task, model: nn.Module, examples: Examples) -> None:
     plain = Evaluation("train")
     whole = count_batch(task, plain, model, examples)
     one = count_batch(task, plain, model, take(examples, slice(0, 1)))
-    finished(task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole})
+    finished(
+        task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
+    )
 
 
 def _devices(model: nn.Module) -> list[int]:

@@ -82,7 +82,7 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
     if order.watch:
         # in every process: a reading is a collective, and the first one writes it
         training.watch = _watch(order, model, task, steps, training.first_step)
-    training.model, training.optimizer = accelerator.prepare(model, optimizer)
+    training.model = accelerator.prepare(model)
     return training
 
 
