@@ -135,19 +135,18 @@ def _named(study: str | None, task: str | None) -> str:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder given by --out.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="The folder given by --out; of several, the arms are put together."),
+    ],
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
     ] = None,
 ) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.comparing.report import write
+    from headwise.comparing.report.command import run
 
-    print(write(folder))
-    if export is not None:
-        from headwise.comparing.report.export import export as write_out
-
-        print(f"{len(write_out(folder, export))} files in {export}")
+    run(folders, export)
 
 
 @app.command()

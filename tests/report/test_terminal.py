@@ -51,3 +51,40 @@ def test_an_analysis_of_another_version_is_refused_by_name(tmp_path):
     (folder / "analysis.json").write_text(json.dumps({"methods": [], "metric": {}}))
     with pytest.raises(ValueError, match=r"analysis\.json is an analysis of headwise 0\.1.*headwise report"):
         print_answer(folder)
+
+
+def test_several_folders_are_put_together_arm_by_arm(tmp_path, capsys):
+    from headwise.comparing.report.command import run
+
+    folders = [
+        write_study(tmp_path / name, methods=("baseline", *arms), effects=(0, 0.03, -0.02), epochs=3)
+        for name, arms in (("one", ("A()", "B()")), ("two", ("A()", "C()")), ("three", ("A()", "B()")))
+    ]
+    run(folders, None)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "A(): over 3 data sets the paired difference is +" in printed
+    assert "B():" not in printed and "C():" not in printed
+    low, high = map(float, printed.split("deviations [")[1].split("]")[0].split(","))
+    assert 0 < low < high
+
+
+def test_folders_that_share_no_arm_are_refused(tmp_path):
+    from headwise.comparing.results.across import across
+    from headwise.files.errors import StudyError
+
+    folders = [write_study(tmp_path / arm, methods=("baseline", f"{arm}()"), seeds=3, epochs=3) for arm in "AB"]
+    with pytest.raises(StudyError, match="A, B share no arm"):
+        across(folders)
+    with pytest.raises(StudyError, match="same name"):
+        across([folders[0], folders[0]])
+
+
+def test_the_command_exports(tmp_path, capsys):
+    from headwise.comparing.report.command import run
+
+    folder = write_study(tmp_path / "study", methods=NINE[:2], seeds=2, epochs=3)
+    run([folder], tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    files = list((tmp_path / "out").iterdir())
+    assert lines == [str(folder / "report.html"), f"{len(files)} files in {tmp_path / 'out'}"]
+    assert len(files) > 10

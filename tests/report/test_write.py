@@ -62,7 +62,11 @@ def test_latex_tables_escape_what_latex_acts_on(tmp_path):
     row = next(line for line in text.splitlines() if line.startswith(r"\texttt{A"))
     assert row.endswith(r"\\") and "$-$3." in row and "worse" in row
     columns = len(re.search(r"begin\{tabular\}\{(l?r+)\}", text)[1])
-    assert all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in text.split("end{tabular}")[0].splitlines() if line.endswith(r"\\"))
+    assert all(
+        len(re.findall(r"(?<!\\)&", line)) == columns - 1
+        for line in text.split("end{tabular}")[0].splitlines()
+        if line.endswith(r"\\")
+    )
 
 
 def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
@@ -312,7 +316,10 @@ def test_a_folder_of_version_0_1_gives_the_same_report(tmp_path):
     settings = {"methods": TWO, "seeds": 6, "epochs": 3, "diverged": {(TWO[1], 2)}}
     new, old = write_study(tmp_path / "new" / "s", **settings), write_study(tmp_path / "old" / "s", **settings)
     in_version_0_1(old)
-    assert "test_accuracy" in (old / "study.json").read_text() and "method" in (old / "runs/000100000002/config.json").read_text()
+    assert (
+        "test_accuracy" in (old / "study.json").read_text()
+        and "method" in (old / "runs/000100000002/config.json").read_text()
+    )
     for folder in (new, old):
         headwise.comparing.report.write(folder)
     for name in ("runs.csv", "epochs.csv", "table.csv", "table.tex"):
@@ -353,7 +360,9 @@ def test_all_arms_share_one_colour_scale_and_differences_are_symmetric(tmp_path)
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
 
     def scale(spec):
-        return next(layer for layer in spec.get("layer", [spec]) if "color" in layer["encoding"])["encoding"]["color"]["scale"]
+        return next(layer for layer in spec.get("layer", [spec]) if "color" in layer["encoding"])["encoding"]["color"][
+            "scale"
+        ]
 
     def domain(spec):
         return scale(spec)["domain"]
@@ -362,11 +371,18 @@ def test_all_arms_share_one_colour_scale_and_differences_are_symmetric(tmp_path)
     heads = [domain(spec) for name, spec in found.items() if re.fullmatch(r"attention-entropy-nats(-\d+)?", name)]
     values = [one for one in heads if one[0] != -one[1]]
     assert len(values) >= 6 and all(one == values[0] for one in values)
-    differences = {name: spec for name, spec in specifications(html, "difference-to-baseline").items()}
-    assert {"token-cosine-difference-to-baseline", "token-cosine-cosine-by-step-difference-to-baseline"} <= set(differences)
-    assert all(domain(spec)[0] == -domain(spec)[1] and scale(spec)["scheme"] == "blueorange" for spec in differences.values())
+    differences = specifications(html, "difference-to-baseline")
+    assert {"token-cosine-difference-to-baseline", "token-cosine-cosine-by-step-difference-to-baseline"} <= set(
+        differences
+    )
+    assert all(
+        domain(spec)[0] == -domain(spec)[1] and scale(spec)["scheme"] == "blueorange" for spec in differences.values()
+    )
     rows = [row for rows in differences["token-cosine-difference-to-baseline"]["datasets"].values() for row in rows]
-    assert {row["mark"] for row in rows if row["layer"] == "3"} == {"●"} and {row["arm"] for row in rows} == {"A()", "B()"}
+    assert {row["mark"] for row in rows if row["layer"] == "3"} == {"●"} and {row["arm"] for row in rows} == {
+        "A()",
+        "B()",
+    }
 
 
 def test_anchors_are_unique_and_a_reader_without_scripts_is_told(tmp_path):

@@ -13,6 +13,8 @@ from headwise.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "char_lm_task.py"
+TRANSLATION = ROOT / "examples" / "translation_task.py"
+SENTENCES = ROOT / "examples" / "sst2_task.py"
 
 
 def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
@@ -38,7 +40,7 @@ def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
         "baseline",
     ]
     for result in results:
-        assert result["config"]["data"].keys() == {"input.txt"} and result["config"]["task"] == "char_lm_task.py:CharLM"
+        assert result["config"]["data"].keys() == {"input.txt"} and result["config"]["task"] == "CharLM"
         # better than guessing among 28 characters, in nats
         assert result["metrics"]["test/loss"] < 3.2
 
@@ -94,3 +96,98 @@ def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     from headwise.method import REGISTRY
 
     del REGISTRY["DoNothingHere"]
+
+
+WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "und": "and", "nicht": "not", "mehr": "more"}
+
+
+def write_corpus(folder):
+    """Write sentences of two to six words and their translations, word by word."""
+    import random
+
+    draw = random.Random(0)
+    for name, count in (("train", 400), ("val", 20), ("test", 30)):
+        lines = [draw.choices(list(WORDS), k=draw.randint(4, 7)) for _ in range(count)]
+        (folder / f"{name}.de").write_text("\n".join(" ".join(line) for line in lines))
+        (folder / f"{name}.en").write_text("\n".join(" ".join(WORDS[word] for word in line) for line in lines))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_the_translation_example_learns_to_translate_and_has_at_most_120_lines(tmp_path):
+    pytest.importorskip("tokenizers")
+    from small_studies import carry, study_of
+
+    assert len(TRANSLATION.read_text().splitlines()) <= 120
+    write_corpus(tmp_path)
+    settings = {"vocabulary": 280, "dim": 32, "depth": 1, "tokens_per_batch": 300}
+    settings |= {"epochs": 14, "warmup": 20, "learning_rate": 5e-3}
+    study = study_of(f"{TRANSLATION}:Translation", ("baseline | norm=pre",), 1, **settings)
+    study.task.located(tmp_path)
+    post, pre = carry(study, tmp_path / "out", data=tmp_path)
+    assert post["metrics"]["test/greedy/bleu"] > 0.5 and pre["metrics"]["test/greedy/bleu"] > 0.5
+    assert post["metrics"] != pre["metrics"] and pre["config"]["settings"]["norm"] == "pre"
+    assert 0 < pre["metrics"]["test/loss"] < 0.5
+
+
+def test_bleu_of_the_example_follows_its_formula(tmp_path):
+    import torch
+
+    pytest.importorskip("tokenizers")
+    load_task(f"{TRANSLATION}:Translation")
+    module = next(m for name, m in sys.modules.items() if name.startswith("headwise_task_translation_task"))
+
+    def bleu(*pairs):
+        found = {"words": torch.tensor([sum(len(a.split()) for a, _ in pairs), sum(len(b.split()) for _, b in pairs)])}
+        for n in range(1, 5):
+            counts = [(module.ngrams(a.split(), n), module.ngrams(b.split(), n)) for a, b in pairs]
+            found[f"{n}-grams"] = torch.tensor([sum((a & b).total() for a, b in counts), sum(a.total() for a, _ in counts)])
+        return float(module.finish_bleu(found)["bleu"])
+
+    assert bleu(("a b c d e", "a b c d e")) == pytest.approx(1)
+    # 5/6, 3/5, 2/4 and 1/3 of the n-grams are there, and nothing is too short
+    assert bleu(("a b c d x f", "a b c d e f")) == pytest.approx((5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    # all are there, and a word of five is missing: exp(1 - 5/4)
+    assert bleu(("a b c d", "a b c d e")) == pytest.approx(2.718281828 ** (-1 / 4), rel=1e-6)
+    assert bleu(("a a a a a", "a b c d e")) == 0
+
+
+def test_a_corpus_whose_sides_differ_or_whose_sentences_are_too_long_is_refused(tmp_path):
+    pytest.importorskip("tokenizers")
+    write_corpus(tmp_path)
+    kind = load_task(f"{TRANSLATION}:Translation")
+    with pytest.raises(ValueError, match=r"a sentence of train has \d+ tokens; set longest=\d+"):
+        kind(vocabulary=280, longest=3).located(tmp_path).data("train")
+    (tmp_path / "val.en").write_text("one")
+    with pytest.raises(ValueError, match="validation has 20 and 1 lines"):
+        kind(vocabulary=280).located(tmp_path).data("validation")
+
+
+def test_the_sentence_example_trains_a_model_of_transformers_with_masks(tmp_path):
+    import random
+
+    pytest.importorskip("transformers")
+    from small_studies import carry, study_of
+
+    draw = random.Random(0)
+    for name, count in (("train", 300), ("dev", 20), ("test", 60)):
+        lines = []
+        for _ in range(count):
+            filler = draw.choices(["the", "film", "is", "a", "story"], k=draw.randint(1, 12))
+            label = draw.randint(0, 1)
+            filler.insert(draw.randint(0, len(filler)), ("dull", "moving")[label])
+            lines.append(f"{' '.join(filler)}\t{label}")
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    place = f"{SENTENCES}:SST2"
+    settings = {"words": 20, "layers": 1, "dim": 32, "epochs": 8, "learning_rate": 5e-3}
+    study = study_of(place, ("DropHead(p=0.1)",), 1, **settings)
+    study.task.located(tmp_path)
+    for result in carry(study, tmp_path / "out", data=tmp_path):
+        assert result["metrics"]["test/accuracy"] > 0.9 > result["metrics"]["train/loss"], result["arm"]
+    task = load_task(place)(words=20).located(tmp_path)
+    examples = task.data("train")
+    first = {name: tensor[:4] for name, tensor in examples.items()}
+    batch = task.batch(first, None)
+    longest = int(first["attention_mask"].sum(1).max())
+    assert batch.inputs["input_ids"].shape == (4, longest) < tuple(first["input_ids"].shape)
+    assert (batch.targets == first["labels"]).all()

@@ -103,12 +103,13 @@ def test_a_diverged_run_is_counted_but_not_averaged_in(tmp_path):
     assert difference.n == 8
     assert difference.excluded == [2, 4]
     kept = [
-        value
-        for seed, value in whole.arms[1].differences["test/accuracy"].by_seed.items()
-        if seed not in ("2", "4")
+        value for seed, value in whole.arms[1].differences["test/accuracy"].by_seed.items() if seed not in ("2", "4")
     ]
     assert difference.mean == pytest.approx(np.mean(kept))
-    assert "Other() diverged in 1 of 10 seeds, baseline in 1 (no evidence of a difference, exact p = 1.00)." in found.answer
+    assert (
+        "Other() diverged in 1 of 10 seeds, baseline in 1 (no evidence of a difference, exact p = 1.00)."
+        in found.answer
+    )
     assert found.complete
 
 
@@ -166,7 +167,9 @@ def test_no_evidence_says_what_would_have_been_seen(tmp_path):
     found = analyse(write_study(tmp_path, methods=TWO, effects=(0, 0.0)))
     entry = found.arms[1].differences["test/accuracy"]
     assert 0 < (entry.high - entry.low) / 2 < entry.detectable < entry.high - entry.low
-    assert f"a difference of {100 * entry.detectable:.2f} points would have been seen with 80\u00a0% power" in found.answer
+    assert (
+        f"a difference of {100 * entry.detectable:.2f} points would have been seen with 80\u00a0% power" in found.answer
+    )
 
 
 def test_pairing_is_worth_the_seeds_that_the_shared_part_would_cost(tmp_path):
@@ -189,7 +192,9 @@ def test_a_diverged_run_counts_as_failure_where_the_task_declares_one(tmp_path):
     entry = found.arms[1].differences["test/accuracy"]
     assert (entry.n, entry.excluded, entry.failed) == (10, [], [2, 5])
     assert found.arms[1].metrics["test/accuracy"].low < 0.6 < 0.8 < found.arms[0].metrics["test/accuracy"].low
-    assert entry.by_seed["2"] == pytest.approx(0.1 - read_study(tmp_path / "declared").figure("baseline", 2, "test/accuracy"))
+    assert entry.by_seed["2"] == pytest.approx(
+        0.1 - read_study(tmp_path / "declared").figure("baseline", 2, "test/accuracy")
+    )
     assert found.arms[1].differences["test/loss"].excluded == [2, 5]
     assert "counts as 0.1 in test accuracy" in found.statistics["difference"]
     silent = analyse(write_study(tmp_path / "silent", **settings)).arms[1].differences["test/accuracy"]
@@ -202,7 +207,9 @@ def test_divergence_leads_the_answer_with_an_exact_test(tmp_path):
     test = found.arms[1].divergence
     assert (test.only_arm, test.only_baseline, test.verdict) == (7, 0, "more often")
     assert test.p == test.p_corrected == pytest.approx(2 / 2**7)
-    assert found.answer.startswith("Other() diverged in 7 of 10 seeds, baseline in 0 (more often, exact p = 0.016). In test")
+    assert found.answer.startswith(
+        "Other() diverged in 7 of 10 seeds, baseline in 0 (more often, exact p = 0.016). In test"
+    )
     assert found.arms[0].divergence is None
     assert [(run.seed, run.step, run.why) for run in found.arms[1].runs.diverged[:1]] == [(0, 40, "loss rose")]
 
@@ -229,7 +236,7 @@ def test_a_trend_follows_an_axis(tmp_path):
 
 def test_outcomes_of_heads_are_compared_too(tmp_path):
     found = analyse(write_study(tmp_path, methods=TWO, effects=(0, 0.03), heads=True))
-    assert list(found.outcomes)[0] == "test/accuracy"
+    assert next(iter(found.outcomes)) == "test/accuracy"
     assert found.outcomes["heads/token_cosine/layer 3"].kind == "heads"
     assert found.arms[1].differences["heads/token_cosine/layer 3"].verdict == "lower"
     assert found.arms[1].differences["heads/attention_entropy/worst"].verdict == "higher"

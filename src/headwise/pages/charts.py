@@ -73,7 +73,9 @@ def heat_map(
     chart = base.mark_rect(cursor="crosshair").encode(
         x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
         y=_band(alt.Y, y, rows, alt.Axis(labelLimit=label_limit, domain=False, ticks=False), y_order),
-        color=_ramp(alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging),
+        color=_ramp(
+            alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging
+        ),
         tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in shown]
         + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
     )

@@ -147,7 +147,9 @@ def dose(rows, *, x: str, y: str, seeds=(), baseline: float | None = None):
         rule = alt.Chart(alt.InlineData(values=[{"mean": baseline}])).mark_rule(color="var(--grey)", strokeDash=[4, 3])
         layers.append(rule.encode(y=up))
     if seeds:
-        dots = alt.Chart(alt.InlineData(values=list(seeds))).mark_circle(size=22, opacity=0.4, color="var(--ink)", xOffset=9)
+        dots = alt.Chart(alt.InlineData(values=list(seeds))).mark_circle(
+            size=22, opacity=0.4, color="var(--ink)", xOffset=9
+        )
         shown = [alt.Tooltip("seed", type="nominal"), alt.Tooltip("value", type="quantitative", format=".4g")]
         layers.append(dots.encode(x=across, y=alt.Y("value", type="quantitative", title=y), tooltip=shown))
     layers.append(base.mark_line(strokeWidth=1.6, color="var(--blue)").encode(x=across, y=up))
@@ -181,7 +183,9 @@ def against_cost(rows, *, x: str, y: str):
         bars = bars.encode(x=across, y=up, y2="high:Q", color=colour, tooltip=words)
         layers.append(bars.transform_calculate(mean="datum.low"))
     layers.append(
-        base.mark_point(filled=True, size=80, opacity=1).encode(x=across, y=up, color=colour, shape=shape, tooltip=words)
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            x=across, y=up, color=colour, shape=shape, tooltip=words
+        )
     )
     text = base.mark_text(align="left", dx=8, dy=-7, fontSize=11.5, color="var(--ink)")
     layers.append(text.encode(x=across, y=up, text="number:N"))

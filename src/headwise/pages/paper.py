@@ -49,4 +49,10 @@ def _look() -> dict[str, Any]:
     }
     legend = {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "symbolSize": 70}
     series = {"category": [colours[name] for name in SERIES]}
-    return {"axis": axis, "legend": legend, "view": {"stroke": None}, "range": series, "text": {"color": colours["--ink"]}}
+    return {
+        "axis": axis,
+        "legend": legend,
+        "view": {"stroke": None},
+        "range": series,
+        "text": {"color": colours["--ink"]},
+    }

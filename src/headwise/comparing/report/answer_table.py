@@ -127,7 +127,9 @@ def _pairing(analysis: Analysis) -> list[str]:
         return []
     low, high = min(found), max(found)
     times = f"{low:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g} to {high:.2g}"
-    return [f"Gain from pairing: runs that share no seed would have needed {times} times as many seeds for the same error."]
+    return [
+        f"Gain from pairing: runs that share no seed would have needed {times} times as many seeds for the same error."
+    ]
 
 
 def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None) -> list[Cell]:

@@ -36,12 +36,19 @@ def _chart(study: StudyFolder, analysis: Analysis, trend: TrendRecord):  # type:
         ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
         rows.append({"x": f"{value:g}", "mean": shown(found.mean, unit.factor), **ends})
         figures = [(seed, study.figure(label, seed, outcome.name)) for seed in study.seeds]
-        seeds += [{"x": f"{value:g}", "seed": seed, "value": shown(one, unit.factor)} for seed, one in figures if one is not None]
+        seeds += [
+            {"x": f"{value:g}", "seed": seed, "value": shown(one, unit.factor)}
+            for seed, one in figures
+            if one is not None
+        ]
     base = arms[analysis.baseline].metrics[outcome.name].mean
-    chart = dose(
-        rows, x=trend.axis, y=titled(outcome), seeds=seeds, baseline=shown(base, unit.factor)
+    chart = dose(rows, x=trend.axis, y=titled(outcome), seeds=seeds, baseline=shown(base, unit.factor))
+    return figure(
+        chart,
+        title=label_of(outcome),
+        caption=_caption(trend, analysis),
+        name=f"{label_of(outcome)} along {trend.axis}",
     )
-    return figure(chart, title=label_of(outcome), caption=_caption(trend, analysis), name=f"{label_of(outcome)} along {trend.axis}")
 
 
 def _caption(trend: TrendRecord, analysis: Analysis) -> str:
@@ -67,8 +74,15 @@ def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-unt
         outcome = analysis.outcomes[trend.outcome]
         unit = unit_of(outcome)
         step = unit.number(trend.step, signed=True)
-        best = Cell("–") if trend.best is None else Cell(f"{trend.best:g}", trend.best, small="inside" if trend.inside else "at an end")
-        cells = [Cell(label_of(outcome)), Cell(None if step is None else f"{step} {unit.difference}".strip(), trend.step)]
+        best = (
+            Cell("–")
+            if trend.best is None
+            else Cell(f"{trend.best:g}", trend.best, small="inside" if trend.inside else "at an end")
+        )
+        cells = [
+            Cell(label_of(outcome)),
+            Cell(None if step is None else f"{step} {unit.difference}".strip(), trend.step),
+        ]
         cells += [Cell(p_value(trend.p), trend.p), Cell(p_value(trend.page), trend.page)]
         rows.append([*cells, best, Cell(str(trend.seeds), trend.seeds)])
     return table(columns, rows, caption=f"Trends along {found[0].axis}")

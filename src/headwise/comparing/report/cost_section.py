@@ -27,7 +27,9 @@ def cost_section(analysis: Analysis) -> list[Section]:
         return []
     charts = [_chart(analysis, numbered, *cost) for cost in measured if _varies(analysis, cost[0])]
     indicative = (
-        " Other runs shared the processor while these were measured: they are indicative." if analysis.cost_is_indicative else ""
+        " Other runs shared the processor while these were measured: they are indicative."
+        if analysis.cost_is_indicative
+        else ""
     )
     intro = f"Medians over seeds; further left costs less. The numbers are those of the table.{indicative}"
     body = join(grid(charts, wide=True), _table(analysis, numbered, measured))
@@ -47,9 +49,17 @@ def _chart(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], name: st
             continue
         ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
         role = "baseline" if arm.label == analysis.baseline else "arm"
-        row = {"number": str(number), "label": arm.label, "role": role, "x": cost * factor, "mean": shown(found.mean, unit.factor)}
+        row = {
+            "number": str(number),
+            "label": arm.label,
+            "role": role,
+            "x": cost * factor,
+            "mean": shown(found.mean, unit.factor),
+        }
         rows.append(row | ends)
-    return figure(against_cost(rows, x=words, y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}")
+    return figure(
+        against_cost(rows, x=words, y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}"
+    )
 
 
 def _table(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], measured: list[tuple[str, str, float]]):  # type: ignore[no-untyped-def]

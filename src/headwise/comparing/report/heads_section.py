@@ -26,7 +26,9 @@ def heads_section(analysis: Analysis) -> list[Section]:
     for statistic, found in groups.items():
         maps = _maps(analysis, statistic, found)
         tables = [outcome_table(analysis, one) for one in found]
-        parts.append(join(grid(maps, wide=True), fold(f"{statistic.replace('_', ' ')}: figures and tests", join(*tables))))
+        parts.append(
+            join(grid(maps, wide=True), fold(f"{statistic.replace('_', ' ')}: figures and tests", join(*tables)))
+        )
     intro = (
         "Statistics of the attention heads on held-out data at the end of training, mean over seeds, by depth. All arms share one "
         "colour scale; beside it the paired difference to the baseline, where ● marks one that the joint test decides."

@@ -17,6 +17,7 @@ DRAWN = (
 ).split()
 
 Records = list[dict[str, Any]]
+Found = dict[tuple[str, str, Any], list[float]]
 Means = dict[tuple[str, str, Any], float]
 
 
@@ -30,7 +31,8 @@ class Readings:
         self.alerts: list[tuple[RunFolder, dict[str, Any]]] = []
         self.first: dict[str, tuple[RunFolder, Records]] = {}
         self.seeds: dict[str, int] = defaultdict(int)
-        layers, steps = defaultdict(list), defaultdict(list)
+        layers: Found = defaultdict(list)
+        steps: Found = defaultdict(list)
         for label in study.arms:
             for run in study.of(label):
                 records = run.health()
@@ -60,7 +62,7 @@ class Readings:
         return span([r["value"] for _, records in self.first.values() for r in records if r["statistic"] == statistic])
 
 
-def _add(label: str, readings: Records, layers: dict, steps: dict) -> None:
+def _add(label: str, readings: Records, layers: Found, steps: Found) -> None:
     last: dict[str, int] = {}
     for record in readings:
         last[record["statistic"]] = max(record["step"], last.get(record["statistic"], 0))
@@ -72,7 +74,7 @@ def _add(label: str, readings: Records, layers: dict, steps: dict) -> None:
             layers[label, name, named(record)].append(record["value"])
 
 
-def _means(found: dict) -> Means:
+def _means(found: Found) -> Means:
     return {key: math.fsum(values) / len(values) for key, values in found.items()}
 
 

@@ -151,7 +151,8 @@ def _over_steps(rows: Records, title: str, caption: str, style: dict[str, Any], 
         chart = heat_map(rows, x="step", y="layer", packed=True, **style)
     else:
         named = [
-            {"layer · head": f"{row['layer']} · {row['head']}", "step": row["step"], "value": row["value"]} for row in rows
+            {"layer · head": f"{row['layer']} · {row['head']}", "step": row["step"], "value": row["value"]}
+            for row in rows
         ]
         chart = heat_map(named, x="step", y="layer · head", packed=True, **style)
     return figure(chart, title=title, caption=caption)

@@ -34,13 +34,13 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
         for label in study.arms
         for kind in quantities
     }
-    domains = {kind: _domain([row for (_, one), rows in series.items() if one == kind for row in rows]) for kind in quantities}
+    domains = {
+        kind: _domain([row for (_, one), rows in series.items() if one == kind for row in rows]) for kind in quantities
+    }
     shown = [label for label in study.arms if label != study.baseline] or [study.baseline]
-    folds = []
+    folds: list[Any] = []
     for label in shown:
-        charts = [
-            _chart(study, stored[label], series, label, kind, units[kind], domains[kind]) for kind in quantities
-        ]
+        charts = [_chart(study, stored[label], series, label, kind, units[kind], domains[kind]) for kind in quantities]
         folds.append(fold(label, grid(charts, wide=True), opened=len(folds) < OPEN))
     entries = [
         (f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in (held_out, "train")
@@ -62,7 +62,9 @@ def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, 
     broken = [point for run in runs if run.status == "diverged" for point in _points(run, kind, unit.factor)]
     if not rows and not broken:
         return prose([f"{title}: no epoch of a run ended with a finite figure."], kind="note")
-    return figure(curves(rows, x="epoch", y=title, domain=domain, broken=broken), name=f"Learning curve of {label}, {words}")
+    return figure(
+        curves(rows, x="epoch", y=title, domain=domain, broken=broken), name=f"Learning curve of {label}, {words}"
+    )
 
 
 def _held_out(study: StudyFolder, stored: dict[str, Runs]) -> str:

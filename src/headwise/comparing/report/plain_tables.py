@@ -20,7 +20,18 @@ SAID = ("n", "p", "p_corrected", "verdict_text", "detectable", "within", "p_equi
 
 def study_csv(analysis: Analysis) -> str:
     """Return one row an arm and outcome, unrounded: shares in [0, 1], losses in nats; empty where a figure is missing."""
-    header = ["arm", "outcome", "mean", "low", "high", "difference", "difference_low", "difference_high", "pairs", *SAID[1:]]
+    header = [
+        "arm",
+        "outcome",
+        "mean",
+        "low",
+        "high",
+        "difference",
+        "difference_low",
+        "difference_high",
+        "pairs",
+        *SAID[1:],
+    ]
     header += ["finished", "diverged", "missing"]
     rows: list[list[Any]] = [header]
     for name in analysis.outcomes:
@@ -53,7 +64,16 @@ def epochs_csv(study: StudyFolder) -> str:
     rows: list[list[Any]] = [["arm", "seed", "run", "epoch", "phase", "step", "learning_rate", "seconds", *names]]
     for run in runs:
         for line in run.epochs:
-            start = [run.arm, run.seed, run.path.name, line.epoch, line.phase, line.step, line.learning_rate, line.seconds]
+            start = [
+                run.arm,
+                run.seed,
+                run.path.name,
+                line.epoch,
+                line.phase,
+                line.step,
+                line.learning_rate,
+                line.seconds,
+            ]
             rows.append([*start, *(line.metrics.get(name) for name in names)])
     return as_csv(rows)
 
@@ -94,7 +114,10 @@ def findings_markdown(findings: FindingsRecord) -> str:
 
 def findings_latex(findings: FindingsRecord) -> str:
     """Return the tables of findings as LaTeX tables (booktabs)."""
-    tables = [_latex(found.title, found.columns, [[_rounded(v) for v in row] for row in found.rows]) for found in findings.tables]
+    tables = [
+        _latex(found.title, found.columns, [[_rounded(v) for v in row] for row in found.rows])
+        for found in findings.tables
+    ]
     return "\n".join(["% needs \\usepackage{booktabs}", *tables])
 
 

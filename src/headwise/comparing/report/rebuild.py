@@ -39,7 +39,11 @@ def report_files(path: Path) -> dict[str, str]:
         return _study_files(path)
     if (path / "findings.json").is_file():
         return _findings_files(path)
-    kept = " It holds the kept analysis of a study, without the runs that a report shows." if (path / KEPT).is_file() else ""
+    kept = (
+        " It holds the kept analysis of a study, without the runs that a report shows."
+        if (path / KEPT).is_file()
+        else ""
+    )
     raise FileNotFoundError(
         f"{path} holds neither study.json nor findings.json, so there is nothing to report.{kept} Give the folder that --out named."
     )
@@ -99,3 +103,14 @@ def _replace(path: Path, content: str | bytes) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+    _clear_scratch(path)
+
+
+def _clear_scratch(path: Path) -> None:
+    """Remove what a process left that was killed while it wrote this file."""
+    import psutil
+
+    for scratch in path.parent.glob(f".{path.name}.*"):
+        number = scratch.suffix[1:]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            scratch.unlink(missing_ok=True)

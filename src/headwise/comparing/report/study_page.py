@@ -63,7 +63,9 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
         unit = unit_named(metric.unit)
         facts.append(("margin of equivalence", f"±{unit.number(analysis.margin)} {unit.difference}".strip()))
     wanted, settings = ("dataset", "train_size", "test_size", "epochs", "steps", "batch_size"), study.study.settings
-    found = [(name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)]
+    found = [
+        (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)
+    ]
     return facts + found
 
 
@@ -72,7 +74,11 @@ def _claims(described: StudyRecord) -> list[Section]:
         return []
     columns = [Column("claim", wide=True), Column("published", wide=True), Column("source", wide=True)]
     rows = [
-        [claim.text, "; ".join(f"{name} {value}" for name, value in claim.published.items()) or "–", claim.source or "–"]
+        [
+            claim.text,
+            "; ".join(f"{name} {value}" for name, value in claim.published.items()) or "–",
+            claim.source or "–",
+        ]
         for claim in described.claims
     ]
     return [Section("What was claimed", table(columns, rows, caption="Claims that this study tests", sort=False))]
@@ -93,7 +99,9 @@ def _unfinished(analysis: Analysis) -> Any:
 def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
     """Say what makes the study doubtful, and what was not the same for all runs, though none of it enters their identity."""
     watched = [run.watched for run in study.runs.values() if run.result]
-    words = list(analysis.warnings)
+    words = [f"{run.words}." for run in analysis.damaged]
+    words += ["The command below, started again, repeats what is damaged."] if words else []
+    words += analysis.warnings
     if len(set(watched)) > 1:
         words.append(
             f"{watched.count(False)} of {len(watched)} runs were not watched; time and memory leave the readings out."

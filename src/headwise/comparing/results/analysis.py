@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis, Cell, Difference, RunCounts
+from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.comparing.results.answer import answer, count
 from headwise.comparing.results.axes import trends
 from headwise.comparing.results.differences import paired_differences
@@ -43,6 +43,9 @@ def analyse_study(study: StudyFolder) -> Analysis:
         seeds=study.seeds,
         complete=not missing,
         missing=[Cell(arm=arm, seed=seed) for arm, seed in missing],
+        damaged=[
+            DamagedRun(arm=run.arm, seed=run.seed, run=run.path.name, files=list(run.damage)) for run in study.damaged()
+        ],
         failure=study.study.failure,
         margin=study.study.margin,
         arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],

@@ -111,6 +111,20 @@ class Cell(Record):
     seed: int
 
 
+class DamagedRun(Record):
+    """Name a finished run whose files are no longer what it wrote, and what became of each."""
+
+    arm: str
+    seed: int
+    run: str
+    files: list[str]
+
+    @property
+    def words(self) -> str:
+        """Return which run it is and what became of its files."""
+        return f"{self.arm}, seed {self.seed}, is damaged and left out: in runs/{self.run}, {', '.join(self.files)}"
+
+
 class Analysis(Record):
     """Hold the whole analysis of a study: its answer, every arm, its trends, and in which words the statistics are said."""
 
@@ -122,6 +136,7 @@ class Analysis(Record):
     seeds: list[int]
     complete: bool
     missing: list[Cell] = []
+    damaged: list[DamagedRun] = []
     failure: float | None = None
     margin: float | None = None
     arms: list[ArmAnalysis]

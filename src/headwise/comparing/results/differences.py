@@ -51,7 +51,8 @@ def paired_differences(
         }
         entry |= _spread(list(pairs.values()), bounds[at], float(intervals.errors()[at]))
         entry |= _margin(margins[at], margin)
-        found[arm] = Difference(**entry, **_verdict(entry, higher_is_better, margins[at].equivalent))
+        entry |= _verdict(entry, higher_is_better, margins[at].equivalent)
+        found[arm] = Difference(**entry)
     return found
 
 

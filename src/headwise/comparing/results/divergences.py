@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from headwise.comparing.results.analysis_record import DivergedRun, DivergenceTest
 from headwise.comparing.results.folder import StudyFolder
 from headwise.comparing.results.intervals import ALPHA
 from headwise.comparing.results.mcnemar import holm, mcnemar
+
+Verdict = Literal["more often", "less often", "no evidence"]
 
 
 def diverged_runs(study: StudyFolder, arm: str) -> list[DivergedRun]:
@@ -41,6 +45,6 @@ def _pairs(study: StudyFolder, arm: str) -> tuple[list[bool], list[bool]]:
 def _test(ours: list[bool], base: list[bool], p: float, corrected: float) -> DivergenceTest:
     only_arm = sum(one and not other for one, other in zip(ours, base))
     only_base = sum(other and not one for one, other in zip(ours, base))
-    decided = "more often" if only_arm > only_base else "less often"
-    verdict = decided if corrected < ALPHA else "no evidence"
+    decided: Verdict = "more often" if only_arm > only_base else "less often"
+    verdict: Verdict = decided if corrected < ALPHA else "no evidence"
     return DivergenceTest(only_arm=only_arm, only_baseline=only_base, p=p, p_corrected=corrected, verdict=verdict)

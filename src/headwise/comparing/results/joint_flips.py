@@ -45,10 +45,10 @@ def flips(seeds: int, *, exact_up_to: int = EXACT_UP_TO, resamples: int = RESAMP
 
     if seeds <= exact_up_to:
         bits = np.arange(2 ** max(seeds - 1, 0))[:, None] >> np.arange(seeds) & 1
-        return Flips(1.0 - 2.0 * bits, True)
+        return Flips((1.0 - 2.0 * bits).astype(np.float64), True)
     drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
     drawn[0] = 0
-    return Flips(1.0 - 2.0 * drawn, False)
+    return Flips((1.0 - 2.0 * drawn).astype(np.float64), False)
 
 
 def smallest_p(pairs: int) -> float:

@@ -76,7 +76,10 @@ def _folded(rows: list[list[str]], widths: list[int]) -> list[str]:
         cells = [_wrapped(cell, width, "" if n else "  ") for n, (cell, width) in enumerate(zip(row, widths))]
         for at in range(max(map(len, cells))):
             parts = [cell[at] if at < len(cell) else "" for cell in cells]
-            texts = [part.ljust(width) if n in (0, 4) else part.rjust(width) for n, (part, width) in enumerate(zip(parts, widths))]
+            texts = [
+                part.ljust(width) if n in (0, 4) else part.rjust(width)
+                for n, (part, width) in enumerate(zip(parts, widths))
+            ]
             lines.append("  ".join(texts).rstrip())
     return lines
 
