@@ -11,22 +11,19 @@ import re
 import shutil
 from pathlib import Path
 
-# Of each metric: title, factor and unit; differences to the baseline are paired within seeds.
-METRICS = {
-    "test_accuracy": ("Test accuracy", 100, "%"),
-    "test_loss": ("Test loss", 1, ""),
-    "gap_accuracy": ("Generalisation gap, train − test accuracy", 100, "points"),
-}
+# the outcomes whose tables are kept beside the primary one, where they were recorded
+KEPT = ("test/loss", "train/loss", "train/accuracy", "gap/accuracy")
 
 
-def table(analysis: dict, metric: str) -> list[str]:
-    """Give the lines of one metric's table."""
-    title, factor, unit = METRICS[metric]
-    lines = [f"## {title}{f' ({unit})' if unit else ''}", "", "| method | mean [95 %] | paired difference [95 %] | corrected p | verdict |"]
-    lines.append("|---|---|---|---|---|")
-    for method in analysis["methods"]:
-        mean, difference = method["metrics"].get(metric), method.get("differences", {}).get(metric)
-        cells = [f"`{method['label']}`", _interval(mean, factor, ""), _interval(difference, factor, "+")]
+def table(analysis: dict, name: str) -> list[str]:
+    """Give the lines of one outcome's table."""
+    outcome = analysis["outcomes"][name]
+    factor, unit = (100, "%") if outcome["unit"] == "%" else (1, outcome["unit"])
+    lines = [f"## {outcome['label']}{f' ({unit})' if unit else ''}", ""]
+    lines += ["| arm | mean [95 %] | paired difference [95 %] | corrected p | verdict |", "|---|---|---|---|---|"]
+    for arm in analysis["arms"]:
+        mean, difference = arm["metrics"].get(name), arm["differences"].get(name)
+        cells = [f"`{arm['label']}`", _interval(mean, factor, ""), _interval(difference, factor, "+")]
         p = (difference or {}).get("p_corrected")
         cells += ["–" if p is None else f"{p:.3f}", (difference or {}).get("verdict_text") or "–"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -49,13 +46,13 @@ def page(folder: Path, note: str = "") -> str:
     analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
     lines = [f"# {study['title']}", "", study["question"], "", analysis["answer"], ""]
     lines += [note, ""] if note else []
-    for metric in METRICS:
-        lines += table(analysis, metric)
-    lines += ["## Cost", "", "| method | time per step (ms) | memory of a step (MiB) | parameters |", "|---|---|---|---|"]
-    for method in analysis["methods"]:
-        cost = method["costs"]
+    for name in (analysis["primary"], *(name for name in KEPT if name in analysis["outcomes"])):
+        lines += table(analysis, name)
+    lines += ["## Cost", "", "| arm | time per step (ms) | memory of a step (MiB) | parameters |", "|---|---|---|---|"]
+    for arm in analysis["arms"]:
+        cost = arm["costs"]
         figures = (cost["seconds_per_step"] * 1e3, cost["peak_memory_bytes"] / 2**20, cost["parameters"])
-        lines.append("| `{}` | {:.1f} | {:.1f} | {:.0f} |".format(method["label"], *figures))
+        lines.append("| `{}` | {:.1f} | {:.1f} | {:.0f} |".format(arm["label"], *figures))
     settings = ", ".join(f"{name} {value}" for name, value in study["settings"].items())
     versions = ", ".join(f"{name} {version}" for name, version in study["versions"].items())
     # Where somebody kept results and data is no part of the result.
@@ -67,7 +64,7 @@ def page(folder: Path, note: str = "") -> str:
 
 
 def main() -> None:
-    """Read the command line and write README.md, analysis.json and table.csv."""
+    """Read the command line and write README.md, analysis.json, table.csv and runs.csv."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of a finished study")
     parser.add_argument("kept", type=Path, help="where to keep its results")
@@ -75,7 +72,7 @@ def main() -> None:
     given = parser.parse_args()
     given.kept.mkdir(parents=True, exist_ok=True)
     (given.kept / "README.md").write_text(page(given.folder, given.note), encoding="utf-8")
-    for name in ("analysis.json", "table.csv"):
+    for name in ("analysis.json", "table.csv", "runs.csv"):
         shutil.copyfile(given.folder / name, given.kept / name)
 
 

@@ -47,7 +47,7 @@ def test_help_takes_less_than_half_a_second_of_computing():
 
 OPTIONS = {
     "compare": "--data --device --engine --epochs --help --jobs --method --out --processes --ray-address --scale --seeds --set --sweep --task --test-size --train-size --tune --watch",
-    "report": "--help",
+    "report": "--export --help",
     "methods": "--help",
     "audit": "--help --images --out --text",
 }
