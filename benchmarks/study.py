@@ -143,8 +143,8 @@ def jobs() -> None:
     print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")
 
 
-def growth(runs: int = 500) -> None:
-    """Print what a run takes at the start and at the end of 500 tiny runs in one process (bar: neither time nor memory grows)."""
+def growth(rounds: int) -> None:
+    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows)."""
     import psutil
 
     from headwise.comparing.compare import Comparison
@@ -152,6 +152,7 @@ def growth(runs: int = 500) -> None:
     from headwise.comparing.run.execution import execute
     from headwise.studies.digits import STUDY as DIGITS
 
+    runs = 100 * rounds
     torch.set_num_threads(1)
     changes = {"epochs": 1, "train_size": 50, "test_size": 50, "depth": 2, "dim": 16, "head_statistics": ("attention_entropy",)}
     small = DIGITS.model_copy(update={"task": type(DIGITS.task)(**changes), "methods": ("SigmaReparam()",), "seeds": runs // 2})
@@ -163,16 +164,16 @@ def growth(runs: int = 500) -> None:
             execute(comparison.order(configuration), lambda event: None)
             seconds.append(time.process_time() - start)
             memory.append(process.memory_info().rss)
-    early, late = statistics.median(seconds[50:150]), statistics.median(seconds[-100:])
-    print(f"{runs} tiny runs: processor time of a run {early:.3f} s after 50 runs, {late:.3f} s at the end: {late / early:.2f} x")
-    per_run = (statistics.median(memory[-50:]) - statistics.median(memory[100:150])) / (runs - 150)
-    print(f"memory of the process: {memory[100] / 2**20:.0f} MiB after 100 runs, {memory[-1] / 2**20:.0f} MiB at the end, {per_run / 1024:.1f} KiB a run")
+    early, late = statistics.median(seconds[runs // 10 : runs // 4]), statistics.median(seconds[-runs // 5 :])
+    print(f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: {late / early:.2f} x")
+    per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (0.7 * runs)
+    print(f"memory of the process: {memory[runs // 5] / 2**20:.0f} MiB after {runs // 5} runs, {memory[-1] / 2**20:.0f} MiB at the end, {per_run / 1024:.1f} KiB a run")
 
 
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs(), "growth": lambda rounds: growth()}
+    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs(), "growth": growth}
     parser.add_argument("--only", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
