@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from timing import interleave, machine, ratio
 
+from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.train import Training, train_epoch
 from headwise.studies.blog_cifar10 import STUDY
 
@@ -42,8 +43,8 @@ def overhead(rounds: int) -> None:
     model = task.model()
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    made = accelerator.prepare(model, optimizer)
-    training = Training(task, *made, accelerator, 0)
+    training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
+    training.rates = LearningRate(task, optimizer, 1000)
     plain = task.model()
     plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
 
@@ -73,7 +74,8 @@ def images_per_second(rounds: int) -> None:
     task, (images, labels) = STUDY.task, _data()
     accelerator = Accelerator(cpu=True)
     model = task.model()
-    training = Training(task, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3)), accelerator, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
     # timm's models take the head size from the width; its attention layer takes any.
     class Attention(timm.layers.Attention):
         def __init__(self, dim: int, num_heads: int, **others) -> None:
@@ -82,15 +84,15 @@ def images_per_second(rounds: int) -> None:
     shape = {"embed_dim": 128, "depth": 6, "num_heads": 5, "mlp_ratio": 1.0, "num_classes": 10}
     other = VisionTransformer(img_size=32, patch_size=4, qkv_bias=True, attn_layer=Attention, **shape)
     assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
-    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    its_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
 
     def timm_epoch() -> None:
         for batch, target in loader:
             loss = F.cross_entropy(other(task.batch(batch, None)), target)
-            optimizer.zero_grad()
+            its_optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            its_optimizer.step()
 
     def loading() -> None:
         for batch, _ in loader:
@@ -141,10 +143,37 @@ def jobs() -> None:
     print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")
 
 
+def growth(rounds: int) -> None:
+    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows)."""
+    import psutil
+
+    from headwise.comparing.compare import Comparison
+    from headwise.comparing.engines.in_process import HereEngine
+    from headwise.comparing.run.execution import execute
+    from headwise.studies.digits import STUDY as DIGITS
+
+    runs = 100 * rounds
+    torch.set_num_threads(1)
+    changes = {"epochs": 1, "train_size": 50, "test_size": 50, "depth": 2, "dim": 16, "head_statistics": ("attention_entropy",)}
+    small = DIGITS.model_copy(update={"task": type(DIGITS.task)(**changes), "methods": ("SigmaReparam()",), "seeds": runs // 2})
+    process, seconds, memory = psutil.Process(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(small, Path(folder), HereEngine(), None, watch=True)
+        for configuration in small.configurations():
+            start = time.process_time()
+            execute(comparison.order(configuration), lambda event: None)
+            seconds.append(time.process_time() - start)
+            memory.append(process.memory_info().rss)
+    early, late = statistics.median(seconds[runs // 10 : runs // 4]), statistics.median(seconds[-runs // 5 :])
+    print(f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: {late / early:.2f} x")
+    per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (0.7 * runs)
+    print(f"memory of the process: {memory[runs // 5] / 2**20:.0f} MiB after {runs // 5} runs, {memory[-1] / 2**20:.0f} MiB at the end, {per_run / 1024:.1f} KiB a run")
+
+
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs()}
+    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs(), "growth": growth}
     parser.add_argument("--only", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -44,11 +44,14 @@ def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
     assert "heads/token_cosine/layer 0 head 0" not in heads and "heads/spectral_norm_qk/layer 0 head 1" in heads
 
 
-def test_reading_heads_leaves_the_numbers_of_the_run(tmp_path):
+@pytest.mark.parametrize("watch", [False, True])
+def test_reading_heads_leaves_the_numbers_of_the_run(tmp_path, watch):
     found = []
     for names in ((), ("attention_entropy",)):
-        carry(tiny_study(methods=("DropHead(p=0.3)",), head_statistics=names), tmp_path / str(len(names)))
+        study = tiny_study(methods=("DropHead(p=0.3)",), head_statistics=names)
+        carry(study, tmp_path / str(len(names)), watch=watch)
         runs = all_numbers(tmp_path / str(len(names))).values()
+        assert all(any("heads/" in k for k in r["metrics"]) == bool(names) for _, r in runs)
         found.append([({k: v for k, v in r["metrics"].items() if "heads/" not in k}, lines) for lines, r in runs])
     assert sorted(map(str, found[0])) == sorted(map(str, found[1]))
 

@@ -82,7 +82,8 @@ def test_a_task_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, so
 def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     from small_studies import PLACE
 
-    from headwise.comparing.command import Request, choose_study
+    from headwise.comparing.choosing import choose_study
+    from headwise.comparing.request import Request
 
     source = Path(PLACE).read_text() + (
         "\n\nfrom headwise import Method\n\n\nclass DoNothingHere(Method):\n"

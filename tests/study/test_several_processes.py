@@ -153,10 +153,10 @@ def test_sums_rows_and_unequal_batches_are_the_same_over_processes(tmp_path):
         for name in ("two", "one")
     )
     assert two.keys() == one.keys() == {"baseline", ARM_OF_ONE}, done.stderr
-    for arm, (told, metrics) in one.items():
+    for arm, (stream, metrics) in one.items():
         found = two[arm][1]
         assert {"test/perplexity", "test/spearman", "test/letters", "train/loss"} <= found.keys()
         for name, value in metrics.items():
             if not name.startswith("cost/"):
                 assert found[name] == pytest.approx(value, rel=1e-4), (arm, name)
-        assert [line["metrics"] for line in two[arm][0]] == [pytest.approx(line["metrics"], rel=1e-4) for line in told]
+        assert [line["metrics"] for line in two[arm][0]] == [pytest.approx(line["metrics"], rel=1e-4) for line in stream]

@@ -42,7 +42,9 @@ def describe_settings(study: Study) -> str:
 
 def _meaning(kind: type[Task], name: str) -> str:
     """Give what a field's nearest description says (a task that only changes a default has none), else its choices."""
-    fields = [base.model_fields[name] for base in kind.__mro__ if name in getattr(base, "model_fields", {})]
+    fields = [
+        base.model_fields[name] for base in kind.__mro__ if issubclass(base, Recipe) and name in base.model_fields
+    ]
     described = next((field.description for field in fields if field.description), None)
     if described:
         return described.replace("None:", "none:")

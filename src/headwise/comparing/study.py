@@ -35,7 +35,7 @@ class Scale(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: dict[str, Any] = {}
-    seeds: int | None = Field(None, ge=1)
+    seeds: int | None = Field(default=None, ge=1)
 
 
 class Study(BaseModel):
@@ -53,14 +53,14 @@ class Study(BaseModel):
     methods: tuple[str, ...] = BLOG_METHODS
     # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
     sweeps: tuple[str, ...] = ()
-    seeds: int = Field(10, ge=1)
-    threads: int = Field(1, ge=1)
-    processes: int = Field(1, ge=1)
+    seeds: int = Field(default=10, ge=1)
+    threads: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1)
     device: str = "cpu"
     # every run records the health of its heads
     watch: bool = False
     # in the unit of the primary metric; a difference within it counts as none
-    margin: float | None = Field(None, gt=0)
+    margin: float | None = Field(default=None, gt=0)
     claims: tuple[ClaimRecord, ...] = ()
     scales: dict[str, Scale] = {}
     notes: tuple[str, ...] = ()

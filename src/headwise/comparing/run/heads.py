@@ -83,7 +83,7 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
     shared = Counter((figure.statistic, figure.depth) for figure in figures)
     found: dict[str, float] = {}
     for name in dict.fromkeys(figure.statistic for figure in figures):
-        everything = []
+        everything: list[float] = []
         for figure in (figure for figure in figures if figure.statistic == name):
             layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
             values = {

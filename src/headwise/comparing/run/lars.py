@@ -42,9 +42,11 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        update = parameter.grad.add(parameter, alpha=group["weight_decay"])
+        gradient = parameter.grad
+        assert gradient is not None
+        update = gradient.add(parameter, alpha=group["weight_decay"])
         if parameter.ndim > 1:
-            update.mul_(_scale(parameter, group))
+            update.mul_(_scale(parameter, gradient, group))
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -55,7 +57,7 @@ class LARS(torch.optim.Optimizer):
         parameter.sub_(moved)
 
 
-def _scale(parameter: Tensor, group: dict[str, Any]) -> Tensor:
-    weight, gradient = parameter.norm(), parameter.grad.norm()  # type: ignore[union-attr]
+def _scale(parameter: Tensor, gradients: Tensor, group: dict[str, Any]) -> Tensor:
+    weight, gradient = parameter.norm(), gradients.norm()
     scale = group["trust"] * weight / (gradient + group["weight_decay"] * weight)
     return torch.where((weight > 0) & (gradient > 0), scale, torch.ones_like(scale))

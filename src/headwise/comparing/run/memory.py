@@ -53,7 +53,7 @@ def _peak(roots: Any) -> int:
         if event.name == "[memory]":
             events.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
     level = peak = 0
-    held = set()
+    held: set[int] = set()
     for _, place, size in sorted(events, key=lambda found: found[0]):
         if size < 0 and place not in held:
             # what was there before goes when Python comes by: the leftovers of another run change no figure of this one

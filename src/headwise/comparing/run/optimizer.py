@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from headwise.comparing.run.lars import LARS
 from headwise.files.errors import StudyError
 from headwise.regularizing.parameter_groups import parameter_groups, undecayed
 
-KINDS: dict[str, type[torch.optim.Optimizer]] = {
+KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,

@@ -42,7 +42,7 @@ def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, he
 
 def measure(training: Training, held: Held, least: str) -> dict[str, float]:
     """Make the evaluations that are made at least so often, as outcomes <evaluation>/<metric>."""
-    found = {}
+    found: dict[str, float] = {}
     for evaluation in held.evaluations:
         if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
             continue
@@ -152,6 +152,10 @@ def _costs(
     order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
 ) -> dict[str, float | None]:
     """Measure the costs last: nothing that follows can be changed by it."""
+    if training.watch is not None:
+        # its readings are of training, and it stands where the heads are read now
+        training.watch.remove()
+        training.watch = None
     model = training.accelerator.unwrap_model(training.model)
     costs: dict[str, float | None] = {
         "seconds_per_step": seconds_per_step(history),

@@ -12,7 +12,7 @@ from torch import nn
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.batches import make_batch, run_model
 from headwise.comparing.run.evaluate import add, count_batch, finished
-from headwise.comparing.run.examples import Examples, describe, size, take
+from headwise.comparing.run.examples import Examples, describe, move, size, take
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
@@ -68,7 +68,10 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
 
     Raises StudyError with the shapes of what was given.
     """
+    first = next(model.parameters(), None)
     examples = take(train, slice(0, min(FIRST, task.batch_size, size(train))))
+    if first is not None:
+        examples = move(examples, first.device)
     batch = make_batch(task, examples, None)
     output: Any = None
     was_training = model.training
@@ -98,7 +101,9 @@ def _count_twice(task: Task, model: nn.Module, examples: Examples) -> None:
     plain = Evaluation("train")
     whole = count_batch(task, plain, model, examples)
     one = count_batch(task, plain, model, take(examples, slice(0, 1)))
-    finished(task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole})
+    finished(
+        task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
+    )
 
 
 def _devices(model: nn.Module) -> list[int]:

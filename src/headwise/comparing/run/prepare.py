@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +15,7 @@ from headwise.comparing.phase import Phase
 from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.run.batches import epoch_steps, lengths_of, make_batch
 from headwise.comparing.run.configuration import derive
-from headwise.comparing.run.examples import Examples, size, take
+from headwise.comparing.run.examples import Examples, move, size, take
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.optimizer import build_optimizer
@@ -63,11 +63,9 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
     arm = read_arm(configuration.arm, task)
     lengths = lengths_of(task, train)
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths, configuration.draws)
-    example = make_batch(task, take(train, slice(0, min(2, size(train)))), None).inputs
+    example = make_batch(task, move(take(train, slice(0, min(2, size(train)))), accelerator.device), None).inputs
     seed = derive(configuration.draws, "methods", *later)
-    regularized = (
-        fit(arm, model, example=move_to(example, accelerator.device), seed=seed, steps=steps) if phase.methods else None
-    )
+    regularized = fit(arm, model, example=example, seed=seed, steps=steps) if phase.methods else None
     if before is not None and before.fitted and phase.start == "previous":
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
     _freeze(phase, model)
@@ -82,7 +80,7 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
     if order.watch:
         # in every process: a reading is a collective, and the first one writes it
         training.watch = _watch(order, model, task, steps, training.first_step)
-    training.model, training.optimizer = accelerator.prepare(model, optimizer)
+    training.model = accelerator.prepare(model)
     return training
 
 
@@ -97,15 +95,6 @@ def leave(training: Training, part: Part) -> Carried:
             training.regularized.remove(discard=True)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return Carried(weights, stays, part.phase.name, training.step, training.clock)
-
-
-def move_to(inputs: Any, device: torch.device) -> Any:
-    """Move a batch's inputs, whatever holds them, onto the device of the model."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, dict):
-        return {name: move_to(part, device) for name, part in inputs.items()}
-    return tuple(move_to(part, device) for part in inputs) if isinstance(inputs, (tuple, list)) else inputs
 
 
 def _freeze(phase: Phase, model: nn.Module) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headwise.comparing.results.records import EpochLine, Record
@@ -59,7 +58,7 @@ def load_state(folder: Path, note: Callable[[str], None]) -> tuple[RunState, dic
 
 def save_state(save: Callable[[Path, Checkpoint], None], folder: Path, state: RunState, training: Training) -> None:
     """Write a checkpoint of a training with `save`."""
-    moments, plain = flatten_optimizer(bare(training.optimizer))
+    moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
     tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}
     parts = {
@@ -77,7 +76,7 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> 
     model = {k.removeprefix(MODEL): t for k, t in tensors.items() if k.startswith(MODEL)}
     moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
     training.accelerator.unwrap_model(training.model).load_state_dict(model)
-    restore_optimizer(bare(training.optimizer), moments, state.optimizer)
+    restore_optimizer(training.optimizer, moments, state.optimizer)
     training.step, training.first_step = state.step, state.first_step
     if training.last_step is not None and training.task.steps is not None:
         training.last_step = state.first_step + training.task.steps
@@ -89,8 +88,3 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> 
         training.regularized.load_state(state.draws)
     if training.watch is not None:
         training.watch.step_to(training.step)
-
-
-def bare(optimizer: Any) -> torch.optim.Optimizer:
-    """Give the optimizer inside Accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)

@@ -26,11 +26,14 @@ from headwise.comparing.task import Task
 
 @dataclass
 class Training:
-    """Hold what one phase trains with: the model as prepared by Accelerate, its optimizer, its methods, its task."""
+    """Hold what one phase trains with: the model as prepared by Accelerate, its optimizer, its methods, its task.
+
+    The optimizer is torch's own: Accelerate's wrapper looks for packages on the disk in every step.
+    """
 
     task: Task
     model: nn.Module
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     accelerator: Accelerator
     seed: int
     regularized: Any | None = None
@@ -131,7 +134,7 @@ def _step(
         for at, (batch, share) in enumerate(zip(batches, shares, strict=True), 1)
     ]
     if task.clip is not None:
-        accelerator.clip_grad_norm_(training.model.parameters(), task.clip)
+        nn.utils.clip_grad_norm_(training.model.parameters(), task.clip)
     training.optimizer.step()
     if regularized is not None:
         regularized.after_step()
@@ -151,7 +154,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
         output = run_model(training.model, batch.inputs)
         loss = task.loss(output, batch.targets)
         total = loss if regularized is None else loss + regularized.loss()
-        accelerator.backward(total if share is None else total * share)
+        (total if share is None else total * share).backward()
     with torch.no_grad():
         metric = float("nan") if task.metrics else task.metric(output, batch.targets)
         return (loss.detach(), metric) if share is None else (loss.detach() * share, metric * share)
