@@ -65,6 +65,7 @@ def test_a_run_that_does_not_diverge_has_no_lead():
     assert (healthy["diverged"], healthy["alert"], healthy["lead"]) == (None, 30, None)
 
 
+@pytest.mark.bits
 def test_all_arms_of_a_seed_start_from_the_same_weights_and_batches():
     state = torch.get_rng_state()
     (one, images, labels), (other, _, same) = study.build(3), study.build(3)
