@@ -48,14 +48,11 @@ def test_comparing_is_a_function() -> None:
     assert done.stdout == "function\n", done.stderr
 
 
-@pytest.mark.parametrize("library", ["pydantic", "filelock", "accelerate"])
-@pytest.mark.parametrize("name", ["Task", "Study", "compare"])
-def test_a_missing_library_of_studies_is_named_with_its_extra(library: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "library"), [("Task", "pydantic"), ("Study", "pydantic"), ("compare", "filelock")])
+def test_a_missing_library_of_studies_is_named_with_its_extra(name: str, library: str) -> None:
     done = run_without({library}, f"from headwise.study import {name}")
     said = f"ImportError: headwise.study.{name} needs {library}, which is not installed: pip install 'headwise[study]'."
-    assert done.returncode == 0 or said in done.stderr
-    imported = {"Task": {"pydantic"}, "Study": {"pydantic"}, "compare": {"pydantic", "filelock"}}
-    assert (done.returncode == 0) == (library not in imported[name]), done.stderr
+    assert said in done.stderr
 
 
 RIGHT = """
@@ -66,7 +63,7 @@ from headwise import *
 from headwise.study import Study, Task, compare
 
 model = torch.nn.Linear(1, 1)
-fitted: Regularized = headwise.regularize(model, NeuTRENO(strength=0.6), DropHead(p=VShape(0.2)), seed=3)
+fitted: Regularized = headwise.regularize(model, NeuTRENO(strength=0.6), DropHead(p=VShape(start=0.2, end=0.2, warmup=5, total=10)), seed=3)
 optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3, weight_decay=0.1))
 watching = watch(model, every=2)
 print(fitted.report(), watching.records(), parse("DropHead(p=0.1)"), compare, Study, Task, Site, Method)

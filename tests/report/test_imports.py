@@ -33,7 +33,7 @@ def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
         load("half_library", "study")
 
 
-@pytest.mark.parametrize("library", ["jinja2", "scipy", "altair", "pydantic"])
+@pytest.mark.parametrize("library", ["jinja2", "scipy", "altair"])
 def test_writing_a_report_without_a_library_names_the_extra(library, tmp_path):
     write_study(tmp_path, seeds=3, epochs=2)
     done = run_without({library}, f"import headwise.report\nheadwise.report.write({str(tmp_path)!r})")
