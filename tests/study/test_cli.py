@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from small_studies import PLACE, orders, tiny_study
 
 ROOT = Path(__file__).parents[2]
@@ -249,3 +250,11 @@ def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
     (tmp_path / "report.html").mkdir()
     done = headwise("report", tmp_path)
     assert done.returncode == 1 and "report.html" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.bits
+def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
+    from headwise.files.provenance import hardware
+
+    taken = torch.backends.cpu.get_cpu_capability()
+    assert taken in hardware()["processor"] or not taken.startswith(("AVX", "DEFAULT"))
