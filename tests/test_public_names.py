@@ -15,6 +15,7 @@ import headwise.study
 
 SOURCE = Path(headwise.__file__).parent
 
+
 def declared_names(path: Path) -> set[str]:
     """Give the names that the file imports under TYPE_CHECKING."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -37,14 +38,27 @@ def test_every_method_is_public_and_every_public_name_exists() -> None:
 
 
 def test_a_star_import_needs_nothing_but_torch() -> None:
-    optional = {"transformers", "timm", "tensorboard", "pydantic", "numpy", "scipy", "jinja2", "altair", "safetensors", "typer"}
+    optional = {
+        "transformers",
+        "timm",
+        "tensorboard",
+        "pydantic",
+        "numpy",
+        "scipy",
+        "jinja2",
+        "altair",
+        "safetensors",
+        "typer",
+    }
     done = run_without(optional, "from headwise import *\nprint(regularize.__name__, DropHead(p=0.1), audit, watch)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("regularize DropHead(p=0.1) <function audit")
 
 
 def test_comparing_is_a_function() -> None:
-    done = run_without(set(), "import headwise.comparing.compare\nfrom headwise.study import compare\nprint(type(compare).__name__)")
+    done = run_without(
+        set(), "import headwise.comparing.compare\nfrom headwise.study import compare\nprint(type(compare).__name__)"
+    )
     assert done.stdout == "function\n", done.stderr
 
 

@@ -27,9 +27,17 @@ def test_the_environment_of_the_tests_is_one_that_a_user_can_work_in():
 
 
 def test_make_demo_runs_the_example():
-    code = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- example")[1].split("```python\n")[1].split("```")[0]
+    code = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .split("<!-- example")[1]
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     assert len(code.strip().splitlines()) <= 30
-    script = re.search(r"^demo: \S+\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE).group(1)
+    script = re.search(
+        r"^demo: \S+\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    ).group(1)
     done = a_user_runs(script)
     assert done.returncode == 0, done.stderr
     printed = done.stdout

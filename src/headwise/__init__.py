@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 
 # Written out, because type checkers read it; what `_HOME` does not name is a method.
 __all__ = [
-    "__version__",
     "AttentionNormPenalty",
     "AttnScale",
     "ByDepth",
@@ -46,6 +45,7 @@ __all__ = [
     "Thresholds",
     "VShape",
     "ValueResidual",
+    "__version__",
     "audit",
     "handle",
     "parameter_groups",
