@@ -1,17 +1,21 @@
-# make compare: set up and run the main job.   make test: set up and run the tests.
+# make compare: set up and run the main job.   make test: set up and run the tests.   make demo: run the README's example.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
 WORKERS ?= 2
+CAPABILITIES ?= default avx2
 STUB := PYTHONPATH=tests
 
-.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table launches clean
+.PHONY: compare demo test lint types pytest bits bench bench-cuda bench-study bench-watch bench-audit methods-table launches storm clean
 
 compare: $(VENV)/.study
 	$(PY) -m headwise compare $(ARGS)
+
+demo: $(VENV)/.demo
+	$(PY) docs/twenty_lines.py
 
 test: lint types pytest
 
@@ -24,6 +28,13 @@ types: $(VENV)/.test
 
 pytest: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+
+# make test runs the machine's best instructions; the same bits must come of the others.
+bits: $(VENV)/.test
+	for capability in $(CAPABILITIES); do \
+		echo "ATEN_CPU_CAPABILITY=$$capability"; \
+		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
+	done
 
 bench: $(VENV)/.test
 	$(PY) benchmarks/attention.py $(ARGS)
@@ -51,16 +62,23 @@ methods-table: $(VENV)/.test
 $(VENV)/.torch:
 	$(PYTHON) -c "import sys; sys.exit('headwise needs Python 3.11 or newer: make PYTHON=python3.12 ...' if sys.version_info < (3, 11) else 0)"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) install torch==2.13.0
 	touch $@
 
 $(VENV)/.study: $(VENV)/.torch pyproject.toml $(CONSTRAINTS)
-	$(PIP) -c $(CONSTRAINTS) -e '.[study]'
+	$(PIP) install -c $(CONSTRAINTS) -e '.[study]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.study requirements/test.txt requirements/test-no-deps.txt
-	$(PIP) -c $(CONSTRAINTS) -e '.[study,ray,hf,tensorboard]' -r requirements/test.txt
-	$(PIP) --no-deps -r requirements/test-no-deps.txt
+$(VENV)/.demo: $(VENV)/.study
+	$(PIP) install -c $(CONSTRAINTS) -e '.[study,hf]'
+	touch $@
+
+# What breaks a user's imports goes to a folder that only the tests have on their path (tests/tests_only.py).
+$(VENV)/.test: $(VENV)/.demo requirements/test.txt requirements/test-no-deps.txt
+	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,hf,tensorboard]' -r requirements/test.txt
+	$(PIP) uninstall -y -r requirements/test-no-deps.txt
+	rm -rf $(VENV)/tests-only
+	$(PIP) install --no-deps --target $(VENV)/tests-only -r requirements/test-no-deps.txt
 	touch $@
 
 clean:

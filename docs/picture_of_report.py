@@ -1,4 +1,4 @@
-"""Take the README's picture of a report: the top of report.html as a small PNG, in light and in dark.
+"""Take the README's picture of a report: its answer and its forest plot as a small PNG, in light and in dark.
 
     python docs/picture_of_report.py results/digits docs/report.png
 
@@ -14,18 +14,25 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-SIZE = {"width": 1120, "height": 1240}
+WIDTH, MARGIN = 1120, 24
+FOREST = "section#paired-differences"
+# The table above the plot says the same in numbers, and would fill the picture alone.
+PICTURED = f"section:not(#paired-differences), nav {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
 
 
 def take(report: Path, picture: Path, scheme: str) -> None:
-    """Write the top of the report, drawn in the given colour scheme, to `picture`."""
+    """Write the report from its title to the end of its forest plot, drawn in the given colour scheme, to `picture`."""
     executable = os.environ.get("HEADWISE_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+        page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, color_scheme=scheme)
         page.goto(report.resolve().as_uri())
         page.wait_for_selector("html[data-charts=ready]")
-        page.screenshot(path=picture)
+        page.add_style_tag(content=PICTURED)
+        page.wait_for_selector(f"{FOREST} svg")
+        end = page.locator(f"{FOREST} figure").evaluate("figure => figure.getBoundingClientRect().bottom + window.scrollY")
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": round(end) + MARGIN}
+        page.screenshot(path=picture, clip=clip, full_page=True)
         browser.close()
 
 

@@ -2,6 +2,8 @@
 
 import sys
 
+import tests_only  # noqa: F401
+
 
 class _StubFirst:
     """Imports the stub just before torchvision itself is looked for."""

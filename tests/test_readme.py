@@ -1,27 +1,52 @@
 """The README's example runs as it stands, and names only what exists."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import headwise
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_runs(capsys):
-    code = re.search(r"<!-- example.*?-->\s*```python\n(.*?)```", README, re.DOTALL).group(1)
+def a_user_runs(*arguments):
+    """Run Python as a user of this environment does: without the tests on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_environment_of_the_tests_is_one_that_a_user_can_work_in():
+    done = a_user_runs("-c", "from transformers import LlamaForCausalLM; print(LlamaForCausalLM.__name__)")
+    assert done.stdout == "LlamaForCausalLM\n", done.stderr
+
+
+def test_make_demo_runs_the_example():
+    code = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .split("<!-- example")[1]
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     assert len(code.strip().splitlines()) <= 30
-    exec(compile(code, "README.md", "exec"), {})
-    printed = capsys.readouterr().out
+    script = re.search(
+        r"^demo: \S+\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    ).group(1)
+    done = a_user_runs(script)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     assert "regularized" in printed and "NeuTRENO(strength=0.6)" in printed and "statistic" in printed
 
 
 def test_linked_files_exist():
-    root = Path(__file__).parent.parent
     for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
-        assert (root / target).exists(), target
+        assert (ROOT / target).exists(), target
 
 
 def test_unknown_public_names_are_refused():

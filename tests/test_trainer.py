@@ -167,6 +167,7 @@ def test_the_callback_takes_each_optimizer_step_and_no_micro_batch(tmp_path):
     assert handle.step == 3
 
 
+@pytest.mark.bits
 def test_a_resumed_run_goes_on_with_the_same_draws(tmp_path):
     def run(folder, steps, **settings):
         model = FAMILIES["Llama"].build().train()

@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 from pathlib import Path
 
+import tests_only  # noqa: F401  (torchvision lies there)
 import torch
 
 OPERATORS = (

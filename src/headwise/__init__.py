@@ -11,13 +11,53 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_METHODS = (
-    "AttentionNormPenalty AttnScale Decorrelation Disagreement DropAttention DropColumn DropHead DropKey EntropyPenalty FeatScale "
-    "GatedOutput InputNoise NeuTRENO NuclearDecay ProductDecay QKClip QKNorm RelaxedAttention SigmaReparam SoftCap "
-    "SpectralNorm SymmetricAttention Temperature ValueResidual WeightNorm"
-).split()
+# Written out, because type checkers read it; what `_HOME` does not name is a method.
+__all__ = [
+    "AttentionNormPenalty",
+    "AttnScale",
+    "ByDepth",
+    "Decorrelation",
+    "Disagreement",
+    "DropAttention",
+    "DropColumn",
+    "DropHead",
+    "DropKey",
+    "EntropyPenalty",
+    "FeatScale",
+    "GatedOutput",
+    "InputNoise",
+    "JsonLines",
+    "Method",
+    "NeuTRENO",
+    "NuclearDecay",
+    "ProductDecay",
+    "QKClip",
+    "QKNorm",
+    "Ramp",
+    "Regularized",
+    "RelaxedAttention",
+    "SigmaReparam",
+    "Site",
+    "SoftCap",
+    "SpectralNorm",
+    "SymmetricAttention",
+    "Temperature",
+    "TensorBoard",
+    "Thresholds",
+    "VShape",
+    "ValueResidual",
+    "WeightNorm",
+    "__version__",
+    "audit",
+    "handle",
+    "parameter_groups",
+    "parse",
+    "regularize",
+    "sites",
+    "watch",
+]
 
-_WHERE = {
+_HOME = {
     "Method": "core.method",
     "Site": "core.site",
     "Regularized": "regularizing.handle",
@@ -34,18 +74,15 @@ _WHERE = {
     "TensorBoard": "watching.logs",
     "Thresholds": "watching.alerts",
     "audit": "auditing.audit",
-    **dict.fromkeys(_METHODS, "methods"),
 }
-
-__all__ = ["__version__", *sorted(_WHERE)]
 
 # Out of `from headwise import *`, which must work without transformers.
 _OPTIONAL = {"WatchCallback": "watching.callback"}
 
 
 def __getattr__(name: str) -> Any:
-    module = _WHERE.get(name) or _OPTIONAL.get(name)
-    if module is None:
+    module = _HOME.get(name) or _OPTIONAL.get(name) or "methods"
+    if name not in __all__ and name not in _OPTIONAL:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headwise.files.optional_imports import needing
+
 if TYPE_CHECKING:
     from headwise.comparing.batch import Batch as Batch
     from headwise.comparing.compare import compare as compare
@@ -45,7 +47,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve a public name on first use, so that importing this module stays light."""
+    """Resolve a public name on first use, so that importing this module stays light; raise ImportError naming the extra."""
     if name not in _HOME:
         raise AttributeError(f"module 'headwise.study' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    with needing(f"headwise.study.{name}", "study"):
+        return getattr(import_module(_HOME[name]), name)

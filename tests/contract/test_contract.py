@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from rounding import assert_same_to_rounding
 from small_models import HOSTS, fresh
 
 import headwise
@@ -40,9 +41,13 @@ def run(host, model, seed=3):
 
 
 def same(a, b, exact):
-    assert torch.equal(a, b) if exact else (a - b).abs().max() <= 1e-6 * b.abs().max().clamp(min=1)
+    if exact:
+        assert torch.equal(a, b)
+    else:
+        assert_same_to_rounding(a, b)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("name", "host"), PAIRS)
 def test_a_neutral_setting_changes_nothing(name, host):
     cls = REGISTRY[name]
@@ -90,6 +95,7 @@ def test_a_strong_setting_visibly_acts(name, host):
     assert bool(acts_in_eval) == (cls.acts == "both" or cls.overrides("after_step"))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("name", "host"), PAIRS)
 def test_removal_before_any_step_gives_back_the_same_bits_and_keys(name, host):
     model = fresh(HOSTS[host])
@@ -123,6 +129,7 @@ def test_every_gradient_is_finite_and_training_steps_work(name, host):
     assert torch.isfinite(run(host, model)).all()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("name", "host"), on("own", "llama", "torch"))
 def test_folding_keeps_the_bits_of_the_eval_model(name, host):
     model, handle = fit(name, host, REGISTRY[name].strong)
@@ -142,6 +149,7 @@ def test_folding_keeps_the_bits_of_the_eval_model(name, host):
         assert list(model.state_dict()) == list(fresh(HOSTS[host]).state_dict())
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("name", "host"), on("own", "llama", "torch"))
 def test_a_deep_copy_and_a_state_dict_carry_everything(name, host):
     model, handle = fit(name, host, REGISTRY[name].strong)

@@ -54,6 +54,7 @@ def test_other_methods_work_on_layers_that_attend_twice():
     assert torch.allclose(model(x)[:, :4], model(x[:, :4]), atol=1e-6)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("method", [NeuTRENO(), ValueResidual()], ids=repr)
 @pytest.mark.parametrize("family", ["GPTNeoX", "GPTBigCode"])
 def test_caches_are_known_under_other_names(family, method):

@@ -82,22 +82,26 @@ def check(inputs, expected, settings, heads=H):
     handle.remove()
 
 
+@pytest.mark.bits
 def test_a_plain_call():
     q, k, v = three()
     check((q, k, v), lambda g: relaxed(q, k, v, g), {})
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("scale", [None, 1.0, 0.05])
 def test_the_scale_is_the_hosts(scale):
     q, k, v = three()
     check((q, k, v), lambda g: relaxed(q, k, v, g, scale=scale), {"scale": scale})
 
 
+@pytest.mark.bits
 def test_causality_counts_the_keys_a_query_sees():
     q, k, v = three(keys=T)
     check((q, k, v), lambda g: relaxed(q, k, v, g, allowed=torch.ones(T, T).tril().bool()), {"is_causal": True})
 
 
+@pytest.mark.bits
 def test_causality_with_more_keys_than_queries_counts_from_the_first_key():
     q, k, v = three()
     check((q, k, v), lambda g: relaxed(q, k, v, g, allowed=torch.ones(T, N).tril().bool()), {"is_causal": True})
@@ -106,6 +110,7 @@ def test_causality_with_more_keys_than_queries_counts_from_the_first_key():
 SHAPES = [(T, N), (1, N), (H, T, N), (1, 1, N), (B, 1, 1, N), (1, H, T, N), (B, H, T, N), (B, 1, T, N)]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_boolean_mask_of_any_shape_allows(shape):
     q, k, v = three()
@@ -114,6 +119,7 @@ def test_a_boolean_mask_of_any_shape_allows(shape):
     check((q, k, v), lambda g: relaxed(q, k, v, g, allowed=mask), {"attn_mask": mask})
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_float_mask_of_any_shape_is_added_and_learns(shape):
     q, k, v = three()
@@ -121,6 +127,7 @@ def test_a_float_mask_of_any_shape_is_added_and_learns(shape):
     check((q, k, v), lambda g: relaxed(q, k, v, g, bias=bias), {"attn_mask": bias})
 
 
+@pytest.mark.bits
 def test_minus_infinity_in_a_float_mask_forbids():
     q, k, v = three()
     hidden = torch.arange(N) > 5
@@ -128,6 +135,7 @@ def test_minus_infinity_in_a_float_mask_forbids():
     check((q, k, v), lambda g: relaxed(q, k, v, g, allowed=~hidden), {"attn_mask": bias})
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("groups", [1, 2])
 def test_grouped_queries(groups):
     q, k, v = three(groups=groups)
@@ -221,6 +229,7 @@ def test_the_hosts_dropout_is_the_same_from_the_same_seed(method):
     handle.remove()
 
 
+@pytest.mark.bits
 def test_evaluation_without_methods_that_act_there_is_the_hosts_own_call():
     q, k, v = three()
     model = Attention().eval()

@@ -68,6 +68,7 @@ def test_one_graph_and_no_other_over_five_steps_with_a_changing_strength(case):
     twin.remove()
 
 
+@pytest.mark.bits
 def test_a_removed_method_leaves_the_compiled_model():
     model, x = stack(), tokens()
     plain = model(x)
@@ -110,6 +111,7 @@ def test_a_broken_graph_stays_inside_its_site_and_an_exception_leaves_it():
     handle.remove()
 
 
+@pytest.mark.bits
 def test_an_exception_in_eager_mode_misroutes_no_model_compiled_later():
     model, other, x = stack(Breaking), stack(SelfAttention), tokens()
     plain = other(x)
@@ -146,6 +148,7 @@ def test_a_compiled_layer_inside_of_an_eager_model_belongs_to_its_site():
     headwise.handle(twin).remove()
 
 
+@pytest.mark.bits
 def test_a_compiled_neutral_setting_is_the_host():
     model, x = stack(), tokens()
     plain = torch.compile(model, fullgraph=True, backend="eager")(x)

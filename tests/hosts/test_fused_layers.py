@@ -123,6 +123,7 @@ def test_an_output_projection_that_never_runs_as_a_module_is_told():
     handle.remove()
 
 
+@pytest.mark.bits
 def test_a_forward_set_on_the_module_itself_is_found():
     model, x = stack(depth=1), tokens()
     layer = model.layers[0]

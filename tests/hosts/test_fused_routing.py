@@ -52,6 +52,7 @@ class Failing(SelfAttention):
         return out
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "error", [ValueError("broken"), KeyboardInterrupt(), SystemExit()], ids=lambda e: type(e).__name__
 )
@@ -117,6 +118,7 @@ def test_after_a_nested_layer_the_calls_are_those_of_the_one_around_again(fails)
     handle.remove()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_models_are_removed_in_any_order_and_the_last_gives_the_function_back(order):
     x = tokens()
@@ -147,6 +149,7 @@ def test_a_model_thrown_away_without_remove_gives_the_function_back():
     assert F.scaled_dot_product_attention is softmax.fused
 
 
+@pytest.mark.bits
 def test_a_call_that_was_on_its_way_when_the_function_was_given_back_is_made():
     plain = alone()
     handle = headwise.regularize(stack(), *STRONG)
@@ -173,6 +176,7 @@ def test_somebody_elses_wrapper_is_called_and_left_in_place(monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.bits
 def test_a_wrapper_put_over_ours_keeps_working_after_remove(monkeypatch):
     model, x = stack(), tokens()
     plain = model(x)

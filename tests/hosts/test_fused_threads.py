@@ -32,6 +32,7 @@ def _nothing_is_left():
     assert F.scaled_dot_product_attention is softmax.fused
 
 
+@pytest.mark.bits
 def test_threads_with_models_of_their_own_do_not_meet():
     x = tokens(length=32)
     models = [stack(depth=4) for _ in range(4)]
@@ -59,6 +60,7 @@ def test_threads_with_models_of_their_own_do_not_meet():
         handle.remove()
 
 
+@pytest.mark.bits
 def test_threads_may_evaluate_one_model_at_once():
     model = stack(depth=4).eval()
     batches = [tokens(batch=2 + i, length=8 + i, seed=i) for i in range(4)]

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from rounding import assert_same_to_rounding
 from tiny_models import FAMILIES, Family
 from torch import Tensor, nn
 
@@ -34,9 +35,10 @@ def assert_same(got: Tensor, wanted: Tensor, bits: bool) -> None:
     if bits:
         assert torch.equal(got, wanted)
     else:
-        assert (got - wanted).abs().max() <= 1e-6 * max(1.0, float(wanted.detach().abs().max()))
+        assert_same_to_rounding(got, wanted)
 
 
+@pytest.mark.bits
 @each_loaded
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_neutral_methods_change_nothing(family: Family, implementation: str, dropout: float) -> None:
@@ -205,6 +207,7 @@ def test_encoder_and_decoder_each_carry_their_own_first_values(name: str) -> Non
     assert all(report.status(s.name) == "not applicable" for s in sites(model) if s.is_cross)
 
 
+@pytest.mark.bits
 def test_a_deep_copy_acts_by_itself() -> None:
     family = FAMILIES["Llama"]
     model = family.build().train()

@@ -102,6 +102,7 @@ def test_a_mix_of_values_refuses_sliding_caches_of_different_lengths_by_name() -
     assert generate(model, family, use_cache=False)[0].shape[1] > NEW
 
 
+@pytest.mark.bits
 def test_beams_keep_their_own_carried_values() -> None:
     family = FAMILIES["BART"]
     model = family.build()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
+from rounding import assert_same_to_rounding
 from tiny_models import FAMILIES
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,6 +25,7 @@ def routed_layer(name: str, implementation: str) -> nn.Module:
     return next(m for m in model.modules() if "_headwise" in m.__dict__)
 
 
+@pytest.mark.bits
 def test_the_eager_functions_drop_nothing_in_evaluation() -> None:
     layer = routed_layer("BERT", "eager")
     q, k, v = torch.randn(3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -30,18 +33,20 @@ def test_the_eager_functions_drop_nothing_in_evaluation() -> None:
     assert not torch.equal(routed(layer.train(), q, k, v, None, dropout=0.5)[0], routed(layer, q, k, v, None)[0])
 
 
+@pytest.mark.bits
 def test_learned_queries_may_come_once_for_the_batch() -> None:
     layer = routed_layer("BERT", "sdpa")
     k, v = torch.randn(2, 3, 4, 6, 8, generator=torch.Generator().manual_seed(0))
     q = torch.randn(1, 4, 2, 8)
-    assert torch.equal(routed(layer, q, k, v, None)[0], routed(layer, q.expand(3, -1, -1, -1), k, v, None)[0])
+    assert_same_to_rounding(routed(layer, q, k, v, None)[0], routed(layer, q.expand(3, -1, -1, -1), k, v, None)[0])
 
 
+@pytest.mark.bits
 def test_keys_may_come_in_fewer_heads_than_values() -> None:
     layer = routed_layer("BERT", "sdpa")
     q, k, v = torch.randn(3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
     whole = k[:, :2].repeat_interleave(2, dim=1)
-    assert torch.equal(routed(layer, q, k[:, :2], v, None)[0], routed(layer, q, whole, v, None)[0])
+    assert_same_to_rounding(routed(layer, q, k[:, :2], v, None)[0], routed(layer, q, whole, v, None)[0])
 
 
 def test_each_class_falls_back_to_its_own_eager_function() -> None:
@@ -71,6 +76,7 @@ class ChoosingAttention(nn.Module):
         return interface(self, q, q, q, mask, indices=indices)[0].flatten(2)
 
 
+@pytest.mark.bits
 def test_a_layer_that_prepares_its_mask_by_the_implementation_prepares_the_hosts() -> None:
     config = FAMILIES["Llama"].make(0.0)[1]
     config._attn_implementation = "sdpa"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rounding import assert_same_to_rounding
 from tiny_models import FAMILIES, Family
 from torch import Tensor, nn
 
@@ -48,12 +49,14 @@ def step(family: Family, *, checkpointing: dict | None, dropout: float) -> tuple
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("family", CHECKPOINTED, ids=lambda f: f.name)
 def test_gradient_checkpointing_trains_with_the_same_gradients(family: Family, dropout: float) -> None:
     loss, plain = step(family, checkpointing=None, dropout=dropout)
     again, saved = step(family, checkpointing={}, dropout=dropout)
-    assert torch.equal(loss, again)
+    # Checkpointing turns the cache of keys off: the same kernel reads keys and values in another layout.
+    assert_same_to_rounding(again, loss)
     assert saved.keys() == plain.keys()
     for name, grad in plain.items():
         assert (saved[name] - grad).norm() <= 1e-5 * grad.norm() + 1e-7, name

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from hugging_face_calls import calls_of
+from rounding import assert_same_to_rounding
 from tiny_models import FAMILIES
 from torch import Tensor, nn
 
@@ -81,6 +82,7 @@ def test_an_eager_function_that_does_more_than_its_keywords_tell_is_refused(monk
 # Configs
 
 
+@pytest.mark.bits
 def test_a_model_of_the_same_config_object_is_not_routed() -> None:
     cls, config = LLAMA.make(0.0)
     config._attn_implementation = "sdpa"
@@ -96,6 +98,7 @@ def test_a_model_of_the_same_config_object_is_not_routed() -> None:
     assert config._attn_implementation == "sdpa"
 
 
+@pytest.mark.bits
 def test_saving_writes_the_plain_model(tmp_path) -> None:
     model = LLAMA.build()
     batch = LLAMA.batch("right")
@@ -106,7 +109,8 @@ def test_saving_writes_the_plain_model(tmp_path) -> None:
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "regularized" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
     again = type(model).from_pretrained(tmp_path / "regularized", attn_implementation="sdpa")
-    assert torch.equal(logits(again.eval(), batch), plain)
+    # The same kernel, on weights that may stand unaligned in the file they were read from.
+    assert_same_to_rounding(logits(again.eval(), batch), plain)
 
 
 def test_loading_a_plain_checkpoint_into_a_regularized_model_explains() -> None:

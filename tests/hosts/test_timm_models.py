@@ -27,6 +27,7 @@ def state(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("name", "settings"), BOTH)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_neutral_setting_changes_no_bit(name, settings, training):
@@ -68,6 +69,7 @@ def test_every_layer_is_reached_and_a_strong_setting_acts_on_each(name):
         handle.remove()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", WHOLE)
 def test_removal_gives_back_the_same_bits_keys_and_attributes(name):
     model, x = made(WHOLE[name]), images()
@@ -85,6 +87,7 @@ def test_removal_gives_back_the_same_bits_keys_and_attributes(name):
     assert F.scaled_dot_product_attention is softmax.fused
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_deep_copy_is_a_regularized_model_of_its_own(name):
     model, x = made(WHOLE[name]), images()
@@ -143,6 +146,7 @@ def test_a_relative_position_bias_learns_through_every_method():
     handle.remove()
 
 
+@pytest.mark.bits
 def test_naflexvit_takes_padded_patches():
     model = made(WHOLE["NaFlexViT"])
     patches = torch.randn(2, 16, 192, generator=torch.Generator().manual_seed(0))
@@ -181,6 +185,7 @@ def test_timms_own_gradient_checkpointing_gives_the_same_gradients_and_one_penal
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.bits
 def test_features_and_head_called_apart_train_as_the_whole_does():
     results = []
     for apart in (False, True):

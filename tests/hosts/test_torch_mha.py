@@ -14,6 +14,7 @@ import headwise
 from headwise import AttnScale, DropHead, EntropyPenalty, GatedOutput, InputNoise, NeuTRENO, RelaxedAttention
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_neutral_settings_training_keeps_every_bit_and_every_random_number(kind):
     for way in calls(kind):
@@ -29,6 +30,7 @@ def test_at_neutral_settings_training_keeps_every_bit_and_every_random_number(ki
         handle.remove()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_no_method_acts_outputs_weights_and_gradients_are_the_hosts_bits(kind):
     for (*way, padding), need, average in itertools.product(calls(kind), (False, True), (False, True)):
@@ -45,6 +47,7 @@ def test_where_no_method_acts_outputs_weights_and_gradients_are_the_hosts_bits(k
         handle.remove()
 
 
+@pytest.mark.bits
 def test_a_method_that_acts_in_training_alone_leaves_evaluation_to_the_native_path():
     for layout, need in itertools.product(LAYOUTS, (False, True)):
         it = case(layout=layout, padding="bool")

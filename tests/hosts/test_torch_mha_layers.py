@@ -61,6 +61,7 @@ def kinds():
             yield batch_first, norm_first, nested, settings
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("mode", ["train", "eval", "no grad"])
 def test_at_neutral_settings_encoders_give_the_hosts_bits(mode):
     for *kind, settings in kinds():
@@ -117,6 +118,7 @@ def test_layers_that_are_left_out_keep_their_native_path():
     assert [layer.activation_relu_or_gelu for layer in model.layers] == [1, 1]
 
 
+@pytest.mark.bits
 def test_removal_gives_evaluation_its_native_bits_back():
     model, x = encoder().eval(), tokens()
     with torch.no_grad():

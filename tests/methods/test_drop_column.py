@@ -30,6 +30,7 @@ def test_windows_of_one_sample_share_its_draw():
     assert not torch.equal(kept[1], kept[2])
 
 
+@pytest.mark.bits
 def test_evaluation_and_p_zero_change_no_bit():
     q, k, v = qkv()
     plain = attend_with([], q, k, v)[0]

@@ -28,6 +28,7 @@ def test_one_head_always_stays_and_each_is_it_equally_often():
     assert ((found.float().mean(0) - 0.25).abs() < 0.04).all()
 
 
+@pytest.mark.bits
 def test_a_single_head_is_left_alone():
     q, k, v = qkv(h=1)
     assert torch.equal(attend_with([DropHead(p=0.9)], q, k, v)[0], attend_with([], q, k, v)[0])
@@ -37,6 +38,7 @@ def test_heads_drop_with_probability_p():
     assert abs((factors(0.2, b=500, h=8) == 0).float().mean() - 0.2) < 0.02
 
 
+@pytest.mark.bits
 def test_evaluation_changes_no_bit():
     q, k, v = qkv()
     assert torch.equal(attend_with([DropHead(p=0.9)], q, k, v, training=False)[0], attend_with([], q, k, v)[0])

@@ -18,6 +18,7 @@ def test_it_adds_the_first_layers_values_minus_its_own():
         torch.testing.assert_close(out, weights(q, k) @ v + 0.4 * (first - v))
 
 
+@pytest.mark.bits
 def test_the_first_layer_is_plain():
     q, k, v = qkv()
     assert torch.equal(attend_with([NeuTRENO()], q, k, v)[0], attend_with([], q, k, v)[0])

@@ -37,6 +37,7 @@ def test_fuzzy_gammas_are_normal_around_gamma_and_clipped():
     assert clipped.min() > -1e-5 and (clipped.abs() < 1e-5).sum() >= 10
 
 
+@pytest.mark.bits
 def test_evaluation_is_plain_unless_inference_is_matched():
     q, k, v = qkv()
     plain = attend_with([], q, k, v)[0]

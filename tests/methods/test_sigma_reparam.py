@@ -20,6 +20,7 @@ def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:
     return getattr(net.layers[layer], name).parametrizations.weight[0]
 
 
+@pytest.mark.bits
 def test_starting_at_the_current_weights_changes_no_bit():
     net = model()
     before = net(ids())
@@ -70,6 +71,7 @@ def test_forwards_change_no_state_and_a_step_takes_one_power_iteration():
     torch.testing.assert_close(spectral.u_k, u)
 
 
+@pytest.mark.bits
 def test_folding_gives_plain_weights_with_the_bits_of_the_eval_model():
     net = model()
     keys = list(net.state_dict())
@@ -107,6 +109,7 @@ def test_optimizers_see_the_plain_parameter_and_gamma():
     assert names["layers.0.c_attn.parametrizations.weight.0.gamma"].shape == (3,)
 
 
+@pytest.mark.bits
 def test_half_precision_computes_sigma_in_fp32():
     net = model()
     headwise.regularize(net, SigmaReparam(init="one"))
@@ -118,6 +121,7 @@ def test_half_precision_computes_sigma_in_fp32():
     assert (net.layers[0].c_attn.weight.float() - sharp).abs().max() < 0.02
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("options", [{}, {"kdim": 10, "vdim": 14}])
 def test_multihead_attention_is_reparametrized_by_blocks(options):
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ def test_a_mask_of_lowest_finite_numbers_stays_a_mask():
     torch.testing.assert_close(found, attend_with([SoftCap(cap=0.5)], q, k, v, mask=PADDING)[0])
 
 
+@pytest.mark.bits
 def test_it_acts_in_evaluation_too():
     q, k, v = qkv()
     a, b = (attend_with([SoftCap(cap=0.1)], q, k, v, training=training)[0] for training in (True, False))

@@ -21,6 +21,7 @@ def test_an_additive_bias_is_part_of_the_logits():
     torch.testing.assert_close(out, ((logits(q, k) + bias) / 0.3).softmax(-1) @ v)
 
 
+@pytest.mark.bits
 def test_a_value_of_one_changes_no_bit():
     q, k, v = qkv()
     assert torch.equal(attend_with([Temperature()], q, k, v)[0], attend_with([], q, k, v)[0])

@@ -13,6 +13,7 @@ def test_values_are_mixed_with_the_first_layers_before_attention():
     torch.testing.assert_close(out, weights(q, k) @ (0.7 * v + 0.3 * first))
 
 
+@pytest.mark.bits
 def test_a_mix_of_one_uses_the_first_layers_values_alone():
     q, k, v = qkv()
     first = qkv(seed=1)[2]
@@ -20,6 +21,7 @@ def test_a_mix_of_one_uses_the_first_layers_values_alone():
     assert torch.equal(a, b)
 
 
+@pytest.mark.bits
 def test_the_first_layer_is_plain():
     q, k, v = qkv()
     assert torch.equal(attend_with([ValueResidual()], q, k, v)[0], attend_with([], q, k, v)[0])

@@ -166,6 +166,7 @@ def test_a_softmax_by_hand_is_found_though_its_class_does_not_say_attention():
     handle.remove()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("host", ["own", "llama", "torch"])
 def test_regularizing_twice_is_refused_and_leaves_the_first(host):
     model = fresh(host)

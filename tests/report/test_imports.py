@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from absent_libraries import run_without
+from synthetic_study import write_study
 
 from headwise.files.optional_imports import load
 
@@ -29,3 +31,11 @@ def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
         load("half_library", "study")
+
+
+@pytest.mark.parametrize("library", ["jinja2", "scipy", "altair"])
+def test_writing_a_report_without_a_library_names_the_extra(library, tmp_path):
+    write_study(tmp_path, seeds=3, epochs=2)
+    done = run_without({library}, f"import headwise.report\nheadwise.report.write({str(tmp_path)!r})")
+    assert f"ImportError: A report needs {library}" in done.stderr, done.stderr
+    assert "pip install 'headwise[study]'" in done.stderr

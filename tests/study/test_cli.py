@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from small_studies import PLACE, orders, tiny_study
 
 ROOT = Path(__file__).parents[2]
@@ -403,3 +404,10 @@ def test_comparing_knows_no_built_in_study():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not any(name.startswith("headwise.studies") for name in names), path
+
+@pytest.mark.bits
+def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
+    from headwise.files.provenance import hardware
+
+    taken = torch.backends.cpu.get_cpu_capability()
+    assert taken in hardware()["processor"] or not taken.startswith(("AVX", "DEFAULT"))

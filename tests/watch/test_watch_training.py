@@ -53,6 +53,7 @@ def assert_same_figures(found, expected, tolerance=1e-5):
         assert found[key] == pytest.approx(value, rel=tolerance, abs=tolerance), key
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", HOSTS)
 def test_losses_and_weights_are_equal_to_the_bit_with_and_without_watching(name):
     host = HOSTS[name]

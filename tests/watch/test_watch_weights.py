@@ -85,6 +85,7 @@ def test_reading_the_weights_of_sigma_reparam_changes_no_bit():
     assert any(r["statistic"] == "spectral_norm_qk" for r in watch.records())
 
 
+@pytest.mark.bits
 def test_reading_weights_leaves_the_vectors_of_torchs_spectral_norm_alone():
     found = []
     for watched in (False, True):
@@ -157,6 +158,7 @@ def test_windows_are_read_and_their_tokens_are_those_of_the_whole_sample():
     assert max(share) <= 1.0 + 1e-5
 
 
+@pytest.mark.bits
 def test_a_copy_of_a_watched_model_is_not_watched():
     model = fresh(HOSTS["own"])
     watch = headwise.watch(model, every=1, on_alert=None, statistics=["max_logit"])

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.core.site import Site
+
+if TYPE_CHECKING:
+    # Settings are declared as numbers and take a schedule each: type checkers are to accept `DropHead(p=VShape(...))`.
+    Strength = float
+else:
+    Strength = object
 
 
 def number(value: Any) -> Any:
@@ -22,7 +28,7 @@ def _plain(one: Any) -> None:
 
 
 @dataclass(frozen=True)
-class VShape:
+class VShape(Strength):
     """Falls from `start` to 0 over `warmup` steps, then rises to `end` at step `total`.
 
     The schedule of DropHead: Zhou et al. 2020, arXiv 2004.13342.
@@ -46,7 +52,7 @@ class VShape:
 
 
 @dataclass(frozen=True)
-class ByDepth:
+class ByDepth(Strength):
     """Goes linearly from `first` at the first layer of a stack to `last` at its last.
 
     The decreasing ratio of DropKey: Li et al. 2023, arXiv 2208.02646.
@@ -64,7 +70,7 @@ class ByDepth:
 
 
 @dataclass(frozen=True)
-class Ramp:
+class Ramp(Strength):
     """Stays at `start` for `begin` optimizer steps, goes linearly to `end` over `steps` further ones, then stays."""
 
     start: float

@@ -1,8 +1,10 @@
-"""Import the optional libraries of reports, with an error that names the extra."""
+"""Import the optional libraries, with an error that names the extra."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def load(name: str, extra: str):
@@ -13,3 +15,15 @@ def load(name: str, extra: str):
         if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
             raise
         raise ImportError(f"A report needs {name}, which is not installed: pip install 'headwise[{extra}]'.") from error
+
+
+@contextmanager
+def needing(purpose: str, extra: str) -> Iterator[None]:
+    """Turn a missing library into an ImportError that names the extra; `purpose` begins its sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        # A missing file of headwise is a fault of ours, which no extra repairs.
+        if error.name is None or error.name.split(".")[0] == "headwise":
+            raise
+        raise ImportError(f"{purpose} needs {error.name}, which is not installed: pip install 'headwise[{extra}]'.") from error

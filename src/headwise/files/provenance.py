@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Give processor, usable cores, memory in bytes and operating system."""
+    """Give processor with its instruction set, usable cores, memory in bytes and operating system."""
     found: dict[str, Any] = {"processor": _processor(), "cores": usable_cores(), "system": platform.platform()}
     try:
         found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -78,13 +78,26 @@ def usable_cores() -> int:
 
 
 def _processor() -> str:
+    told: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+            name, _, value = line.partition(":")
+            told.setdefault(name.strip(), value.strip())
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    name = told.get("model name") or platform.processor() or platform.machine()
+    instructions = _instructions(set(told.get("flags", "").split()))
+    return f"{name} ({instructions})" if instructions else name
+
+
+def _instructions(flags: set[str]) -> str:
+    """Name the instruction set that torch takes on this processor: another one rounds otherwise, and trains to other numbers."""
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags and asked in ("", "avx512"):
+        return "AVX512"
+    if "avx2" in flags:
+        return "DEFAULT" if asked == "default" else "AVX2"
+    return ""
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headwise.files.optional_imports import needing
+
 
 def write(folder: str | Path) -> Path:
     """Rebuild the report of a study folder and return the path of its report.html.
 
     Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run and by epoch)
     and analysis.json. Raises FileNotFoundError
-    when the folder holds neither study.json nor findings.json.
+    when the folder holds neither study.json nor findings.json, ImportError naming the extra when a library is missing.
     """
-    from headwise.comparing.report.rebuild import rebuild
+    with needing("A report", "study"):
+        from headwise.comparing.report.rebuild import rebuild
 
-    return rebuild(folder)
+        return rebuild(folder)

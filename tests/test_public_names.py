@@ -1,0 +1,138 @@
+"""The public names: what type checkers see, what a star import gives, and which extra brings what is missing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absent_libraries import run_without
+
+import headwise
+import headwise.study
+
+SOURCE = Path(headwise.__file__).parent
+
+
+def declared_names(path: Path) -> set[str]:
+    """Give the names that the file imports under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (guarded,) = [n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
+    return {alias.asname for found in guarded.body if isinstance(found, ast.ImportFrom) for alias in found.names}
+
+
+def test_type_checkers_see_exactly_the_public_names() -> None:
+    optional = {"WatchCallback"}
+    assert declared_names(SOURCE / "__init__.py") == {*headwise.__all__} - {"__version__"} | optional
+    assert {*headwise.__all__} | optional == {*dir(headwise)}
+    assert declared_names(SOURCE / "study.py") == {*headwise.study.__all__}
+
+
+def test_every_method_is_public_and_every_public_name_exists() -> None:
+    from headwise import methods
+
+    assert {*methods.__all__} <= {*headwise.__all__}
+    assert all(getattr(headwise, name) is not None for name in headwise.__all__)
+
+
+def test_a_star_import_needs_nothing_but_torch() -> None:
+    optional = {
+        "transformers",
+        "timm",
+        "tensorboard",
+        "pydantic",
+        "numpy",
+        "scipy",
+        "jinja2",
+        "altair",
+        "safetensors",
+        "typer",
+    }
+    done = run_without(optional, "from headwise import *\nprint(regularize.__name__, DropHead(p=0.1), audit, watch)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("regularize DropHead(p=0.1) <function audit")
+
+
+def test_comparing_is_a_function() -> None:
+    done = run_without(
+        set(), "import headwise.comparing.compare\nfrom headwise.study import compare\nprint(type(compare).__name__)"
+    )
+    assert done.stdout == "function\n", done.stderr
+
+
+@pytest.mark.parametrize(("name", "library"), [("Task", "pydantic"), ("Study", "pydantic"), ("compare", "filelock")])
+def test_a_missing_library_of_studies_is_named_with_its_extra(name: str, library: str) -> None:
+    done = run_without({library}, f"from headwise.study import {name}")
+    said = f"ImportError: headwise.study.{name} needs {library}, which is not installed: pip install 'headwise[study]'."
+    assert said in done.stderr
+
+
+RIGHT = """
+import torch
+
+import headwise
+from headwise import *
+from headwise.study import Study, Task, compare
+
+model = torch.nn.Linear(1, 1)
+fitted: Regularized = headwise.regularize(model, NeuTRENO(strength=0.6), DropHead(p=VShape(start=0.2, end=0.2, warmup=5, total=10)), seed=3)
+optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3, weight_decay=0.1))
+watching = watch(model, every=2)
+print(fitted.report(), watching.records(), parse("DropHead(p=0.1)"), compare, Study, Task, Site, Method)
+"""
+WRONG = """
+from headwise import DropHead, NeuTRENO
+
+DropHead(q=3)
+NeuTRENO(strenth=1)
+"""
+
+
+@pytest.fixture
+def two_programs(tmp_path: Path) -> Path:
+    (tmp_path / "right.py").write_text(RIGHT, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    return tmp_path
+
+
+def lines_with_errors(said: str) -> set[tuple[str, str]]:
+    """Give file name and line of each error that a type checker printed."""
+    errors = [line.strip() for line in said.splitlines() if " error: " in line]
+    return {(Path(line.split(":")[0]).name, line.split(":")[1]) for line in errors}
+
+
+WANTED = {("wrong.py", "4"), ("wrong.py", "5")}
+
+
+@pytest.mark.slow
+def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
+    # Libraries are taken for Any: reading torch alone costs a minute.
+    (two_programs / "mypy.ini").write_text(
+        f"[mypy]\nmypy_path = {SOURCE.parent}\ncache_dir = {two_programs / 'cache'}\nfollow_imports = silent\n"
+        "ignore_missing_imports = true\n[mypy-torch.*,transformers.*,numpy.*,pydantic.*,scipy.*]\nfollow_imports = skip\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "right.py", "wrong.py"],
+        cwd=two_programs,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert lines_with_errors(done.stdout) == WANTED, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_pyright_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
+    (two_programs / "pyrightconfig.json").write_text(
+        f'{{"include": ["."], "extraPaths": ["{SOURCE.parent}"], "reportWildcardImportFromLibrary": false}}'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable],
+        cwd=two_programs,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert lines_with_errors(done.stdout.replace(" - error: ", " error: ")) == WANTED, done.stdout + done.stderr

@@ -1,0 +1,13 @@
+"""Puts packages that only the tests need on the path: `make test` installs them beside the user's environment, not in it.
+
+torchvision without operators that fit the installed torch breaks `import transformers` for a user; with the stub of
+`torchvision_stub` the tests can live with it.
+"""
+
+import sys
+from pathlib import Path
+
+FOLDER = Path(sys.prefix) / "tests-only"
+
+if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+    sys.path.append(str(FOLDER))
