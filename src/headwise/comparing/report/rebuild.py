@@ -64,8 +64,19 @@ def _study_files(path: Path) -> dict[str, str]:
 def _replace(path: Path, text: str) -> None:
     # A report that is open in a browser, or cut off by a full disk, is never half a file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    _clear_scratch(path)
     try:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _clear_scratch(path: Path) -> None:
+    """Remove what a process left that was killed while it wrote this file."""
+    import psutil
+
+    for scratch in path.parent.glob(f".{path.name}.*"):
+        number = scratch.suffix[1:]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            scratch.unlink(missing_ok=True)
