@@ -14,6 +14,7 @@ KILLS = int(os.environ.get("HEADWISE_KILLS", "100"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_kills_at_random_moments_change_no_number_and_leave_nothing_behind(tmp_path):
     pytest.importorskip("ray")
     script = Path(storm.__file__)

@@ -18,6 +18,13 @@ def damaged_words(analysis: dict) -> list[str]:
     ]
 
 
+def damaged(analysis: dict):
+    """Name the runs whose files are no longer what they wrote: their figures are left out."""
+    if not analysis["damaged"]:
+        return ""
+    return prose([f"{words}." for words in damaged_words(analysis)] + [REPEAT], kind="warning")
+
+
 def words_on_runs(study) -> str:
     """Return where the files of the runs are."""
     return (

@@ -7,8 +7,7 @@ import re
 from headwise.comparing.report.health_section import health_sections
 from headwise.comparing.report.learning_curves import learning_curves
 from headwise.comparing.report.run_records import (
-    REPEAT,
-    damaged_words,
+    damaged,
     differing,
     figure_cell,
     repeat,
@@ -30,7 +29,7 @@ def study_page(study, analysis: dict) -> str:
             "Result",
             join(
                 _unfinished(analysis),
-                _damaged(analysis),
+                damaged(analysis),
                 _mixtures(study, analysis),
                 _answer_table(analysis),
                 _notes_on_table(analysis),
@@ -84,13 +83,6 @@ def _unfinished(analysis: dict):
     return prose(
         [f"This study is not finished; the figures will change. Runs without a result: {words}."], kind="warning"
     )
-
-
-def _damaged(analysis: dict):
-    """Name the runs whose files are no longer what they wrote: their figures are left out."""
-    if not analysis["damaged"]:
-        return ""
-    return prose([f"{words}." for words in damaged_words(analysis)] + [REPEAT], kind="warning")
 
 
 def _mixtures(study, analysis: dict):
