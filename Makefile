@@ -8,7 +8,7 @@ ARGS ?=
 WORKERS ?= 2
 STUB := PYTHONPATH=tests
 
-.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table launches clean
+.PHONY: compare test lint types pytest bench bench-cuda bench-study bench-watch bench-audit methods-table launches storm clean
 
 compare: $(VENV)/.study
 	$(PY) -m headwise compare $(ARGS)
@@ -43,6 +43,10 @@ bench-audit: $(VENV)/.test
 # thirty launches of two processes in a row, by torchrun and by --processes: each must end with 0
 launches: $(VENV)/.test
 	HEADWISE_LAUNCHES=30 OMP_NUM_THREADS=1 $(PY) -m pytest --timeout 3600 tests/study/test_several_processes.py -k in_a_row $(ARGS)
+
+# a thousand kills of studies at random moments; ARGS="--kills 100 --kinds tuned,ray" for other storms
+storm: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(STUB) $(PY) tests/study/storm.py $(ARGS)
 
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
