@@ -20,7 +20,6 @@ from memory import memory
 from parts import decorrelation, model_step, qk_clip
 from timing import interleave, machine, ratio
 
-from headwise.lone import attend_with, fit_alone, lone_site
 from headwise.methods import (
     AttentionNormPenalty,
     AttnScale,
@@ -33,6 +32,7 @@ from headwise.methods import (
     RelaxedAttention,
     ValueResidual,
 )
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 FIRST = [
     DropColumn(),

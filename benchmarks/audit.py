@@ -17,8 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from headwise import Site, audit
-from headwise.audit.weights import threads, threads_for
+from headwise import Site
+from headwise.auditing import audit
+from headwise.auditing.weights import threads, threads_for
 from headwise.statistics.weights import read_weights, weight_reading
 
 LAYERS, HEADS, WIDTH = 12, 12, 768

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 def peak(run) -> int:

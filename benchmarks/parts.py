@@ -10,9 +10,9 @@ from timing import interleave, ratio
 from torch import nn
 
 import headwise
-from headwise.kernels.largest_logits import largest_logits
-from headwise.lone import attend_with
+from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.methods import Decorrelation
+from headwise.regularizing.standalone import attend_with
 from headwise.studies.tasks.vision_transformer import VisionTransformer
 
 

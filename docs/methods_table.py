@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from headwise import methods
-from headwise.lone import attend_with, fit_alone, lone_site
-from headwise.method import REGISTRY, STAGES, TWINS, Method
+from headwise.core.method import REGISTRY, STAGES, TWINS, Method
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- methods: begin (python docs/methods_table.py) -->", "<!-- methods: end -->"

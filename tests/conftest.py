@@ -33,10 +33,10 @@ def _fused_attention_is_given_back():
     yield
     import torch.nn.functional as F
 
-    passes = sys.modules.get("headwise.passes")
+    passes = sys.modules.get("headwise.core.recompute")
     if passes is not None:
         gc.collect()
         for fitted in passes.enrolled():
             fitted.alive = False
-        if "headwise.attention" in sys.modules:
-            F.scaled_dot_product_attention = sys.modules["headwise.attention"].fused
+        if "headwise.attention.computation" in sys.modules:
+            F.scaled_dot_product_attention = sys.modules["headwise.attention.computation"].fused

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropHead, EntropyPenalty, ProductDecay
-from headwise.trainer import compute_loss_func
+from headwise.regularizing.trainer_hook import compute_loss_func
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise import attention
 from headwise import methods as all_methods
-from headwise.lone import attend_with, fit_alone, lone_site
-from headwise.method import REGISTRY, TWINS, Method
+from headwise.attention import computation as attention
+from headwise.core.method import REGISTRY, TWINS, Method
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 B, H, T, D = 2, 4, 9, 8
 
@@ -41,7 +41,7 @@ VARIANTS = [
 
 
 def build(text: str) -> Method:
-    from headwise.text import parse
+    from headwise.methods.text import parse
 
     return parse(text)[0]
 

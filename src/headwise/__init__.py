@@ -7,8 +7,6 @@ import torch.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -20,65 +18,83 @@ _METHODS = (
 ).split()
 
 _WHERE = {
-    "Method": "method",
-    "Site": "site",
-    "Regularized": "regularize",
-    "regularize": "regularize",
-    "handle": "plan",
-    "sites": "regularize",
-    "parse": "text",
-    "parameter_groups": "parameter_groups",
-    "VShape": "schedule",
-    "ByDepth": "schedule",
-    "Ramp": "schedule",
-    "watch": "watch",
+    "Method": "core.method",
+    "Site": "core.site",
+    "Regularized": "regularizing.handle",
+    "regularize": "regularizing.handle",
+    "handle": "regularizing.handle",
+    "sites": "regularizing.handle",
+    "parse": "methods.text",
+    "parameter_groups": "regularizing.parameter_groups",
+    "VShape": "core.schedule",
+    "ByDepth": "core.schedule",
+    "Ramp": "core.schedule",
+    "watch": "watching.watch",
     "JsonLines": "watching.logs",
     "TensorBoard": "watching.logs",
-    "WatchCallback": "watching.callback",
     "Thresholds": "watching.alerts",
-    "audit": "audit",
+    "audit": "auditing.audit",
     **dict.fromkeys(_METHODS, "methods"),
 }
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
+# Out of `from headwise import *`, which must work without transformers.
+_OPTIONAL = {"WatchCallback": "watching.callback"}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    module = _WHERE.get(name) or _OPTIONAL.get(name)
+    if module is None:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
 
 
-class _Package(ModuleType):
-    """Keeps `headwise.regularize`, `watch` and `audit` the functions, though modules of the same names are imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _WHERE and isinstance(value, ModuleType):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_OPTIONAL])
 
 
+# For type checkers, which do not run `__getattr__`: a test holds these names against `__all__`.
 if TYPE_CHECKING:
-    from .audit import audit as audit
-    from .method import Method as Method
-    from .parameter_groups import parameter_groups as parameter_groups
-    from .plan import handle as handle
-    from .regularize import Regularized as Regularized
-    from .regularize import regularize as regularize
-    from .regularize import sites as sites
-    from .schedule import ByDepth as ByDepth
-    from .schedule import Ramp as Ramp
-    from .schedule import VShape as VShape
-    from .site import Site as Site
-    from .text import parse as parse
-    from .watch import watch as watch
-    from .watching.alerts import Thresholds as Thresholds
+    from headwise.auditing.audit import audit as audit
+    from headwise.core.method import Method as Method
+    from headwise.core.schedule import ByDepth as ByDepth
+    from headwise.core.schedule import Ramp as Ramp
+    from headwise.core.schedule import VShape as VShape
+    from headwise.core.site import Site as Site
+    from headwise.methods import AttentionNormPenalty as AttentionNormPenalty
+    from headwise.methods import AttnScale as AttnScale
+    from headwise.methods import Decorrelation as Decorrelation
+    from headwise.methods import Disagreement as Disagreement
+    from headwise.methods import DropAttention as DropAttention
+    from headwise.methods import DropColumn as DropColumn
+    from headwise.methods import DropHead as DropHead
+    from headwise.methods import DropKey as DropKey
+    from headwise.methods import EntropyPenalty as EntropyPenalty
+    from headwise.methods import FeatScale as FeatScale
+    from headwise.methods import GatedOutput as GatedOutput
+    from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import NeuTRENO as NeuTRENO
+    from headwise.methods import NuclearDecay as NuclearDecay
+    from headwise.methods import ProductDecay as ProductDecay
+    from headwise.methods import QKClip as QKClip
+    from headwise.methods import QKNorm as QKNorm
+    from headwise.methods import RelaxedAttention as RelaxedAttention
+    from headwise.methods import SigmaReparam as SigmaReparam
+    from headwise.methods import SoftCap as SoftCap
+    from headwise.methods import SymmetricAttention as SymmetricAttention
+    from headwise.methods import Temperature as Temperature
+    from headwise.methods import ValueResidual as ValueResidual
+    from headwise.methods.text import parse as parse
+    from headwise.regularizing.handle import Regularized as Regularized
+    from headwise.regularizing.handle import handle as handle
+    from headwise.regularizing.handle import regularize as regularize
+    from headwise.regularizing.handle import sites as sites
+    from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
+    from headwise.watching.alerts import Thresholds as Thresholds
+    from headwise.watching.callback import WatchCallback as WatchCallback
+    from headwise.watching.logs import JsonLines as JsonLines
+    from headwise.watching.logs import TensorBoard as TensorBoard
+    from headwise.watching.watch import watch as watch

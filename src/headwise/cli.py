@@ -167,7 +167,7 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Where to write the report (HTML; JSON beside it).")] = None,
 ) -> None:
     """Read the health of every head of a checkpoint from its weights, and from data where given."""
-    from headwise.audit.command import run
+    from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .hosts.host import LIKE
-from .site import Site
+from headwise.core.site import Site
+from headwise.hosts.host import LIKE
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

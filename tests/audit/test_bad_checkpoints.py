@@ -10,7 +10,7 @@ import pytest
 from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
-from headwise.audit import audit
+from headwise.auditing.audit import audit
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from audit.spoiled_checkpoints import refused
 from PIL import Image
 
 from headwise import Thresholds
-from headwise.audit import audit
+from headwise.auditing.audit import audit
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -8,9 +8,9 @@ import transformers as tf
 from torch import nn
 
 from headwise import hosts
-from headwise.audit import audit
-from headwise.audit.opening import open_checkpoint
-from headwise.audit.weights import read_checkpoint
+from headwise.auditing.audit import audit
+from headwise.auditing.opening import open_checkpoint
+from headwise.auditing.weights import read_checkpoint
 from headwise.projections import projections
 from headwise.statistics.weights import read_weights, weight_reading
 
@@ -150,7 +150,7 @@ def test_images_are_read_by_a_vision_model(tmp_path):
 
 
 def test_weights_that_transformers_converts_are_read_through_its_own_loader(tmp_path, monkeypatch):
-    from headwise.audit import transformers_folder
+    from headwise.auditing import transformers_folder
 
     model = saved("qwen3", tmp_path)
     rename = transformers_folder._rename

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.audit import WeightThresholds, audit
-from headwise.audit.judging import worst_heads
-from headwise.audit.summary import markdown
+from headwise.auditing.audit import WeightThresholds, audit
+from headwise.auditing.judging import worst_heads
+from headwise.auditing.summary import markdown
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE
@@ -138,7 +138,7 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     from rich.console import Console
 
-    from headwise.audit.terminal import show
+    from headwise.auditing.terminal import show
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)

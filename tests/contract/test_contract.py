@@ -8,7 +8,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 # Where a method has no meaning and says so by name; everything else must fit.

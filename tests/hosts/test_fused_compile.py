@@ -10,8 +10,8 @@ from own_models import CausalAttention, GroupsOfTheirOwn, SelfAttention, stack, 
 from tiny_timm import WHOLE, images, made
 
 import headwise
-from headwise import attention as core
-from headwise.hosts import fused_call
+from headwise.attention import computation as core
+from headwise.hosts.sdpa import call as fused_call
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ from headwise import (
     DropHead,
     RelaxedAttention,
 )
-from headwise import attention as core
-from headwise.hosts import fused_call
-from headwise.method import Method
+from headwise.attention import computation as core
+from headwise.core.method import Method
+from headwise.hosts.sdpa import call as fused_call
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 

@@ -19,8 +19,8 @@ from headwise import (
     NeuTRENO,
     RelaxedAttention,
 )
-from headwise import attention as core
-from headwise.hosts import fused_call
+from headwise.attention import computation as core
+from headwise.hosts.sdpa import call as fused_call
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 

@@ -7,7 +7,7 @@ from tiny_timm import EXPLICIT, PARTLY, WHOLE, images, made
 
 import headwise
 from headwise import AttnScale, DropHead, FeatScale, NeuTRENO, RelaxedAttention
-from headwise.method import Method
+from headwise.core.method import Method
 
 SEEN: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, DropKey, NeuTRENO, RelaxedAttention
-from headwise.regularize import regularize, sites
+from headwise.regularizing.handle import regularize, sites
 
 LOADED = [(family, kind) for family in FAMILIES.values() for kind in family.implementations]
 each_loaded = pytest.mark.parametrize(

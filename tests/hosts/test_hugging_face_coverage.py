@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import headwise
 from headwise import DropColumn, DropHead, NeuTRENO, RelaxedAttention, ValueResidual
-from headwise.regularize import regularize, sites
+from headwise.regularizing.handle import regularize, sites
 
 # Windows
 

@@ -11,10 +11,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise import RelaxedAttention
 from headwise.hosts.host import is_cross
-from headwise.hosts.hugging_face import eager_function
-from headwise.hosts.hugging_face_call import routed
-from headwise.hosts.hugging_face_site import describe
-from headwise.regularize import regularize
+from headwise.hosts.transformers.adapter import eager_function
+from headwise.hosts.transformers.call import routed
+from headwise.hosts.transformers.site import describe
+from headwise.regularizing.handle import regularize
 
 
 def routed_layer(name: str, implementation: str) -> nn.Module:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, RelaxedAttention
-from headwise.hosts.hugging_face_call import routed
-from headwise.regularize import regularize
+from headwise.hosts.transformers.call import routed
+from headwise.regularizing.handle import regularize
 
 LLAMA = FAMILIES["Llama"]
 BOTH = pytest.mark.parametrize("implementation", ["eager", "sdpa"])

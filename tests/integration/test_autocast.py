@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import AttentionNormPenalty, EntropyPenalty
-from headwise.lone import attend_with
+from headwise.regularizing.standalone import attend_with
 
 PENALTIES = [EntropyPenalty(), EntropyPenalty(target=0.5), AttentionNormPenalty(), AttentionNormPenalty(per_map=True)]
 

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import methods as shelf
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 
@@ -141,7 +141,7 @@ def test_accumulated_micro_batches_draw_apart_and_sum_their_penalties():
 
 
 def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
-    from headwise import attention
+    from headwise.attention import computation as attention
 
     results = []
     for limit in (1 << 24, 200):

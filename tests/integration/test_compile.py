@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import headwise
 from headwise import methods as shelf
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 

@@ -13,7 +13,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
-from headwise.method import REGISTRY
+from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 EXACT = [name for name in NAMES if not REGISTRY[name].random]

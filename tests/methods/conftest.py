@@ -1,6 +1,6 @@
 import pytest
 
-from headwise import attention
+from headwise.attention import computation as attention
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.lone import attend_with
-from headwise.method import Method
+from headwise.core.method import Method
+from headwise.regularizing.standalone import attend_with
 
 
 def qkv(

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, qkv
 
-from headwise.lone import attend_with, fit_alone, lone_site
 from headwise.methods import AttnScale, RelaxedAttention
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 def scaled(gains, q, k, v, training=True, form="fast", **settings):

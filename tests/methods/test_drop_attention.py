@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv, seen_weights, weights
 
-from headwise.lone import attend_with
 from headwise.methods import DropAttention
+from headwise.regularizing.standalone import attend_with
 
 
 @pytest.mark.parametrize("unit", ["column", "element"])

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import qkv
 
-from headwise.lone import attend_with
 from headwise.methods import DropHead
+from headwise.regularizing.standalone import attend_with
 
 
 def factors(p, b=2, h=4, **settings):

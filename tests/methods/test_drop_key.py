@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv, seen_weights
 
-from headwise.lone import attend_with, fit_alone, lone_site
 from headwise.methods import DropKey
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 @pytest.mark.parametrize("unit", ["column", "element"])

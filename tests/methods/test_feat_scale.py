@@ -2,10 +2,10 @@ import pytest
 import torch
 from naive import PADDING, qkv
 
-from headwise.call import Call
-from headwise.lone import fit_alone, lone_site
+from headwise.core.call import Call
+from headwise.core.site import Site
 from headwise.methods import FeatScale
-from headwise.site import Site
+from headwise.regularizing.standalone import fit_alone, lone_site
 
 
 def scaled(mean_gain, rest_gain, y, **settings):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import qkv
 
-from headwise.lone import attend_with, fit_alone, lone_site
 from headwise.methods import GatedOutput
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 @pytest.mark.parametrize("per", ["head", "element"])

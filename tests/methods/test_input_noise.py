@@ -4,11 +4,11 @@ from naive import qkv
 from torch import nn
 from torch.nn import functional as F
 
-from headwise import draws
-from headwise.call import Call
-from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.core import random_draws as draws
+from headwise.core.call import Call
+from headwise.core.site import Site
 from headwise.methods import InputNoise
-from headwise.site import Site
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 B, T, C, H = 3, 10, 12, 3
 

@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.core.site import Site
 from headwise.methods import NeuTRENO
-from headwise.site import Site
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 def test_it_adds_the_first_layers_values_minus_its_own():

@@ -118,7 +118,7 @@ def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole
     wanted = [f.stores[0].largest.clone() for f in alone.fitted]
     alone.remove()
     # On the matrix, and on the matrix in blocks of queries, the same.
-    monkeypatch.setattr(headwise.attention, "WHOLE", whole)
+    monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
     handle = headwise.regularize(net, *others, QKClip())
     net(ids())
     torch.testing.assert_close(handle.fitted[0].stores[-1].largest, wanted[0])

@@ -1,9 +1,9 @@
 import torch
 from naive import qkv, weights
 
-from headwise.lone import attend_with, fit_alone, lone_site
+from headwise.core.site import Site
 from headwise.methods import QKNorm
-from headwise.site import Site
+from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
 
 
 def test_queries_and_keys_get_unit_mean_square_times_the_heads_gain():

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, qkv, seen_weights, weights
 
-from headwise.lone import attend_with
 from headwise.methods import RelaxedAttention
+from headwise.regularizing.standalone import attend_with
 
 
 @pytest.mark.parametrize("form", ["fast", "textbook"])

@@ -13,7 +13,7 @@ import headwise
 from headwise import QKClip, SigmaReparam
 from headwise.methods.sigma_reparam import Spectral, leading
 from headwise.projections.block import Block
-from headwise.reparametrization import reparametrize, restore
+from headwise.projections.reparametrization import reparametrize, restore
 
 
 def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv
 
-from headwise.lone import attend_with
 from headwise.methods import SoftCap
+from headwise.regularizing.standalone import attend_with
 
 
 @pytest.mark.parametrize("settings", [{}, {"causal": True}, {"mask": PADDING}])

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import qkv, weights
 
-from headwise.lone import attend_with
 from headwise.methods import SymmetricAttention
+from headwise.regularizing.standalone import attend_with
 
 
 def test_queries_stand_in_for_keys_in_training_and_evaluation():

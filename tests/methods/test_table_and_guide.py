@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise import method, methods
+from headwise import methods
+from headwise.core import method
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import qkv, weights
 
-from headwise.lone import attend_with
 from headwise.methods import NeuTRENO, ValueResidual
+from headwise.regularizing.standalone import attend_with
 
 
 def test_values_are_mixed_with_the_first_layers_before_attention():

@@ -8,8 +8,8 @@ from projections import fused_toys as toys
 from projections.fused_toys import HEADS, SIZE, WIDTH, FusedToy
 from torch import nn
 
+from headwise.core.site import Site
 from headwise.projections import ProjectionError, projections
-from headwise.site import Site
 
 ORDERS = [toys.stacked, toys.reversed_stack, toys.interleaved, toys.entries_first, toys.heads_then_entries]
 

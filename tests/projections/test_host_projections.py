@@ -9,8 +9,8 @@ import transformers as tf
 from torch import nn
 
 from headwise import hosts
+from headwise.core.site import Site
 from headwise.projections import Projections, capture, projections
-from headwise.site import Site
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -14,8 +14,8 @@ from untouched import fresh, same, untouched
 
 import headwise
 from headwise import AttnScale, DropHead, DropKey, GatedOutput, NeuTRENO, QKClip, RelaxedAttention
-from headwise import attention as core
-from headwise.method import Method
+from headwise.attention import computation as core
+from headwise.core.method import Method
 
 LAYERS = r"blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn"
 
@@ -206,7 +206,7 @@ def test_a_method_named_for_a_layer_where_it_has_no_meaning_is_refused():
 
 def test_importing_headwise_routes_nothing():
     assert F.scaled_dot_product_attention is core.fused
-    assert "headwise.hosts.fused" in sys.modules
+    assert "headwise.hosts.sdpa.adapter" in sys.modules
     assert Path(core.__file__).name == "attention.py"
 
 

@@ -9,7 +9,7 @@ import pytest
 import headwise
 from headwise import DropHead, DropKey, VShape
 from headwise import methods as shelf
-from headwise.method import REGISTRY, Method
+from headwise.core.method import REGISTRY, Method
 
 CLASSES = [REGISTRY[name] for name in shelf.__all__]
 FIELDS = [(cls, field) for cls in CLASSES for field in dataclasses.fields(cls)]

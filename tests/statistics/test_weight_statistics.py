@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.site import Site
+from headwise.core.site import Site
 from headwise.statistics.weights import WEIGHT_STATISTICS, Product, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.imbalance import conserved
 from headwise.statistics.weights.pseudo_rank import PseudoRank

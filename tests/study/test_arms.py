@@ -12,8 +12,8 @@ from headwise.comparing.arms.fit import fit
 from headwise.comparing.arms.sweep import read_sweep
 from headwise.comparing.arms.timed import read_timed
 from headwise.comparing.task_source import load_task
+from headwise.core.schedule import ByDepth, Ramp, VShape
 from headwise.files.errors import StudyError
-from headwise.schedule import ByDepth, Ramp, VShape
 
 
 @pytest.fixture

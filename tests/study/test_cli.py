@@ -182,7 +182,7 @@ def test_the_default_study_runs_end_to_end_and_prints_a_table(tmp_path):
 
 def test_methods_lists_the_registry():
     from headwise import methods  # noqa: F401
-    from headwise.method import REGISTRY
+    from headwise.core.method import REGISTRY
 
     done = headwise("methods")
     assert done.returncode == 0

@@ -94,7 +94,7 @@ def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     study = choose_study(Request(task=f"{tmp_path / 'mine.py'}:Tiny", methods=("DoNothingHere()",), device="cpu"))
     assert study.arms == ("baseline", "DoNothingHere(strength=1.0)")
     assert study.configuration(study.arms[1], 0).methods == [{"name": "DoNothingHere", "settings": {"strength": 1.0}}]
-    from headwise.method import REGISTRY
+    from headwise.core.method import REGISTRY
 
     del REGISTRY["DoNothingHere"]
 

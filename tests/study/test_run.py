@@ -7,12 +7,12 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, numbers, orders, tiny_study
 
-from headwise import parameter_groups
 from headwise.comparing.run import splits as examples
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.execution import execute
 from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
+from headwise.regularizing import parameter_groups
 
 
 def test_a_run_leaves_its_configuration_its_stream_its_checkpoint_and_its_result(tmp_path):

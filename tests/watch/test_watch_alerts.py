@@ -147,7 +147,7 @@ def test_every_remedy_names_methods_that_exist():
     import re
 
     import headwise.methods  # noqa: F401
-    from headwise.method import REGISTRY
+    from headwise.core.method import REGISTRY
     from headwise.watching.alerts import REMEDIES
 
     named = {word for remedy in REMEDIES.values() for word in re.findall(r"\b[A-Z][A-Za-z]+\b", remedy.text)}

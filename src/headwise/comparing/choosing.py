@@ -14,7 +14,7 @@ from headwise.comparing.study import Study
 from headwise.comparing.task import Task
 from headwise.comparing.task_source import build_task, load_task
 from headwise.files.errors import StudyError
-from headwise.text import suggest
+from headwise.methods.text import suggest
 
 
 def choose_study(request: Request) -> Study:

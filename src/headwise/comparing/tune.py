@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from headwise.method import Method
+    from headwise.core.method import Method
 
 FACTOR = 4.0
 # apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..site import Site, number
-from . import fused, hugging_face, torch_mha
-from .host import Found, is_cross, looks_like_attention, over_channels
+from headwise.core.site import Site, number
+from headwise.hosts.host import Found, is_cross, looks_like_attention, over_channels
+from headwise.hosts.sdpa import adapter as fused
+from headwise.hosts.torch_mha import adapter as torch_mha
+from headwise.hosts.transformers import adapter as hugging_face
 
 EXPLICIT = (
     "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..site import Site
-from .code import forward_of, speaks_of_attention
+from headwise.core.site import Site
+from headwise.hosts.code import forward_of, speaks_of_attention
 
 if TYPE_CHECKING:
-    from ..fitted import Fitted
+    from headwise.regularizing.fitted_site import Fitted
 
 
 class Adapter(Protocol):

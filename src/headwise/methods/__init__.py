@@ -1,28 +1,28 @@
 """The methods: one file each. Importing this package fills the registry."""
 
-from .attention_norm_penalty import AttentionNormPenalty
-from .attn_scale import AttnScale
-from .decorrelation import Decorrelation
-from .disagreement import Disagreement
-from .drop_attention import DropAttention
-from .drop_column import DropColumn
-from .drop_head import DropHead
-from .drop_key import DropKey
-from .entropy_penalty import EntropyPenalty
-from .feat_scale import FeatScale
-from .gated_output import GatedOutput
-from .input_noise import InputNoise
-from .neutreno import NeuTRENO
-from .nuclear_decay import NuclearDecay
-from .product_decay import ProductDecay
-from .qk_clip import QKClip
-from .qk_norm import QKNorm
-from .relaxed_attention import RelaxedAttention
-from .sigma_reparam import SigmaReparam
-from .soft_cap import SoftCap
-from .symmetric_attention import SymmetricAttention
-from .temperature import Temperature
-from .value_residual import ValueResidual
+from headwise.methods.attention_norm_penalty import AttentionNormPenalty
+from headwise.methods.attn_scale import AttnScale
+from headwise.methods.decorrelation import Decorrelation
+from headwise.methods.disagreement import Disagreement
+from headwise.methods.drop_attention import DropAttention
+from headwise.methods.drop_column import DropColumn
+from headwise.methods.drop_head import DropHead
+from headwise.methods.drop_key import DropKey
+from headwise.methods.entropy_penalty import EntropyPenalty
+from headwise.methods.feat_scale import FeatScale
+from headwise.methods.gated_output import GatedOutput
+from headwise.methods.input_noise import InputNoise
+from headwise.methods.neutreno import NeuTRENO
+from headwise.methods.nuclear_decay import NuclearDecay
+from headwise.methods.product_decay import ProductDecay
+from headwise.methods.qk_clip import QKClip
+from headwise.methods.qk_norm import QKNorm
+from headwise.methods.relaxed_attention import RelaxedAttention
+from headwise.methods.sigma_reparam import SigmaReparam
+from headwise.methods.soft_cap import SoftCap
+from headwise.methods.symmetric_attention import SymmetricAttention
+from headwise.methods.temperature import Temperature
+from headwise.methods.value_residual import ValueResidual
 
 __all__ = [
     "AttentionNormPenalty",

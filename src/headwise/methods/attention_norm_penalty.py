@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..method import Method
-from .real_tokens import key_counts, only_real_rows, query_counts
+from headwise.core.method import Method
+from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Rows
+    from headwise.core.call import Call
+    from headwise.regularizing.fitted_site import Rows
 
 
 class AttentionNormPenalty(Method):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..method import Attend, Method
+from headwise.core.method import Attend, Method
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 
 class AttnScale(Method):

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..method import Method
-from .real_tokens import key_counts, only_real_rows
+from headwise.core.method import Method
+from headwise.methods.real_tokens import key_counts, only_real_rows
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Rows
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Rows
 
 
 class Decorrelation(Method):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..method import Method
-from .real_tokens import key_counts, only_real_rows, query_counts, real_keys
+from headwise.core.method import Method
+from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts, real_keys
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Rows
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Rows
 
 
 class Disagreement(Method):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..method import Method
-from .kept_keys import kept_keys
+from headwise.core.method import Method
+from headwise.methods.kept_keys import kept_keys
 
 if TYPE_CHECKING:
-    from ..call import Call
+    from headwise.core.call import Call
 
 
 class DropAttention(Method):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..method import Method
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Rows
+    from headwise.core.call import Call
+    from headwise.regularizing.fitted_site import Rows
 
 
 class EntropyPenalty(Method):

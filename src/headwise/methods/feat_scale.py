@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..method import Method
-from ..projections import ProjectionError
+from headwise.core.method import Method
+from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 
 class FeatScale(Method):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..method import Method
+from headwise.core import random_draws as draws
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 
 class InputNoise(Method):

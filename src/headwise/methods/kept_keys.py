@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..method import Method
+    from headwise.core.call import Call
+    from headwise.core.method import Method
 
 
 def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1) -> Tensor:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..method import Method
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
 
 
 class NeuTRENO(Method):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..method import Method
-from ..projections.products import factors, refusal
+from headwise.core.method import Method
+from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 # Singular values below this share of the largest count as 0: there the subgradient is 0.
 ZERO = 1e-6

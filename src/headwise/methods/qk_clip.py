@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..kernels.largest_logits import largest_logits
-from ..method import Method
-from ..projections import ProjectionError
+from headwise.attention.kernels.largest_logits import largest_logits
+from headwise.core.method import Method
+from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Store
-    from ..rows import Rows
-    from ..site import Site
+    from headwise.attention.row_readings import Rows
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 SHARING = "_headwise_qk_clip"
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..method import Method
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 EPS = 1e-6
 

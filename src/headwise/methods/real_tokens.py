@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..call import Call
+    from headwise.core.call import Call
 
 
 def real_keys(call: Call) -> Tensor | None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..method import Attend, Method
+from headwise.core.method import Attend, Method
 
 if TYPE_CHECKING:
-    from ..call import Call
+    from headwise.core.call import Call
 
 
 class RelaxedAttention(Method):

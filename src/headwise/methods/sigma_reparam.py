@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..method import Method
-from ..projections import ProjectionError
-from ..projections.block import Block, multiply_, whole
-from ..reparametrization import reparametrize, restore
+from headwise.core.method import Method
+from headwise.projections import ProjectionError
+from headwise.projections.block import Block, multiply_, whole
+from headwise.projections.reparametrization import reparametrize, restore
 
 if TYPE_CHECKING:
-    from ..fitted import Store
-    from ..site import Site
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
 
 ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
 

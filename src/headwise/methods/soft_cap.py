@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..method import Method
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
+    from headwise.core.call import Call
 
 
 class SoftCap(Method):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..method import Method
+from headwise.core.method import Method
 
 if TYPE_CHECKING:
-    from ..call import Call
+    from headwise.core.call import Call
 
 
 class SymmetricAttention(Method):

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from ..site import Site
-from . import named
-from .block import Block, whole
-from .fused import probed
-from .probe import Unclear
-from .projections import ProjectionError, Projections
+from headwise.core.site import Site
+from headwise.projections import named
+from headwise.projections.block import Block, whole
+from headwise.projections.perturbation import probed
+from headwise.projections.probe import Unclear
+from headwise.projections.projections import ProjectionError, Projections
 
 __all__ = ["Block", "ProjectionError", "Projections", "of", "projections", "whole"]
 

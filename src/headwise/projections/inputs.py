@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..site import Site
-from .leaves import leaves
+from headwise.core.site import Site
+from headwise.projections.leaves import leaves
 
 TOKENS = 6
 

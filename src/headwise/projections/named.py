@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..site import Site
-from .block import Block
-from .leaves import Leaf, leaf, leaves
-from .projections import Projections
+from headwise.core.site import Site
+from headwise.projections.block import Block
+from headwise.projections.leaves import Leaf, leaf, leaves
+from headwise.projections.projections import Projections
 
 NAMES = {
     "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear", "queries"},

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..site import Site
-from . import capture
-from .leaves import Leaf
+from headwise.core.site import Site
+from headwise.projections import capture
+from headwise.projections.leaves import Leaf
 
 MOVED = 1e-5
 

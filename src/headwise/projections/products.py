@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .projections import ProjectionError, Projections
+from headwise.projections.projections import ProjectionError, Projections
 
 if TYPE_CHECKING:
-    from ..site import Site
+    from headwise.core.site import Site
 
 
 def factors(found: Projections, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from .block import Block
+from headwise.projections.block import Block
 
 REMEDY = {
     "q": "separate query weights",

@@ -18,7 +18,7 @@ from headwise.statistics.output_norm import OutputNorm
 from headwise.statistics.peaked_rows import PeakedRows
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading, SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.sink_mass import SinkMass
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally

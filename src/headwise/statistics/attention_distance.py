@@ -1,7 +1,7 @@
 """How far a head looks."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

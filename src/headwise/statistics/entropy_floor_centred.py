@@ -1,7 +1,7 @@
 """How far the entropy of a head could fall with the queries and keys it has."""
 
 from headwise.statistics.floor import entropy_floor
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

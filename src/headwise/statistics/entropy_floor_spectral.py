@@ -4,7 +4,7 @@ import torch
 
 from headwise.statistics.floor import entropy_floor, largest_eigenvalue
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

@@ -1,6 +1,6 @@
 """Attention entropy per head as a share of the largest possible one."""
 
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

@@ -1,6 +1,6 @@
 """The largest logit of a head."""
 
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

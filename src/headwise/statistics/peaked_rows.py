@@ -1,6 +1,6 @@
 """The share of queries that look at one key."""
 
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.rows import Rows
+from headwise.statistics.row_figures import Rows
 from headwise.statistics.tally import Tally
 
 

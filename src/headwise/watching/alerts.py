@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from .records import Record
-from .remedies import REMEDIES
+from headwise.watching.records import Record
+from headwise.watching.remedies import REMEDIES
 
 
 class HealthWarning(UserWarning):

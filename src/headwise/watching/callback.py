@@ -9,8 +9,8 @@ try:
 except ImportError as error:
     raise ImportError("WatchCallback needs transformers: pip install 'headwise[hf]'") from error
 
-from .alerts import Thresholds
-from .watch import OnAlert, Watch, watch
+from headwise.watching.alerts import Thresholds
+from headwise.watching.watch import OnAlert, Watch, watch
 
 
 class WatchCallback(TrainerCallback):

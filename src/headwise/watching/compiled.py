@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..call import Call
+from headwise.core.call import Call
 
 if TYPE_CHECKING:
-    from .recorder import SiteObserver
+    from headwise.watching.recorder import SiteObserver
 
 _numbers = itertools.count(1)
 _observers: weakref.WeakValueDictionary[int, SiteObserver] = weakref.WeakValueDictionary()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .records import Record, flat
+from headwise.watching.records import Record, flat
 
 
 class Log(ABC):

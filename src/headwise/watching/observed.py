@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor
 
-from ..call import Call
-from ..method import Method
-from ..statistics import Reading
-from ..statistics.reading import LOWEST_BIAS
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.statistics import Reading
+from headwise.statistics.reading import LOWEST_BIAS
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:

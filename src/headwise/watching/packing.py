@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..statistics import Tally
+from headwise.statistics import Tally
 
 Tallies = dict[int, dict[str, Tally]]
 

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 import headwise
-
-from ..fitted import Fitted
-from ..plan import Where, _selection, handle
-from ..statistics import STATISTICS
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.plan import Where, _selection, handle
+from headwise.statistics import STATISTICS
 
 if TYPE_CHECKING:
-    from ..regularize import Regularized
+    from headwise.regularizing.handle import Regularized
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -7,15 +7,15 @@ import zlib
 import torch
 from torch import Tensor
 
-from ..call import Call
-from ..fitted import Fitted
-from ..passes import in_backward
-from ..site import Site
-from ..statistics import STATISTICS, Reading, Tally, read, reasons
-from .compiled import enroll, observe
-from .observed import reading_of, real_queries
-from .packing import rank
-from .weights import FLOOR, Weights
+from headwise.core.call import Call
+from headwise.core.recompute import in_backward
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
+from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
+from headwise.watching.compiled import enroll, observe
+from headwise.watching.observed import reading_of, real_queries
+from headwise.watching.packing import rank
+from headwise.watching.weights import FLOOR, Weights
 
 
 class Recorder:

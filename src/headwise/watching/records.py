@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..site import Site
-from ..statistics import STATISTICS, Tally
+from headwise.core.site import Site
+from headwise.statistics import STATISTICS, Tally
 
 Record = dict[str, Any]
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ..plan import Where
-from .alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
-from .logs import Careful, logs_of
-from .packing import is_first, joined
-from .places import Places
-from .recorder import Recorder, SiteObserver
-from .records import Figures, Record
-from .weights import Weights, known_names
+from headwise.regularizing.plan import Where
+from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
+from headwise.watching.logs import Careful, logs_of
+from headwise.watching.packing import is_first, joined
+from headwise.watching.places import Places
+from headwise.watching.recorder import Recorder, SiteObserver
+from headwise.watching.records import Figures, Record
+from headwise.watching.weights import Weights, known_names
 
 OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
 

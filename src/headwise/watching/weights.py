@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..call import Call
-from ..projections import ProjectionError, Projections
-from ..site import Site
-from ..statistics import STATISTICS
-from ..statistics.floor import largest_eigenvalue
-from ..statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
+from headwise.core.call import Call
+from headwise.core.site import Site
+from headwise.projections import ProjectionError, Projections
+from headwise.statistics import STATISTICS
+from headwise.statistics.floor import largest_eigenvalue
+from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 
 # The statistic of activations that needs the query and key weights as well.
 FLOOR = "entropy_floor_spectral"
@@ -108,7 +108,7 @@ def known_names(names: list[str] | None) -> list[str]:
     Raises:
         ValueError: naming the unknown one and the nearest known one.
     """
-    from ..text import suggest
+    from headwise.methods.text import suggest
 
     known = [*STATISTICS, *WEIGHT_NAMES]
     for name in names or ():

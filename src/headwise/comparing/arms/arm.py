@@ -18,7 +18,7 @@ from headwise.comparing.task_source import build_task
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
-    from headwise.method import Method
+    from headwise.core.method import Method
 
 # settings that choose examples: with another value a pair would not be one
 OF_DATA = ("train_size", "test_size", "held_out")

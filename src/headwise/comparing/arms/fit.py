@@ -9,7 +9,7 @@ from torch import nn
 from headwise.comparing.arms.arm import Arm
 
 if TYPE_CHECKING:
-    from headwise.regularize import Regularized
+    from headwise.regularizing.handle import Regularized
 
 
 def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> Regularized | None:
@@ -21,7 +21,8 @@ def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> R
     """
     if not arm.methods:
         return None
-    from headwise import regularize, sites
+    from headwise import sites
+    from headwise.regularizing import handle as regularize
 
     if arm.where is not None:
         arm.where.check(sites(model))

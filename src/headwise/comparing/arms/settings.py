@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from headwise.comparing.arms.pieces import split
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
-from headwise.text import suggest
+from headwise.methods.text import suggest
 
 WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 BARE = re.compile(r"[A-Za-z_][\w./:-]*$")

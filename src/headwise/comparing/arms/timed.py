@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from headwise.comparing.arms.pieces import split
+from headwise.core.schedule import ByDepth, Ramp, Schedule, VShape
 from headwise.files.errors import StudyError
-from headwise.schedule import ByDepth, Ramp, Schedule, VShape
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 ARROW = re.compile(rf"({NUMBER})\s*->\s*({NUMBER})(?:\s+at\s+(\S+))?(?:\s+over\s+(\S+))?$")

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from headwise.files.errors import StudyError
-from headwise.text import suggest
+from headwise.methods.text import suggest
 
 if TYPE_CHECKING:
-    from headwise.site import Site
+    from headwise.core.site import Site
 
 DEPTHS = re.compile(r"\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*$")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+$")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from headwise.call import Call
 from headwise.comparing.run.batches import lengths_of, make_batch, run_model
 from headwise.comparing.run.examples import Examples, size, take
 from headwise.comparing.run.train import Training
+from headwise.core.call import Call
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 from headwise.watching.places import Places

@@ -11,7 +11,7 @@ from torch import nn
 from headwise.comparing.recipe import Recipe
 from headwise.comparing.run.lars import LARS
 from headwise.files.errors import StudyError
-from headwise.parameter_groups import parameter_groups, undecayed
+from headwise.regularizing.parameter_groups import parameter_groups, undecayed
 
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,

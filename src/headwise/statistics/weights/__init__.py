@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-from .effective_rank import EffectiveRank
-from .frobenius_norm import FrobeniusNorm
-from .imbalance import Imbalance
-from .nuclear_gap import NuclearGap
-from .nuclear_norm import NuclearNorm
-from .product import Product
-from .pseudo_rank import PseudoRank
-from .spectral_norm import SpectralNorm
-from .stable_rank import StableRank
-from .weight_reading import WeightReading, weight_reading
-from .weight_statistic import WeightStatistic
+from headwise.statistics.weights.effective_rank import EffectiveRank
+from headwise.statistics.weights.frobenius_norm import FrobeniusNorm
+from headwise.statistics.weights.imbalance import Imbalance
+from headwise.statistics.weights.nuclear_gap import NuclearGap
+from headwise.statistics.weights.nuclear_norm import NuclearNorm
+from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.pseudo_rank import PseudoRank
+from headwise.statistics.weights.spectral_norm import SpectralNorm
+from headwise.statistics.weights.stable_rank import StableRank
+from headwise.statistics.weights.weight_reading import WeightReading, weight_reading
+from headwise.statistics.weights.weight_statistic import WeightStatistic
 
 # The registry: tests, tables and the audit walk it.
 WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .product import Product
-from .weight_statistic import NORMED, WeightStatistic
+from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.weight_statistic import NORMED, WeightStatistic
 
 
 class Imbalance(WeightStatistic):

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from .product import Product
-from .weight_statistic import NORMED, WeightStatistic
+from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.weight_statistic import NORMED, WeightStatistic
 
 
 class NuclearGap(WeightStatistic):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...site import Site
+from headwise.core.site import Site
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...projections import ProjectionError, Projections
-from ...site import Site
-from .product import Product
-from .rotary import rotary_pairs
+from headwise.core.site import Site
+from headwise.projections import ProjectionError, Projections
+from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.rotary import rotary_pairs
 
 ROTARY = (
     "rotary positions stand between queries and keys: W_KᵀW_Q is the product for tokens at the same position, at a distance each "

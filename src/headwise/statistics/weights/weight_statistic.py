@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .product import Product
+from headwise.statistics.weights.product import Product
 
 NORMED = "queries and keys are normalised after the projection, so that the law of weight decay does not apply to them"
 

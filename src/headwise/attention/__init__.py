@@ -1,0 +1,1 @@
+"""The one attention computation and its kernels."""

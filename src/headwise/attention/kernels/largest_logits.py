@@ -1,0 +1,60 @@
+"""Largest logits of each head, from the log-sum-exp that the CPU's fused kernel gives privately."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.attention.kernels.row_statistics import logits_block, spans
+
+# logsumexp(SHARP * s) / SHARP exceeds max(s) by at most log(N) / SHARP: below the rounding of s itself.
+SHARP = 1e8
+
+
+def largest_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Give the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
+
+    Args:
+        q, k: (B, H, T, D), (B, H, N, D).
+        mask: bool (True: allowed), broadcastable to (B, H, T, N), or None.
+        causal: whether query i sees keys 0..i only, besides the mask.
+        scale: factor of the logits, above 0.
+    """
+    with torch.no_grad():
+        q, k = q.detach(), k.detach()
+        bias = None
+        if mask is not None:
+            if causal:
+                mask, causal = mask & _order(q, k), False
+            bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
+        lse = _log_sum_exp(q, k, bias, causal, scale * SHARP)
+        if lse is None:
+            return _in_blocks(q, k, mask, causal, scale)
+        if mask is not None:
+            # What kernels give for a row without any key differs.
+            lse = lse.masked_fill(~mask.any(-1), float("-inf"))
+        return lse.amax(-1).float() / SHARP
+
+
+def _order(q: Tensor, k: Tensor) -> Tensor:
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+
+
+def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
+    """Give the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
+
+    That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at SHARP.
+    """
+    private = torch.ops.aten
+    shared = q.dim() == 4 and q.shape[1] == k.shape[1] and q.dtype == k.dtype
+    if shared and q.device.type == "cpu" and hasattr(private, "_scaled_dot_product_flash_attention_for_cpu"):
+        return private._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, causal, attn_mask=bias, scale=scale)[1]
+    return None
+
+
+def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    best = torch.full(q.shape[:2], float("-inf"), device=q.device)
+    for rows in spans(q, k):
+        logits = logits_block(q[:, :, rows], k, mask, causal, scale, rows.start)
+        best = torch.maximum(best, logits.amax((-1, -2)))
+    return best

@@ -1,0 +1,92 @@
+"""Rows: readings of the attention weights that need no T x N matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwise.attention.kernels.row_statistics import AttendRows, logits_block, spans
+
+if TYPE_CHECKING:
+    from headwise.core.call import Call
+
+
+class Rows:
+    """What a method may read of A (after masks and logit edits, before weight edits) without the matrix."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
+        self.call, self.q, self.k, self._keep = call, q, k, keep
+        self._statistics: tuple[Tensor, ...] | None = None
+        self._masked: tuple[Tensor | None, bool] | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Give the mask with the dropped keys in it; made where it is read, for it may be as large as the matrix."""
+        return self._mask()[0]
+
+    @property
+    def causal(self) -> bool:
+        """Tell whether causality holds besides the mask."""
+        return self._mask()[1]
+
+    def _mask(self) -> tuple[Tensor | None, bool]:
+        if self._masked is None:
+            self._masked = self._make_mask()
+        return self._masked
+
+    def _make_mask(self) -> tuple[Tensor | None, bool]:
+        mask, keep = self.call.mask, self._keep
+        if keep is None:
+            return mask, self.call.causal
+        allowed = self.call.allowed()
+        kept = keep if allowed is None else keep & allowed
+        hard = mask is None or mask.dtype == torch.bool
+        return (kept if hard else mask.masked_fill(~kept, float("-inf"))), False  # type: ignore[union-attr]
+
+    def _all(self) -> tuple[Tensor, ...]:
+        if self._statistics is None:
+            self._statistics = AttendRows.apply(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
+        return self._statistics
+
+    def output(self) -> Tensor | None:
+        """Give A v where reading the statistics has computed it already, else None."""
+        return None if self._statistics is None else self._statistics[0]
+
+    def lse(self) -> Tensor:
+        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32, differentiable."""
+        return self._all()[1]
+
+    def entropy(self) -> Tensor:
+        """Give the entropy of each row in nats, (B, H, T) in fp32, differentiable; 0 in a row without any key."""
+        return self._all()[2]
+
+    def sum_of_squares(self) -> Tensor:
+        """Give the sum of squared weights of each row, (B, H, T) in fp32, differentiable."""
+        return self._all()[3]
+
+    def attend(self, z: Tensor) -> Tensor:
+        """Give A z for z (B, H, N, D), in the dtype of z."""
+        from headwise.attention.computation import fused
+
+        mask = self.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(z.dtype)
+        q, k = self.q.to(z.dtype), self.k.to(z.dtype)
+        return fused(q, k, z, attn_mask=mask, is_causal=self.causal, scale=self.call.scale)
+
+    def attend_transposed(self, z: Tensor) -> Tensor:
+        """Give A^T z for z (B, H, T, D) in fp32, block by block of queries; differentiable."""
+        total = torch.zeros(*z.shape[:2], self.k.shape[2], z.shape[-1], dtype=torch.float32, device=z.device)
+        for rows in spans(self.q, self.k):
+            total = total + checkpoint(self._transposed, self.q[:, :, rows], self.k, z[:, :, rows], rows.start, use_reentrant=False)
+        return total
+
+    def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
+        from headwise.attention.computation import normalize
+
+        with torch.autocast(q.device.type, enabled=False):
+            a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
+            return a.transpose(-1, -2) @ z.float()

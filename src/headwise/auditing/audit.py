@@ -1,0 +1,93 @@
+"""Audit: the health of every head of a checkpoint on disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headwise.auditing.errors import CheckpointError
+from headwise.auditing.judging import WeightThresholds, weight_alerts
+from headwise.auditing.opening import open_checkpoint
+from headwise.auditing.result import Audit
+from headwise.auditing.weights import read_checkpoint
+from headwise.files.provenance import commit, hardware, versions
+from headwise.watching.alerts import Thresholds
+
+__all__ = ["Audit", "CheckpointError", "WeightThresholds", "audit"]
+
+
+def audit(
+    checkpoint: str | Path,
+    text: str | Path | None = None,
+    images: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    thresholds: WeightThresholds | None = None,
+    activation_thresholds: Thresholds | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    command: str = "",
+) -> Audit:
+    """Read the health of every head of a checkpoint: from its weights, and from data where given.
+
+    Weights are read layer by layer. No code of a checkpoint is ever executed: safetensors only, no remote code.
+
+    Args:
+        checkpoint: a transformers folder, `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of yours).
+        text: a text file, for the statistics of the activations.
+        images: a folder of images, for the same.
+        out: where to write the HTML report; the JSON is written beside it.
+        thresholds: limits of the alerts on weights.
+        activation_thresholds: limits of the alerts on what was read on data, the same as those of `headwise.watch`.
+        progress: called with (layers read, layers).
+        command: kept in the result, to repeat it.
+
+    Raises:
+        CheckpointError: where the checkpoint is corrupt, truncated, pickled or unknown, with the remedy.
+        ValueError: where the model has no attention layer that can be read.
+    """
+    start = time.perf_counter()
+    opened = open_checkpoint(checkpoint)
+    read = read_checkpoint(opened, progress)
+    records, alerts = list(read.records), weight_alerts(read, thresholds or WeightThresholds())
+    reasons: dict[str, dict[str, str]] = {}
+    if text is not None or images is not None:
+        from headwise.auditing.activations import read_activations
+
+        file, folder = (None if path is None else Path(path) for path in (text, images))
+        more, raised, reasons = read_activations(opened, file, folder, activation_thresholds)
+        records, alerts = records + more, alerts + raised
+    result = Audit(
+        checkpoint=opened.name,
+        kind=opened.kind,
+        model=type(opened.model).__name__,
+        records=records,
+        alerts=alerts,
+        layers=read.layers,
+        unused=read.unused,
+        spectra={f"{site}|{head}|{kind}": values for (site, head, kind), values in read.spectra.items()},
+        data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,
+        reasons=reasons,
+        command=command,
+        **_made(start),
+    )
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def _made(start: float) -> dict[str, Any]:
+    found = {"versions": {**versions(), **_readers()}, "commit": commit(), "hardware": hardware()}
+    return {**found, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def _readers() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("transformers", "safetensors", "timm"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

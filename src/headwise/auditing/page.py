@@ -1,0 +1,140 @@
+"""Page: an audit as one HTML file, with a heat map for each statistic and spectra under the pointer."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from headwise.auditing.judging import place
+from headwise.auditing.result import Audit
+from headwise.auditing.summary import lead, overview, title_of
+from headwise.auditing.weights import PRODUCTS
+from headwise.pages.charts import heat_map
+from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
+from headwise.statistics import STATISTICS
+from headwise.statistics.weights import WEIGHT_STATISTICS
+
+Record = dict[str, Any]
+# Maps whose cells carry their head's singular values.
+TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
+
+
+def audit_page(audit: Audit) -> str:
+    """Give the whole page as one HTML string."""
+    names = list(dict.fromkeys(record["statistic"] for record in audit.records))
+    weights = [name for name in names if name not in STATISTICS]
+    on_data = [name for name in names if name in STATISTICS]
+    sections = [Section("Worst heads", _worst(audit), "Alerts first, then figures far from the median of all heads.")]
+    sections.append(Section("Alerts", _alerts(audit)))
+    for kind, product in PRODUCTS.items():
+        maps = [_map(audit, name) for name in weights if name.endswith(f"_{kind}")]
+        if maps:
+            sections.append(Section(f"Weights: {product}", grid(maps, wide=True)))
+    if on_data:
+        sections.append(
+            Section("Activations", grid([_map(audit, name) for name in on_data], wide=True), f"Read on {audit.data}.")
+        )
+    sections.append(Section("All statistics", _overview(audit)))
+    sections.append(Section("What to know", _notes(audit)))
+    sections.append(Section("How it was made", pairs(_made(audit)), collapsed=True))
+    heads = sum(layer.get("heads") or 0 for layer in audit.layers)
+    facts = [
+        ("layers", len(audit.layers)),
+        ("heads", heads),
+        ("alerts", len(audit.alerts)),
+        ("read", audit.data or "weights alone"),
+    ]
+    return page(f"Audit of {audit.checkpoint}", sections, eyebrow="headwise audit", lead=lead(audit), facts=facts)
+
+
+def _worst(audit: Audit) -> Any:
+    columns = [Column("head"), Column("score", number=True), Column("why", wide=True)]
+    rows = [[place(w), w["score"], "; ".join(w["reasons"]) or "nothing stands out"] for w in audit.worst(10)]
+    return table(columns, rows)
+
+
+def _alerts(audit: Audit) -> Any:
+    if not audit.alerts:
+        return prose(["No figure is beyond its limit."])
+    columns = [
+        Column("where"),
+        Column("alert"),
+        Column("what it says and what to do", wide=True),
+        Column("value", number=True),
+    ]
+    rows = [
+        [
+            place(a),
+            Cell(a["alert"], tone="worse"),
+            Cell(f"{a['sentence']}. {a['remedy']}.", small=a["source"]),
+            a["value"],
+        ]
+        for a in audit.alerts
+    ]
+    return table(columns, rows)
+
+
+def _map(audit: Audit, name: str) -> Any:
+    records = [record for record in audit.records if record["statistic"] == name]
+    statistic, _, kind = name.rpartition("_")
+    traced = statistic in TRACED and kind in PRODUCTS
+    depths = [layer["depth"] for layer in audit.layers]
+    by_depth = len(set(depths)) == len(depths)
+    rows = []
+    for record in records:
+        value = record["value"]
+        row = {"layer": record["depth"] if by_depth else record["site"], "head": _column(record)}
+        row["value"] = float(f"{value:.4g}") if math.isfinite(value) else None
+        if traced and record["head"] is not None:
+            spectrum = audit.spectra.get(f"{record['site']}|{record['head']}|{kind}", [])
+            row["spectrum"] = [float(f"{x:.3g}") for x in spectrum]
+        rows.append(row)
+    chart = heat_map(rows, value_title=title_of(name), legend_title="")
+    caption = _caption(statistic if kind in PRODUCTS else name)
+    return figure(chart, title=title_of(name), caption=caption, trace="singular values" if traced else "")
+
+
+def _column(record: Record) -> str | int:
+    if record.get("group") is not None:
+        return f"group {record['group']}"
+    return "layer" if record["head"] is None else record["head"]
+
+
+def _caption(name: str) -> str:
+    cls = WEIGHT_STATISTICS.get(name) or STATISTICS.get(name)
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split()) if cls else ""
+
+
+def _overview(audit: Audit) -> Any:
+    columns = [
+        Column("statistic"),
+        *(Column(n, number=n != "at") for n in ("lowest", "at", "median", "highest")),
+        Column("where"),
+    ]
+    return table(
+        columns,
+        [[o[key] for key in ("statistic", "lowest", "at", "median", "highest", "where")] for o in overview(audit)],
+    )
+
+
+def _notes(audit: Audit) -> Any:
+    reasons: dict[str, list[str]] = {}
+    for layer in audit.layers:
+        for name, why in {**layer["reasons"], **audit.reasons.get(layer["site"], {})}.items():
+            reasons.setdefault(why, []).append(name)
+    said = [f"{', '.join(dict.fromkeys(names))}: {why}." for why, names in reasons.items()]
+    layouts = ", ".join(dict.fromkeys(str(layer["layout"]) for layer in audit.layers if layer["layout"]))
+    return join(
+        prose([*audit.notes(), *(["Left out where they have no meaning. " + " ".join(said)] if said else [])]),
+        prose([f"Layout of the projections: {layouts}."]),
+    )
+
+
+def _made(audit: Audit) -> list[tuple[str, str]]:
+    facts = [
+        ("checkpoint", f"{audit.checkpoint} ({audit.kind}, {audit.model})"),
+        ("command", audit.command or "headwise.audit"),
+    ]
+    facts += [("seconds", f"{audit.seconds:.1f}"), ("commit", audit.commit or "not known")]
+    return [*facts, ("versions", json.dumps(audit.versions)), ("hardware", json.dumps(audit.hardware))]

@@ -1,0 +1,118 @@
+"""Summary: the statistics of an audit in one table, and the audit as Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from headwise.auditing.judging import distances, in_words, place, worrying
+from headwise.auditing.result import Audit
+from headwise.auditing.weights import PRODUCTS
+from headwise.statistics import STATISTICS
+from headwise.statistics.weights import WEIGHT_STATISTICS
+
+Record = dict[str, Any]
+
+
+def title_of(statistic: str) -> str:
+    """Give a statistic's name in words, its product and its unit."""
+    name, _, kind = statistic.rpartition("_")
+    unit = (
+        WEIGHT_STATISTICS[name].unit
+        if kind in PRODUCTS
+        else STATISTICS[statistic].unit
+        if statistic in STATISTICS
+        else ""
+    )
+    return in_words(statistic) + (f" ({unit})" if unit else "")
+
+
+def overview(audit: Audit) -> list[Record]:
+    """Give for each statistic its smallest, median and largest value and where the extremes stand."""
+    rows = []
+    for name in dict.fromkeys(record["statistic"] for record in audit.records):
+        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not found:
+            continue
+        low, high = min(found, key=lambda r: r["value"]), max(found, key=lambda r: r["value"])
+        rows.append(
+            {
+                "statistic": title_of(name),
+                "lowest": low["value"],
+                "at": short(low, audit),
+                "median": statistics.median(r["value"] for r in found),
+                "highest": high["value"],
+                "where": short(high, audit),
+            }
+        )
+    return rows
+
+
+def most_worrying(audit: Audit) -> list[Record]:
+    """Give for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
+    rows = []
+    for name, side in worrying().items():
+        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not found:
+            continue
+        middle, away = distances([r["value"] for r in found])
+        sign = 1 if side == "high" else -1
+        far, at = max((sign * distance, index) for index, distance in enumerate(away))
+        row = {"statistic": in_words(name), "worst": found[at]["value"], "at": short(found[at], audit)}
+        rows.append({**row, "median": middle, "away": far})
+    return sorted(rows, key=lambda row: -row["away"])
+
+
+def short(record: Record, audit: Audit) -> str:
+    """Name a place in few letters, by depth where that is clear: "layer 3 head 1"."""
+    depths = [layer["depth"] for layer in audit.layers]
+    if len(set(depths)) < len(depths):
+        return place(record)
+    return place({**record, "site": f"layer {record['depth']}"})
+
+
+def lead(audit: Audit) -> str:
+    """Say in one sentence how the checkpoint is."""
+    heads = sum(layer.get("heads") or 0 for layer in audit.layers)
+    ill = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
+    if not audit.alerts:
+        return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
+    count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
+    if not ill:
+        return f"{count}, on no head by itself, of {heads} heads in {len(audit.layers)} layers."
+    return f"{count} on {len(ill)} of {heads} heads in {len(audit.layers)} layers."
+
+
+def markdown(audit: Audit) -> str:
+    """Give the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
+    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", ""]
+    lines += _table(
+        ["head", "score", "why"], [[place(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
+    )
+    if audit.alerts:
+        lines += ["", "## Alerts", ""]
+        lines += [f"- **{a['alert']}**: {a['sentence']}. {a['remedy']} ({a['source']})." for a in audit.alerts]
+    lines += ["", "## Statistics", ""]
+    rows = [
+        [o["statistic"], f"{o['lowest']:.4g}", o["at"], f"{o['median']:.4g}", f"{o['highest']:.4g}", o["where"]]
+        for o in overview(audit)
+    ]
+    lines += _table(["statistic", "lowest", "at", "median", "highest", "at"], rows)
+    if audit.notes():
+        lines += ["", "## What to know", "", *(f"- {note}" for note in audit.notes())]
+    versions = ", ".join(f"{name} {number}" for name, number in audit.versions.items())
+    machine = f"{audit.hardware.get('processor')}, {audit.hardware.get('cores')} cores"
+    lines += ["", "## How it was made", "", f"- `{audit.command}`" if audit.command else "- headwise.audit"]
+    lines += [
+        f"- {audit.kind}, {audit.model}; data: {audit.data or 'none, weights alone'}; {audit.seconds:.1f} s",
+        f"- {versions}",
+        f"- {machine}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]

@@ -1,0 +1,142 @@
+"""Tensor files: the safetensors files of a checkpoint, read tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headwise.auditing.errors import CheckpointError
+from headwise.files.optional_imports import load
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".msgpack")
+PICKLE_REMEDY = (
+    "Unpickling can run code, so headwise reads safetensors only. Where you trust the file, convert it once: "
+    "state = torch.load(FILE, weights_only=True); safetensors.torch.save_file(state, 'model.safetensors')"
+)
+
+
+class TensorFiles:
+    """Finds tensors by name in one or several safetensors files and reads each when it is asked for."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._files = files
+
+    @property
+    def names(self) -> list[str]:
+        """List the names of all tensors."""
+        return list(self._files)
+
+    def read(self, names: list[str]) -> dict[str, Tensor]:
+        """Read tensors by name; nothing else of the files is loaded.
+
+        Raises:
+            CheckpointError: where a name is missing or a file is damaged.
+        """
+        missing = [name for name in names if name not in self._files]
+        if missing:
+            raise CheckpointError(f"the checkpoint holds no tensor {missing[0]!r}; it holds {_some(self.names)}")
+        read = {}
+        for path in dict.fromkeys(self._files[name] for name in names):
+            with opened(path) as file:
+                inside = set(file.keys())
+                for name in names:
+                    if self._files[name] == path:
+                        if name not in inside:
+                            raise CheckpointError(f"{path.name} should hold {name!r} by its index, and does not")
+                        read[name] = file.get_tensor(name)
+        return read
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of every tensor; none is read."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in dict.fromkeys(self._files.values()):
+            with opened(path) as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    if self._files.get(name) == path:
+                        found[name] = tuple(file.get_slice(name).get_shape())
+        return found
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> TensorFiles:
+        """Find the weights of a transformers folder: one file, or several behind an index.
+
+        Raises:
+            CheckpointError: where there are none, they are pickled, or a shard is missing or damaged.
+        """
+        index = folder / "model.safetensors.index.json"
+        if (folder / "model.safetensors").is_file():
+            return cls.of_file(folder / "model.safetensors")
+        if index.is_file():
+            return cls._of_index(index)
+        others = sorted(folder.glob("*.safetensors"))
+        if len(others) == 1 and not (folder / "adapter_config.json").exists():
+            return cls.of_file(others[0])
+        raise CheckpointError(_no_weights(folder))
+
+    @classmethod
+    def of_file(cls, path: Path) -> TensorFiles:
+        """List the tensors of one file."""
+        with opened(path) as file:
+            return cls(dict.fromkeys(file.keys(), path))
+
+    @classmethod
+    def _of_index(cls, index: Path) -> TensorFiles:
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise CheckpointError(f"{index} has no weight_map: it is no index of shards. Download it again")
+        for name in dict.fromkeys(shards.values()):
+            path = index.parent / str(name)
+            if Path(str(name)).name != name or not path.is_file():
+                raise CheckpointError(
+                    f"{index.name} names the shard {name!r}, which is not in {index.parent}: download it too"
+                )
+            with opened(path):
+                pass
+        return cls({tensor: index.parent / name for tensor, name in shards.items()})
+
+
+@contextmanager
+def opened(path: Path) -> Any:
+    """Open a safetensors file; what is wrong with it becomes a sentence."""
+    safetensors = load("safetensors", "study")
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    size = path.stat().st_size
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is no whole safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or another "
+            "format under this name. Download it again"
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that must hold an object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is no JSON ({error}): it is truncated or corrupt. Download it again") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object of settings")
+    return found
+
+
+def _no_weights(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return f"{folder} holds an adapter, not a model: merge it into its base model (merge_and_unload in peft) and save that"
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    if pickled:
+        return f"{folder} holds its weights as {pickled[0]}. {PICKLE_REMEDY}"
+    found = sorted(path.name for path in folder.iterdir())
+    return f"{folder} holds no model.safetensors and no model.safetensors.index.json; it holds {_some(found)}"
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    shown = ", ".join(names[:most]) or "nothing"
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

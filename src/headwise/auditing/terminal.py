@@ -1,0 +1,56 @@
+"""Terminal: an audit as tables worth reading, the five worst heads first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.auditing.judging import place
+from headwise.auditing.result import Audit
+from headwise.auditing.summary import lead, most_worrying
+from headwise.files.optional_imports import load
+
+ALERTS = 10
+
+
+def show(audit: Audit, console: Any) -> None:
+    """Print an audit on a rich console."""
+    text = load("rich.text", "study").Text
+    console.print()
+    console.print(text.assemble((audit.checkpoint, "bold"), f"  {audit.kind}, {audit.model}"))
+    console.print(lead(audit))
+    if audit.records:
+        console.print(_worst(audit))
+        console.print(_overview(audit))
+        console.print(text("Statistics that are neither good nor bad stand in the report.", style="dim"))
+    for alert in audit.alerts[:ALERTS]:
+        console.print(
+            text.assemble(
+                (f"{alert['alert']}: ", "bold red"), f"{alert['sentence']}. {alert['remedy']} ({alert['source']})."
+            )
+        )
+    if len(audit.alerts) > ALERTS:
+        console.print(f"{len(audit.alerts) - ALERTS} more alerts stand in the report.")
+    for note in audit.notes():
+        console.print(text(f"note: {note}", style="dim"))
+
+
+def _worst(audit: Audit) -> Any:
+    table = _table("The worst heads", "head", "score", "why")
+    for head in audit.worst():
+        table.add_row(place(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
+    return table
+
+
+def _overview(audit: Audit) -> Any:
+    table = _table("All heads", "statistic", "worst", "at", "median")
+    for row in most_worrying(audit):
+        table.add_row(row["statistic"], f"{row['worst']:.4g}", row["at"], f"{row['median']:.4g}")
+    return table
+
+
+def _table(title: str, *columns: str) -> Any:
+    rich = load("rich.table", "study")
+    table = rich.Table(title=title, title_justify="left", box=load("rich.box", "study").SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("score", "worst", "median") else "left")
+    return table

@@ -1,0 +1,141 @@
+"""A transformers folder: config.json and safetensors, read layer by layer into a structure without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.auditing.batches import Batches
+from headwise.auditing.configs import config_of, quiet, structure_of
+from headwise.auditing.errors import CheckpointError
+from headwise.auditing.shallow import Shallow
+from headwise.auditing.tensor_files import TensorFiles, read_json
+from headwise.core.site import Site
+from headwise.projections import ProjectionError, Projections, projections
+
+
+class TransformersFolder:
+    """Reads a folder without ever running code from it."""
+
+    kind = "transformers folder"
+
+    def __init__(self, folder: Path) -> None:
+        # A link's own name says more than what it points to.
+        self.folder, self.name = folder, folder.name or folder.resolve().name
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
+        self.settings = read_json(folder / "config.json")
+        self.config = config_of(folder, self.settings)
+        self.files = TensorFiles.of_folder(folder)
+        self.model = structure_of(folder, self.config, self.settings)
+        self._renamed, self._converts, self.unused = _renamed(self.model, self.files.names)
+        self._shallow: Shallow | None = None
+        self._whole: nn.Module | None = None
+
+    def projections(self, site: Site) -> Projections:
+        """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers."""
+        try:
+            return projections(site, self.model)
+        except ProjectionError:
+            self._shallow = self._shallow or Shallow(self.config, type(self.model))
+            return self._shallow.projections(site, self.model)
+
+    def tensors(self, names: list[str]) -> dict[str, Tensor]:
+        """Read parameters by their names in the model."""
+        lost = [name for name in names if name not in self._renamed]
+        if lost and not self._converts:
+            raise CheckpointError(f"the checkpoint holds no {lost[0]}: weights and config do not belong together")
+        if lost:
+            # transformers makes these from several tensors: its own loader does it, at the memory of the whole model.
+            state = self.whole().state_dict()
+            return {name: state[name] for name in names}
+        read = self.files.read([self._renamed[name] for name in names])
+        return {name: read[self._renamed[name]] for name in names}
+
+    def whole(self) -> nn.Module:
+        """Load the model with transformers' own loader; safetensors only, no code of the folder.
+
+        Raises:
+            CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
+        """
+        if self._whole is None:
+            settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+            # The config as it was read: that of the folder may name kernels to fetch.
+            settings["config"] = self.config
+            try:
+                with quiet():
+                    model, told = type(self.model).from_pretrained(
+                        str(self.folder), output_loading_info=True, **settings
+                    )
+            except ImportError:
+                raise
+            except Exception as error:
+                cause = " ".join(str(error).split())[:300]
+                raise CheckpointError(
+                    f"transformers cannot load {self.folder} ({type(error).__name__}: {cause})"
+                ) from error
+            if missing := sorted(told["missing_keys"]):
+                raise CheckpointError(
+                    f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config do not belong together"
+                )
+            self._whole = model.eval()
+        return self._whole
+
+    def batches(self) -> Batches:
+        """Give what turns texts and images into batches for this model."""
+        return Batches(self.folder, self.config, first=_first_position(self.model))
+
+
+def _first_position(model: nn.Module) -> int:
+    """Give the number of the first token's position: models in the manner of RoBERTa count from after the padding's own."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None:
+            return part.padding_idx + 1
+    return 0
+
+
+def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, list[str]]:
+    """Match the tensors of a checkpoint to a model's parameters.
+
+    Returns:
+        For each parameter that is one tensor of the checkpoint, that tensor's name there; whether others are converted; and the
+        names, as the model would have them, of tensors that it has no place for.
+    """
+    wanted = model.state_dict()
+    found, converts, unused = {}, False, []
+    for name in names:
+        target, whole = _rename(model, name, wanted)
+        converts = converts or not whole
+        if whole and target in wanted:
+            found[target] = name
+        elif whole:
+            unused.append(target)
+    return found, converts, unused
+
+
+def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
+    """Give a tensor's name in the model, and whether it is taken as it is.
+
+    transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return _with_prefix(model, name, wanted), True
+    if "_headwise_renaming" not in model.__dict__:
+        model.__dict__["_headwise_renaming"] = get_model_conversion_mapping(model)
+    kept = model.__dict__["_headwise_renaming"]
+    renamings = [rule for rule in kept if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in kept if isinstance(rule, WeightConverter)]
+    target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+    return target, converted is None
+
+
+def _with_prefix(model: nn.Module, name: str, wanted: dict[str, Any]) -> str:
+    prefix = f"{model.base_model_prefix}."
+    choices = (name, prefix + name, name.removeprefix(prefix))
+    return next((choice for choice in choices if choice in wanted), name)

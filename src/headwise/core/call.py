@@ -1,0 +1,273 @@
+"""Call: one pass through a site, as methods see it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headwise.core import random_draws as draws
+from headwise.core import recompute as passes
+from headwise.core.method import Method
+
+if TYPE_CHECKING:
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Fitted, Store
+
+CHUNK = 128
+
+# What an additive mask adds at least to a key that a query may see. Models mask with -1e4, -1e9, the least number or -inf;
+# position biases (ALiBi) stay above this up to distances whose weight is 0 in any case.
+MASKED = -9e3
+
+
+class Call:
+    """One pass through a site: q, k, v, mask, causality, scale, training.
+
+    Attributes:
+        q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv); grouped keys and values are already repeated to H heads.
+        mask: bool (True: allowed) or float (added to the logits), broadcastable to (B, H, T, N), or None.
+        causal: whether query i sees keys 0..i only, besides the mask.
+        scale: factor of the logits.
+        dropout: the host's own attention dropout in this call.
+        softcap: the host's c of c * tanh(s / c), or None.
+        sinks: (H,) logits of a column that takes weight and gives no value, or None.
+        hidden: (B, T, C) what entered the layer, where a host tells.
+        rows: the slice of queries in a block, None when all are at hand.
+        ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
+    """
+
+    def __init__(
+        self,
+        fitted: Fitted,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        training: bool = False,
+        hidden: Tensor | None = None,
+        samples: int | None = None,
+    ) -> None:
+        self.fitted = fitted
+        self.q, self.k, self.v = q, k, v
+        self.mask, self.causal, self.dropout = mask, causal, dropout
+        self.scale = q.shape[-1] ** -0.5 if scale is None else scale
+        self.softcap, self.sinks = softcap, sinks
+        self.training, self.hidden = training, hidden
+        self.batch, self.heads, self.queries = q.shape[0], q.shape[1], q.shape[2]
+        self.keys = k.shape[2]
+        self.samples = self.batch if samples is None else samples
+        self.rows: slice | None = None
+        self.penalties: list[tuple[Tensor, Tensor]] = []
+        self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.ahead: Tensor | None = None
+        self._pass: passes.Pass | None = None
+        self._allowed: Tensor | None = None
+        self._allowed_known = False
+
+    @property
+    def site(self) -> Site:
+        """Give the site the call passes through."""
+        return self.fitted.site
+
+    @property
+    def this(self) -> passes.Pass:
+        """Give the pass this call is: the key of its draws, and whether it repeats an earlier one."""
+        if self._pass is None:
+            self._pass = passes.begin(self.fitted)
+        return self._pass
+
+    # Settings and parameters
+
+    def value(self, method: Method, name: str) -> Tensor:
+        """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
+        return self.fitted.values[self.fitted.index(method)][name]
+
+    def store(self, method: Method) -> Store:
+        """Give the method's own parameters on this site."""
+        return self.fitted.stores[self.fitted.index(method)]
+
+    # Draws
+
+    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", rows_dim: int | None = None) -> Tensor:
+        """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
+
+        With `rows_dim` (the dimension of queries, the one before the last) a block of queries gets its part of the draw.
+        """
+        if rows_dim is not None and rows_dim != len(shape) - 2:
+            raise ValueError(f"rows_dim must be the dimension before the last of {shape}, got {rows_dim}")
+        rows = self.rows if rows_dim is not None else None
+        return draws.uniform(self.this.key, self.salt(method, name), tuple(shape), self.q.device, rows)
+
+    def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
+        """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
+        return draws.normal(self.this.key, self.salt(method, name), tuple(shape), self.q.device)
+
+    def salt(self, method: Method, name: str) -> int:
+        """Give what tells the draws of a method and name from all others of the pass."""
+        return self.fitted.salts[self.fitted.index(method)] ^ _crc(name)
+
+    def per_sample(self, draw: Tensor) -> Tensor:
+        """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
+        times = self.batch // self.samples
+        return draw if times == 1 else draw.repeat_interleave(times, dim=0)
+
+    # Allowed keys
+
+    def allowed(self) -> Tensor | None:
+        """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
+
+        An additive mask forbids what it lowers by 9,000 or more.
+        """
+        if not self._allowed_known:
+            self._allowed, self._allowed_known = self._find_allowed(), True
+        return self._allowed
+
+    def _find_allowed(self) -> Tensor | None:
+        allowed = None
+        if self.mask is not None:
+            allowed = self.mask if self.mask.dtype == torch.bool else self.mask > MASKED
+            while allowed.dim() < 4:
+                allowed = allowed.unsqueeze(0)
+        if not self.causal:
+            return allowed
+        total = self.queries if self.rows is None else self.rows.stop
+        start = 0 if self.rows is None else self.rows.start
+        query = torch.arange(start, total, device=self.q.device)[:, None]
+        order = (torch.arange(self.keys, device=self.q.device) <= query)[None, None]
+        return order if allowed is None else allowed & order
+
+    def allowed_counts(self) -> Tensor:
+        """Give how many keys each query may see, float (B|1, H|1, T|1, 1), at least 1."""
+        allowed = self.allowed()
+        if allowed is None:
+            return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device)
+        return allowed.sum(-1, keepdim=True).clamp(min=1).float()
+
+    def uniform(self) -> Tensor:
+        """Give the uniform weights over allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without any."""
+        allowed = self.allowed()
+        if allowed is None:
+            return torch.full((1, 1, 1, self.keys), 1.0 / self.keys, device=self.q.device)
+        return allowed.float() / self.allowed_counts()
+
+    def mean_over_keys(self, v: Tensor) -> Tensor:
+        """Give the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
+        if self.mask is None and not self.causal:
+            # A sum's gradient is a view as large as v, a mean's a copy; fp32 keeps a long sum of half precision in range.
+            return (v.sum(dim=2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32)) / self.keys).to(v.dtype)
+        if self.mask is None:
+            return _causal_mean(v, self.queries)
+        allowed = self.allowed()
+        assert allowed is not None
+        if allowed.shape[2] == 1 or self.queries * self.keys <= 1 << 20:
+            return self._mean(allowed, v)
+        return torch.cat([self._mean(rows, v) for rows in allowed.split(CHUNK * 8, dim=2)], dim=2)
+
+    def _mean(self, allowed: Tensor, v: Tensor) -> Tensor:
+        weights = allowed.to(v.dtype)
+        counts = allowed.sum(-1, keepdim=True).clamp(min=1).to(v.dtype)
+        return (weights.expand(*v.shape[:2], *weights.shape[2:]) @ v) / counts
+
+    def real_queries(self) -> Tensor | None:
+        """Give which queries are real tokens, bool (B|1, T|1), or None where all are.
+
+        A padded token of a self attention is one that no query may see; on any site, a query without a key is not real.
+        """
+        if self.mask is None:
+            return None
+        allowed = self.allowed()
+        assert allowed is not None
+        real = allowed.any(-1).any(1)
+        if not self.site.is_cross and self.queries == self.keys and self.rows is None:
+            real = real & allowed.any(2).any(1)
+        return real
+
+    # Penalties
+
+    def penalize(self, method: Method, value: Tensor, per: str = "query") -> None:
+        """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
+
+        The handle's `loss()` divides sums by counts over all processes, so padded and unequal shards weigh right.
+        """
+        value = value.float()
+        if per == "sample":
+            total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
+            weight = torch.tensor(float(count), device=value.device)
+        else:
+            value = value.mean(1) if value.dim() == 3 else value
+            real = self._real()
+            if real is None:
+                total, weight = value.sum(), torch.tensor(float(value.numel()), device=value.device)
+            else:
+                real = real.expand_as(value)
+                total, weight = value.masked_fill(~real, 0.0).sum(), real.sum().float()
+        if method.over_layers == "mean":
+            total = total / self.fitted.owner.count(method)
+        self.penalties.append((total, weight))
+
+    def penalize_norm(self, method: Method, squares: Tensor, count: Tensor, strength: Tensor) -> None:
+        """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
+
+        A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
+        """
+        if method.over_layers == "mean":
+            strength = strength / self.fitted.owner.count(method)
+        self.norms.append((squares.float(), count.float(), strength.clone()))
+
+    def _real(self) -> Tensor | None:
+        if self.rows is None:
+            return self.real_queries()
+        whole = self.whole.real_queries()
+        return whole if whole is None or whole.shape[1] == 1 else whole[:, self.rows]
+
+    # Other layers
+
+    def first_values(self) -> Tensor | None:
+        """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
+        return self.fitted.owner.first_values(self)
+
+    # Blocks
+
+    def block(self, rows: slice) -> Call:
+        """Give the call restricted to a block of queries; draws are those of the whole."""
+        part = object.__new__(Call)
+        part.__dict__.update(self.__dict__)
+        part.q, part.rows, part.whole, part.penalties = self.q[:, :, rows], rows, self, []
+        part.queries = rows.stop - rows.start
+        if self.mask is not None and self.mask.shape[-2] != 1:
+            part.mask = self.mask[..., rows, :]
+        part._allowed_known = False
+        part._pass = self._pass
+        return part
+
+    whole: Call
+
+
+@torch.compiler.assume_constant_result
+def _crc(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def _causal_mean(v: Tensor, queries: int) -> Tensor:
+    """Give the running mean over keys: within chunks by a triangular product, between chunks by their sums."""
+    keys = v.shape[2]
+    v = v[:, :, :queries]
+    counts = torch.arange(1, queries + 1, device=v.device).clamp(max=keys).to(v.dtype)[:, None]
+    if queries > keys:
+        raise ValueError(f"a causal call has {queries} queries and only {keys} keys")
+    size = min(CHUNK, queries)
+    short = -queries % size
+    chunks = torch.nn.functional.pad(v, (0, 0, 0, short)).unflatten(2, (-1, size))
+    triangle = torch.ones(size, size, dtype=v.dtype, device=v.device).tril()
+    within = triangle @ chunks
+    before = within[:, :, :, -1:].cumsum(2) - within[:, :, :, -1:]
+    return (within + before).flatten(2, 3)[:, :, :queries] / counts

@@ -1,0 +1,186 @@
+"""Method: one regularizer, written as stages that act on one attention call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headwise.attention.row_readings import Rows
+    from headwise.core.call import Call
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Store
+
+REGISTRY: dict[str, type[Method]] = {}
+
+STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
+TWINS = {"logits": ("scores", "keep"), "weights": ("attend", "keep"), "read": ("read_free",)}
+
+Attend = Callable[["Tensor"], "Tensor"]
+
+
+class Methods(list["Method"]):
+    """Methods in order of action; `A(...) + B(...)` makes one, and its text is what `parse` reads."""
+
+    def __add__(self, other: Any) -> Methods:  # type: ignore[override]
+        return Methods([*self, *([other] if isinstance(other, Method) else other)])
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self))
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Method:
+    """One way to regularize attention: settings as fields, behaviour as overridden stages.
+
+    Subclassing makes the class a frozen dataclass with keyword fields and registers it by its name. A stage that is not
+    overridden does not exist for the core: what a method overrides decides what is computed.
+
+    Shapes: B batch, H query heads, T queries, N keys, D head size, C hidden size.
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = None
+    no_neutral: ClassVar[str] = ""
+    strong: ClassVar[dict[str, Any]] = {}
+    live: ClassVar[tuple[str, ...]] = ()
+    acts: ClassVar[str] = "train"
+    random: ClassVar[bool] = False
+    penalizes: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
+    self_only: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
+    commutes_with_dropout: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = True
+    over_layers: ClassVar[str] = "sum"
+    paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if Method not in cls.__bases__:
+            raise TypeError(f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between")
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        if not cls.__module__.startswith("headwise."):
+            existing = REGISTRY.get(cls.__name__)
+            if existing is not None and existing.__module__.startswith("headwise."):
+                raise TypeError(f"a method named {cls.__name__!r} exists already in {existing.__module__}")
+        parts = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+        cls.paper = " ".join(parts[1].split()) if len(parts) > 1 else ""
+        REGISTRY[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            self._check_type(field)
+            value = getattr(self, field.name)
+            if "float" in str(field.type) and isinstance(value, int) and not isinstance(value, bool):
+                # One method has one text: DropHead(p=0) is DropHead(p=0.0).
+                object.__setattr__(self, field.name, float(value))
+        self.check()
+
+    def _check_type(self, field: dataclasses.Field[Any]) -> None:
+        value, default = getattr(self, field.name), field.default
+        if isinstance(value, bool) != isinstance(default, bool) and default is not None and (isinstance(default, bool) or value is not None):
+            raise TypeError(f"{type(self).__name__}.{field.name} must be of type {field.type}, got {value!r}")
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            if not isinstance(value, (int, float)) and not (value is None and "None" in str(field.type)):
+                raise TypeError(f"{type(self).__name__}.{field.name} must be a number, got {value!r}")
+            if "int" in str(field.type) and "float" not in str(field.type) and not isinstance(value, int):
+                raise TypeError(f"{type(self).__name__}.{field.name} must be a whole number, got {value!r}")
+            if value is not None and value != value:
+                raise ValueError(f"{type(self).__name__}.{field.name} must be a number, got nan")
+            if value is not None and abs(value) == float("inf") and (self.neutral or {}).get(field.name) != value:
+                raise ValueError(f"{type(self).__name__}.{field.name} must be finite, got {value}")
+        elif isinstance(default, str) and not isinstance(value, str):
+            raise TypeError(f"{type(self).__name__}.{field.name} must be a text, got {value!r}")
+
+    def check(self) -> None:
+        """Raise ValueError where a setting is out of its range."""
+
+    def __add__(self, other: Method | list[Method]) -> Methods:
+        """Compose: this method first, then the other."""
+        return Methods([self]) + other
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise ValueError with the class's name before `message` unless `condition` holds."""
+        if not condition:
+            raise ValueError(f"{type(self).__name__}: {message}")
+
+    def choose(self, name: str, *allowed: Any) -> None:
+        """Raise ValueError unless the field `name` is one of `allowed`."""
+        value = getattr(self, name)
+        self.require(value in allowed, f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    def refuse(self, site: Site) -> str | None:
+        """Say why the method has no meaning on `site`, or None where it has."""
+        return None
+
+    def at(self, name: str, step: int, site: Site) -> float:
+        """Give the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
+        return float(getattr(self, name))
+
+    # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
+    if TYPE_CHECKING:
+
+        def build(self, site: Site, store: Store) -> None: ...
+        def unbuild(self, site: Site, store: Store) -> None: ...
+        def fold(self, site: Site, store: Store) -> None: ...
+        def hidden(self, x: Tensor, call: Call) -> Tensor: ...
+        def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]: ...
+        def logits(self, s: Tensor, call: Call) -> Tensor: ...
+        def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]: ...
+        def keep(self, call: Call) -> Tensor | None: ...
+        def weights(self, a: Tensor, call: Call) -> Tensor: ...
+        def attend(self, attend: Attend, call: Call) -> Attend | None: ...
+        def read(self, a: Tensor, call: Call) -> None: ...
+        def read_free(self, rows: Rows, call: Call) -> Any: ...
+        def ahead(self, call: Call) -> Tensor | None: ...
+        def output(self, o: Tensor, call: Call) -> Tensor: ...
+        def branch(self, y: Tensor, call: Call) -> Tensor: ...
+        def after_step(self, site: Site, store: Store) -> None: ...
+        def penalty(self, site: Site, store: Store) -> Tensor: ...
+
+    @classmethod
+    def overrides(cls, stage: str) -> bool:
+        """Tell whether the class defines the stage."""
+        return stage in cls.__dict__
+
+    @classmethod
+    def summary(cls) -> str:
+        """Give the first sentence of the docstring: the operation in one line."""
+        return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+    @classmethod
+    def matrix_free(cls) -> bool:
+        """Tell whether the method runs without the attention matrix (under the conditions its docstring names)."""
+        return all(
+            any(cls.overrides(twin) for twin in TWINS[stage]) for stage in ("logits", "weights", "read") if cls.overrides(stage)
+        )
+
+    def replace(self, **changes: Any) -> Method:
+        """Give the same method with some settings changed; they are checked again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def settings(self) -> dict[str, Any]:
+        """Give the fields and their values."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return self.written({})
+
+    def written(self, texts: Mapping[str, str]) -> str:
+        """Give the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
+        shown = []
+        for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            # The first field names the strength and is always shown; the rest only where it was chosen.
+            if index == 0 or field.name in texts or value != field.default:
+                shown.append(f"{field.name}={texts.get(field.name) or _literal(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _literal(value: Any) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,96 @@
+"""Site: one attention layer of a host model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from headwise.projections import Projections
+
+
+@dataclass(eq=False)
+class Site:
+    """One attention layer of a host model, as methods, `where` and reports see it.
+
+    Attributes:
+        name: qualified name of the attention module in the model, such as `blocks.3.attn`.
+        module: the attention module itself.
+        depth: index among the sites of the same stack and kind, 0 for the first.
+        stack: qualified name of the stack the layer belongs to, such as `encoder.layers`.
+        is_cross: whether queries and keys come from different sequences.
+        heads: query heads; None until the host or an example told.
+        kv_heads: key/value heads (fewer under grouped queries).
+        head_dim: size of one head's query and key.
+        hidden: size of the tokens that enter the layer.
+        layers: number of sites in the same stack and kind.
+        causal: whether the host declares the layer causal; None where it does not say.
+        host: "transformers", "torch" or "fused".
+        windowed: whether a call sees windows of the sample instead of the whole of it.
+        rows: how the rows of a call belong to samples where they are not one to one, as far as it was seen
+            ("sample-major", "window-major", ...); empty where it was not.
+        pooled: whether queries or keys are pooled, so that they are not the same tokens.
+        qk_norm: whether the host normalises queries and keys itself.
+        rope: whether rotary positions stand between the projections and the scores.
+        model: the model the layer belongs to.
+        example: a batch for it while methods are being fitted, None afterwards.
+    """
+
+    name: str
+    module: nn.Module
+    depth: int = 0
+    stack: str = ""
+    is_cross: bool = False
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+    layers: int = 1
+    causal: bool | None = None
+    host: str = ""
+    windowed: bool = False
+    rows: str = ""
+    pooled: bool = False
+    qk_norm: bool = False
+    rope: bool = False
+    index: int = 0
+    model: nn.Module | None = field(default=None, repr=False)
+    example: Any = field(default=None, repr=False)
+
+    @property
+    def relative_depth(self) -> float:
+        """Give the depth as a share of the stack, 0 at the first layer and 1 at the last."""
+        return self.depth / (self.layers - 1) if self.layers > 1 else 0.0
+
+    def projections(self) -> Projections:
+        """Give the weights that make queries, keys, values and the output of this layer."""
+        from headwise.projections import of
+
+        return of(self)
+
+    def __repr__(self) -> str:
+        kind = "cross" if self.is_cross else "self"
+        return f"Site({self.name}, {kind}, depth {self.depth}, {self.heads or '?'} heads of {self.head_dim or '?'})"
+
+
+def stack_of(name: str) -> str:
+    """Give the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in `encoder.layers`."""
+    match = re.match(r"(.*?)\.?(?:^|(?<=\.))\d+(?:\..*)?$", name)
+    found = [m.start() for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", name)]
+    if not match or not found:
+        return name.rpartition(".")[0]
+    return name[: found[0]]
+
+
+def number(sites: list[Site]) -> None:
+    """Number the sites of each stack, self and cross attention apart, in the order in which the model lists them."""
+    groups: dict[tuple[str, bool], list[Site]] = {}
+    for index, site in enumerate(sites):
+        site.index, site.stack = index, stack_of(site.name)
+        groups.setdefault((site.stack, site.is_cross), []).append(site)
+    for group in groups.values():
+        for depth, site in enumerate(group):
+            site.depth, site.layers = depth, len(group)

@@ -1,0 +1,1 @@
+"""torch.nn.MultiheadAttention, alone and inside torch's encoder and decoder layers."""

@@ -1,0 +1,169 @@
+"""torch.nn.MultiheadAttention, alone and inside nn.TransformerEncoder and nn.TransformerDecoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.core.site import Site
+from headwise.hosts.host import Found, is_cross
+from headwise.hosts.torch_mha.call import Arguments, attend, fits
+from headwise.regularizing.fitted_site import touches_call
+
+if TYPE_CHECKING:
+    from headwise.regularizing.fitted_site import Fitted
+
+
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+    """Find the nn.MultiheadAttention modules, and the encoder layers whose native path would pass them by."""
+    found: list[Found] = []
+    modules = dict(model.named_modules())
+    layers = [m for m in modules.values() if isinstance(m, nn.TransformerEncoderLayer)]
+    for name, module in modules.items():
+        if module in taken or not isinstance(module, nn.MultiheadAttention):
+            continue
+        site = _site(name, module, modules.get(name.rpartition(".")[0]))
+        reason = _obstacle(module)
+        around = [layer for layer in layers if layer.self_attn is module]
+        found.append(Found(site, None if reason else TorchAdapter(site, around), reason))
+    return found
+
+
+def _site(name: str, module: nn.MultiheadAttention, parent: nn.Module | None) -> Site:
+    site = Site(name, module, host="torch", heads=module.num_heads, kv_heads=module.num_heads)
+    site.head_dim, site.hidden = module.head_dim, module.embed_dim
+    if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
+        site.is_cross = True
+    elif name.rpartition(".")[2] == "multihead_attn":
+        # nn.TransformerDecoderLayer's name for it; many encoders name their self attention so, but have no other.
+        site.is_cross = isinstance(getattr(parent, "self_attn", None), nn.MultiheadAttention)
+    else:
+        site.is_cross = is_cross(name, module)
+    # Pooling heads (SigLIP) attend from a learned query to all tokens.
+    site.pooled = not site.is_cross and "pool" in type(parent).__name__.lower()
+    return site
+
+
+def _obstacle(module: nn.MultiheadAttention) -> str:
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return (
+            f"{type(module).__name__} overrides nn.MultiheadAttention.forward, in whose place headwise stands: let it hold "
+            "an nn.MultiheadAttention instead of deriving from it"
+        )
+    own = module.__dict__.get("forward")
+    if own is not None and not isinstance(getattr(own, "__self__", None), TorchAdapter):
+        name = getattr(own, "__qualname__", type(own).__name__)
+        return f"its forward was replaced on the module itself by {name}: take that off, regularize and put it on again"
+    return ""
+
+
+class TorchAdapter:
+    """Shadows the module's forward on the module itself; its class, hooks, parameters and keys stay as they are.
+
+    `layers` are the nn.TransformerEncoderLayers around the module. In eval mode without gradients their native path
+    would compute the attention without calling the module.
+    """
+
+    def __init__(self, site: Site, layers: list[nn.TransformerEncoderLayer]) -> None:
+        self.site, self.layers = site, layers
+        self.fitted: Fitted | None = None
+        self.native: list[int] = []
+
+    def attach(self, fitted: Fitted) -> None:
+        """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
+        self.fitted = fitted
+        self.site.module.__dict__["forward"] = self.forward
+        if _acts(fitted):
+            # Read by the native path's conditions alone: the layer's activation is `layer.activation`.
+            self.native = [layer.activation_relu_or_gelu for layer in self.layers]
+            for layer in self.layers:
+                layer.activation_relu_or_gelu = 0
+
+    def detach(self) -> None:
+        """Give the module its own forward and its layers their native path back."""
+        for layer, native in zip(self.layers, self.native, strict=False):
+            layer.activation_relu_or_gelu = native
+        # Another wrapper put around ours keeps its place and meets the module's own forward from now on.
+        if getattr(self.site.module.__dict__.get("forward"), "__self__", None) is self:
+            del self.site.module.__dict__["forward"]
+        self.fitted, self.native = None, []
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stand in for nn.MultiheadAttention.forward, with its arguments and results."""
+        given = Arguments(key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        fitted = self.fitted
+        if fitted is None:
+            return self._plain(query, key, value, given)
+        if (self.site.module.training or _acts(fitted)) and not fitted.idle(self.site.module.training):
+            return self._routed(fitted, query, key, value, given)
+        result = self._plain(query, key, value, given)
+        if fitted.armed:
+            # The host may take its native path: an observer looks on beside it, so that no bit of the result changes.
+            with torch.no_grad():
+                self._routed(fitted, query, key, value, given)
+        return result
+
+    def _plain(self, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
+        return type(self.site.module).forward(
+            self.site.module,
+            query,
+            key,
+            value,
+            key_padding_mask=given.key_padding_mask,
+            need_weights=given.need_weights,
+            attn_mask=given.attn_mask,
+            average_attn_weights=given.average_attn_weights,
+            is_causal=given.is_causal,
+        )
+
+    def _routed(
+        self, fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.is_nested or key.is_nested or value.is_nested:
+            return self._nested(fitted, query, key, value, given)
+        if not fits(self.site.module, query, key, value, given):
+            # The host knows best what is wrong with its arguments.
+            self._plain(query, key, value, given)
+            shapes = [tuple(x.shape) for x in (query, key, value)]
+            raise RuntimeError(
+                f"{self.site.name} was called with query, key and value of shapes {shapes}, which do not fit it"
+            )
+        return attend(fitted, query, key, value, given)
+
+    def _nested(
+        self, fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+    ) -> tuple[Tensor, Tensor | None]:
+        one = query is key and key is value and query.layout == torch.strided
+        masked = given.key_padding_mask is not None or given.attn_mask is not None
+        if not one or masked or given.need_weights or self.site.module.training:
+            raise RuntimeError(
+                f"{self.site.name} got nested tensors; with a method on it they are understood in eval mode, as self "
+                "attention of one strided nested tensor without masks and weights. Pass padded tensors and "
+                "key_padding_mask= instead"
+            )
+        lengths = [rows.shape[0] for rows in query.unbind()]
+        padded = query.to_padded_tensor(0.0)
+        place = torch.arange(padded.shape[1], device=padded.device)
+        missing = place >= torch.tensor(lengths, device=padded.device)[:, None]
+        out, _ = attend(fitted, padded, padded, padded, Arguments(missing, False, None, True, False))
+        return torch.nested.as_nested_tensor([rows[:n] for rows, n in zip(out, lengths, strict=True)]), None
+
+
+def _acts(fitted: Fitted) -> bool:
+    """Tell whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
+    acting: Any = fitted.active(False)
+    return fitted.shares_values or any(
+        touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting
+    )

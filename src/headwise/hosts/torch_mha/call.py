@@ -1,0 +1,228 @@
+"""One call of nn.MultiheadAttention: its projections, masks, extra keys and own attention, step by step.
+
+Every step has torch's order of operations, so that a call in which no method acts gives torch's bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.attention.computation import fused
+
+if TYPE_CHECKING:
+    from headwise.regularizing.fitted_site import Fitted
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of nn.MultiheadAttention.forward besides query, key and value."""
+
+    key_padding_mask: Tensor | None
+    need_weights: bool
+    attn_mask: Tensor | None
+    average_attn_weights: bool
+    is_causal: bool
+
+
+def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> bool:
+    """Tell whether the arguments fit the module and each other; where not, torch itself raises."""
+    attn, padding = given.attn_mask, given.key_padding_mask
+    if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+        return False
+    at = 1 if module.batch_first and query.dim() == 3 else 0
+    batch = query.shape[1 - at] if query.dim() == 3 else 1
+    sizes = (query.shape[at], key.shape[at])
+    same = key.shape == value.shape if module._qkv_same_embed_dim else key.shape[:-1] == value.shape[:-1]
+    if not same or query.shape[-1] != module.embed_dim or (given.is_causal and attn is None):
+        return False
+    if any(m is not None and m.dtype != torch.bool and not m.is_floating_point() for m in (attn, padding)):
+        return False
+    if attn is not None and tuple(attn.shape) not in (sizes, (batch * module.num_heads, *sizes)):
+        return False
+    wanted = (batch, sizes[1]) if query.dim() == 3 else (sizes[1],)
+    return padding is None or tuple(padding.shape) == wanted
+
+
+def attend(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
+    """Compute the module's forward with the methods of `fitted` at their stages."""
+    module = fitted.site.module
+    batched = query.dim() == 3
+    query, key, value = _entered(fitted, query, key, value)
+    query, key, value = _tokens_first(query, key, value, batched, module.batch_first)
+    q, k, v = _heads(module, *_projected(module, query, key, value))
+    extra = k.shape[2] - key.shape[0]
+    mask, causal = _mask(given, q, extra, query.dtype)
+    dropout = module.dropout if module.training else 0.0
+    front = extra > 0 and (fitted.shares_values or any(m.carries for m in fitted.methods))
+
+    def original() -> tuple[Tensor, Tensor | None]:
+        out, weights = _own(q, k, v, _added(mask, query.dtype), causal, dropout, given.need_weights)
+        return out, weights.roll(extra, -1) if front and weights is not None else weights
+
+    out, weights = fitted.attention(
+        q,
+        _extra_first(k, extra, causal, 2) if front else k,
+        _extra_first(v, extra, causal, 2) if front else v,
+        original,
+        training=module.training,
+        need_weights=given.need_weights,
+        mask=_extra_first(mask, extra, causal, -1) if front and mask is not None else mask,
+        causal=causal,
+        scale=None,
+        dropout=dropout,
+        samples=fitted.samples_in(q.shape[0]),
+    )
+    if not given.need_weights or weights is None:
+        weights = None
+    else:
+        weights = weights.roll(-extra, -1) if front else weights
+        weights = weights.mean(dim=1) if given.average_attn_weights else weights
+        weights = weights if batched else weights.squeeze(0)
+    return _left(fitted, out, batched), weights
+
+
+def _entered(fitted: Fitted, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
+    batched, batch_first = query.dim() == 3, fitted.site.module.batch_first
+    x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
+    edited = fitted.enter(x)
+    if edited is x:
+        return query, key, value
+    back = edited if batched and batch_first else edited.transpose(0, 1) if batched else edited.squeeze(0)
+    return back, back if key is query else key, back if value is query else value
+
+
+def _tokens_first(
+    query: Tensor, key: Tensor, value: Tensor, batched: bool, batch_first: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Bring tokens to dimension 0 and the batch to dimension 1; one tensor stays one where torch keeps it so."""
+    if not batched:
+        return query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    if not batch_first:
+        return query, key, value
+    q = query.transpose(0, 1)
+    k = q if key is query else key.transpose(0, 1)
+    return q, k, k if value is key else value.transpose(0, 1)
+
+
+def _projected(
+    module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Project to q, k and v, each (tokens, batch, C), with the biased extra keys; parameters are read once a call."""
+    bias = module.in_proj_bias
+    if not module._qkv_same_embed_dim:
+        bq, bk, bv = (None, None, None) if bias is None else bias.chunk(3)
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        q, k, v = F.linear(query, weights[0], bq), F.linear(key, weights[1], bk), F.linear(value, weights[2], bv)
+    else:
+        q, k, v = _packed(query, key, value, module.in_proj_weight, bias)
+    if module.bias_k is not None and module.bias_v is not None:
+        batch = query.shape[1]
+        k, v = torch.cat([k, module.bias_k.repeat(1, batch, 1)]), torch.cat([v, module.bias_v.repeat(1, batch, 1)])
+    return q, k, v
+
+
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    size = query.shape[-1]
+    if key is value and query is key:
+        q, k, v = _parts(F.linear(query, weight, bias), 3)
+        return q, k, v
+    if key is value:
+        wq, wkv = weight.split([size, 2 * size])
+        bq, bkv = (None, None) if bias is None else bias.split([size, 2 * size])
+        q = F.linear(query, wq, bq)
+        k, v = _parts(F.linear(key, wkv, bkv), 2)
+        return q, k, v
+    wq, wk, wv = weight.chunk(3)
+    bq, bk, bv = (None, None, None) if bias is None else bias.chunk(3)
+    return F.linear(query, wq, bq), F.linear(key, wk, bk), F.linear(value, wv, bv)
+
+
+def _parts(projected: Tensor, count: int) -> Tensor:
+    return projected.unflatten(-1, (count, -1)).movedim(-2, 0).contiguous()
+
+
+def _heads(module: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give (B, H, T, D), (B, H, N, D) and (B, H, N, D), with the zero key where the module adds one."""
+    q, k, v = (x.unflatten(-1, (module.num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    if module.add_zero_attn:
+        zero = k.new_zeros(*k.shape[:2], 1, k.shape[3])
+        k, v = torch.cat([k, zero], dim=2), torch.cat([v, zero.to(v.dtype)], dim=2)
+    return q, k, v
+
+
+def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """Give the mask for (B, H, T, N) and whether causality takes its place, as torch decides.
+
+    Bool (True: allowed) where all masks are bool, else float and added to the logits; extra keys are always allowed.
+    """
+    if given.is_causal and given.key_padding_mask is None and not given.need_weights:
+        return None, True
+    parts = []
+    if given.attn_mask is not None:
+        attn = given.attn_mask
+        parts.append(attn[None, None] if attn.dim() == 2 else attn.unflatten(0, (q.shape[0], -1)))
+    if given.key_padding_mask is not None:
+        parts.append(given.key_padding_mask.view(q.shape[0], 1, 1, -1))
+    parts = [F.pad(part, (0, extra)) if extra else part for part in parts]
+    if not parts:
+        return None, False
+    if all(part.dtype == torch.bool for part in parts):
+        return ~(parts[0] | parts[-1]), False
+    added = [_added(~part, dtype) if part.dtype == torch.bool else part for part in parts]
+    return added[0] if len(added) == 1 else added[0] + added[1], False
+
+
+def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Give a mask as what is added to the logits."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _extra_first(x: Tensor, extra: int, causal: bool, dim: int) -> Tensor:
+    """Move the extra keys before the tokens: methods that carry tokens between layers take the last keys for them.
+
+    Under pure causality no query sees the extra keys, which stand behind all tokens, so they are left out.
+    """
+    return x.narrow(dim, 0, x.shape[dim] - extra) if causal else x.roll(extra, dim)
+
+
+def _own(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention as the module itself does: fused, or on the matrix where the weights are asked for."""
+    if not need_weights:
+        return fused(q, k, v, mask, dropout, causal), None
+    batch, heads, _, size = q.shape
+    scaled = q.flatten(0, 1) * math.sqrt(1.0 / float(size))
+    keys = k.flatten(0, 1).transpose(-2, -1)
+    if mask is None:
+        s = torch.bmm(scaled, keys)
+    else:
+        # As torch: one mask for all, or one for each sample and head.
+        whole = mask[0] if mask.shape[:2] == (1, 1) else mask.expand(batch, heads, -1, -1).flatten(0, 1)
+        s = torch.baddbmm(whole, scaled, keys)
+    a = F.softmax(s, dim=-1)
+    if dropout > 0.0:
+        a = F.dropout(a, p=dropout)
+    return torch.bmm(a, v.flatten(0, 1)).unflatten(0, (batch, heads)), a.unflatten(0, (batch, heads))
+
+
+def _left(fitted: Fitted, out: Tensor, batched: bool) -> Tensor:
+    """Project the heads' output and show it to the `branch` stages; give it in the layout of the inputs."""
+    module = fitted.site.module
+    tokens, batch = out.shape[2], out.shape[0]
+    y = F.linear(out.permute(2, 0, 1, 3).reshape(tokens * batch, -1), module.out_proj.weight, module.out_proj.bias)
+    y = fitted.leave(y.view(tokens, batch, -1).transpose(0, 1))
+    if not batched:
+        return y.squeeze(0)
+    return y if module.batch_first else y.transpose(0, 1)

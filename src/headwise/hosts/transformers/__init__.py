@@ -1,0 +1,1 @@
+"""The attention interface of transformers 5."""

@@ -1,0 +1,179 @@
+"""transformers 5.x: which modules ask its attention interface, and how methods come to stand behind it.
+
+Each fitted module gets a config of its own that names our implementation; the model's config, which other models may
+share, is never written to.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from headwise.hosts.code import calls
+from headwise.hosts.host import Found, Hooks
+from headwise.hosts.transformers.cache import asks_for_own_tokens
+from headwise.hosts.transformers.call import routed
+from headwise.hosts.transformers.site import describe
+
+if TYPE_CHECKING:
+    from headwise.core.site import Site
+    from headwise.regularizing.fitted_site import Fitted
+
+KEY = "headwise"
+PLACE = "_headwise"
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+# Implementations whose masks are those of a plain (B, 1, T, N) matrix.
+PLAIN = ("eager", "sdpa")
+
+
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+    """Find the modules whose forward asks transformers' attention interface for their computation."""
+    if "transformers" not in sys.modules:
+        return []
+    asks: dict[type, bool] = {}
+    found: list[Found] = []
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        cls = type(module)
+        if cls not in asks:
+            asks[cls] = calls(cls, INTERFACE, depth=1)
+        if asks[cls] and module not in taken:
+            site = describe(name, module, modules)
+            reason = unreachable(module)
+            found.append(Found(site, None, reason) if reason else Found(site, HuggingFaceAdapter(site)))
+    return found
+
+
+def unreachable(module: nn.Module) -> str:
+    """Say why a module that asks the interface cannot be routed, or give an empty text."""
+    adapter = module.__dict__.get(PLACE)
+    config = getattr(module, "config", None) if adapter is None else adapter.config
+    if not hasattr(config, "_attn_implementation"):
+        return (
+            "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
+            "config before regularize()"
+        )
+    kind = config._attn_implementation
+    if kind is None or kind in PLAIN:
+        return ""
+    why = "which regularize() alone sets" if kind == KEY else "whose masks are not those of a matrix"
+    return (
+        f"its attention implementation is {kind!r}, {why}: load the model with attn_implementation='sdpa', or call "
+        "model.set_attn_implementation('sdpa')"
+    )
+
+
+class Route(str):
+    """Our key, which compares equal to the host's implementation too.
+
+    For modules that prepare their masks by asking whether the implementation is "eager" or "sdpa": they prepare what the
+    host's own needs, and the interface still finds ours.
+    """
+
+    host: str
+
+    def __new__(cls, host: str) -> Route:
+        made = super().__new__(cls, KEY)
+        made.host = host
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or other == self.host  # type: ignore[return-value]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[type[Route], tuple[str]]:
+        return Route, (self.host,)
+
+
+def prepares_by_name(cls: type) -> bool:
+    """Tell whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
+
+
+class HuggingFaceAdapter:
+    """Gives one attention module a config of its own that names our implementation; other modules keep theirs."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.fitted: Fitted | None = None
+        self.config: Any = None
+        self.cache: Any = None
+        self.verified = False
+        self.handles: list[Any] = []
+
+    @property
+    def implementation(self) -> str:
+        """Give the host's own implementation: what the shared config names now."""
+        return self.config._attn_implementation or "eager"
+
+    def attach(self, fitted: Fitted) -> None:
+        """Route the module's attention through `fitted`."""
+        register()
+        module = self.site.module
+        self.fitted, self.config = fitted, module.config
+        # A shallow copy: the model's own config, shared with others, still names the host's implementation and mask.
+        own = copy.copy(self.config)
+        own._attn_implementation_internal = Route(self.implementation) if prepares_by_name(type(module)) else KEY
+        module.config = own
+        module.__dict__[PLACE] = self
+        hooks = Hooks(fitted)
+        self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
+        if asks_for_own_tokens(fitted):
+            self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.forget))
+        if fitted.needs("branch"):
+            self.handles.append(self.site.projections().o.module.register_forward_hook(hooks.after))
+
+    def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep the cache the module was called with until its attention is computed."""
+        self.cache = next((x for x in (*kwargs.values(), *args) if is_cache(x)), None)
+
+    def forget(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Let go of the cache: copies of the model must not copy it."""
+        self.cache = None
+
+    def detach(self) -> None:
+        """Give the module its shared config back."""
+        self.site.module.config = self.config
+        self.site.module.__dict__.pop(PLACE, None)
+        for handle in self.handles:
+            handle.remove()
+        self.fitted, self.cache, self.handles = None, None, []
+
+    def original(self) -> Any:
+        """Give the host's own attention function, as the module's file defines or the interface holds it."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if self.implementation != "eager":
+            return ALL_ATTENTION_FUNCTIONS[self.implementation]
+        return eager_function(type(self.site.module))
+
+
+def is_cache(x: Any) -> bool:
+    """Tell whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or layer_past."""
+    return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
+
+
+def eager_function(cls: type) -> Any:
+    """Give the function that a module class falls back to: the one of its file whose name its forward uses."""
+    forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
+    names = [n for n in forward.__code__.co_names if "eager" in n and n in forward.__globals__]
+    return forward.__globals__[names[0] if names else "eager_attention_forward"]
+
+
+def register() -> None:
+    """Register the attention function and, under the same key, the mask function: without it padding would be dropped."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(KEY, routed)
+    AttentionMaskInterface.register(KEY, sdpa_mask)

@@ -1,0 +1,62 @@
+"""Which of a call's keys are the queries' own tokens: caches put older ones before them, static ones empty places behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headwise.hosts.transformers.adapter import HuggingFaceAdapter
+    from headwise.regularizing.fitted_site import Fitted
+
+
+def asks_for_own_tokens(fitted: Fitted) -> bool:
+    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
+    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))
+
+
+def newest_last(
+    adapter: HuggingFaceAdapter, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
+
+    Attention does not depend on the order of keys; methods that compare a token with its own values do.
+
+    Raises:
+        RuntimeError: where such a method stands on a layer whose keys are not its own tokens.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    if causal and keys > queries:
+        # A static cache's first filling: the places behind the queries are empty.
+        return k[:, :, :queries], v[:, :, :queries], mask
+    if not asks_for_own_tokens(adapter.fitted):
+        return k, v, mask
+    layer = _layer(adapter)
+    if isinstance(getattr(layer, "cumulative_length", None), Tensor) and layer.keys.shape[2] == keys:
+        return _rotated(layer, k, v, mask)
+    seen = queries if layer is None else layer.get_seq_length()
+    if keys < queries or (not isinstance(seen, Tensor) and keys > seen):
+        raise RuntimeError(
+            f"{adapter.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their past; methods "
+            "that carry values between layers have no meaning there: leave this site out with where="
+        )
+    return k, v, mask
+
+
+def _layer(adapter: HuggingFaceAdapter) -> Any:
+    """Give the cache's layer of this module, or None without a cache."""
+    index = getattr(adapter.site.module, "layer_idx", None)
+    layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
+    return layers[index] if index is not None and index < len(layers) else None
+
+
+def _rotated(layer: Any, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    # A sliding static layer that is full keeps its newest tokens last by itself.
+    if mask is None or getattr(layer, "cumulative_length_int", -1) >= layer.max_cache_len:
+        return k, v, mask
+    places = (torch.arange(k.shape[2], device=k.device) + layer.cumulative_length) % k.shape[2]
+    if mask.shape[-1] > 1:
+        mask = mask.index_select(-1, places)
+    return k.index_select(2, places), v.index_select(2, places), mask

@@ -1,0 +1,117 @@
+"""What a transformers attention module tells about itself before any call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from headwise.core.site import Site
+from headwise.hosts.code import names_used
+from headwise.hosts.host import first_number, is_cross
+from headwise.projections.leaves import Leaf, leaves
+from headwise.projections.named import HEAD_DIM, HEADS, KV_HEADS, NAMES
+
+QK_NORMS = (
+    "q_norm",
+    "k_norm",
+    "q_layernorm",
+    "query_norm",
+    "q_ln",
+    "query_layernorm",
+    "qk_norm",
+    "norm_q",
+    "qk_layernorm",
+)
+CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
+WINDOWS = ("window_size", "num_windows")
+
+
+def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Site:
+    """Give the site of an attention module; `modules` are all of the model's, by qualified name."""
+    config = getattr(module, "config", None)
+    site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
+    around = ancestors(name, modules)
+    q, k, into = _leaves(module)
+    site.heads = first_number(module, *HEADS) or first_number(
+        config, *HEADS, "decoder_attention_heads", "encoder_attention_heads"
+    )
+    site.head_dim = first_number(module, "qk_head_dim", *HEAD_DIM)
+    if site.heads is None and q is not None and site.head_dim is not None:
+        site.heads = q.rows // site.head_dim
+    if site.head_dim is None and q is not None and site.heads is not None:
+        site.head_dim = q.rows // site.heads
+    site.hidden = into.columns if into is not None else first_number(config, "hidden_size", "d_model", "dim", "n_embd")
+    if site.head_dim is None and site.heads is not None and site.hidden is not None:
+        site.head_dim = site.hidden // site.heads
+    site.kv_heads = _kv_heads(module, site, k)
+    site.qk_norm = any(_acts(getattr(module, n, None)) for n in QK_NORMS)
+    site.rope = _rope(module)
+    site.causal = False if site.is_cross else _causal(module, around)
+    site.windowed = any(_windows(parent) for parent in (module, *around[:2]))
+    return site
+
+
+def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
+    """Give the modules around one, the nearest first, without mere lists."""
+    found = []
+    while name:
+        name = name.rpartition(".")[0]
+        if not isinstance(modules[name], nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            found.append(modules[name])
+    return found
+
+
+def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
+    """Give the query's leaf, the key's, and the one that the layer's input enters."""
+    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.module.weight.dim() == 2}
+    q = next((leaf for name, leaf in direct.items() if name.lower() in NAMES["q"]), None)
+    k = next((leaf for name, leaf in direct.items() if name.lower() in NAMES["k"]), None)
+    into = q or next((leaf for name, leaf in direct.items() if name.lower() not in NAMES["o"]), None)
+    return q, k, into
+
+
+def _kv_heads(module: nn.Module, site: Site, k: Leaf | None) -> int | None:
+    told = first_number(module, *KV_HEADS)
+    if told is not None or site.heads is None:
+        return told
+    if k is not None and site.head_dim is not None and k.rows % site.head_dim == 0:
+        return k.rows // site.head_dim
+    return site.heads // (first_number(module, "num_key_value_groups") or 1)
+
+
+def _acts(norm: Any) -> bool:
+    return isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
+
+
+def _rope(module: nn.Module) -> bool:
+    if getattr(module, "use_rope", True) is False:
+        return False
+    names = [n for n in names_used(type(module).forward) if "rotary" in n or "rope" in n.lower()]
+    # A name that is an attribute of the module counts only where it holds something.
+    return any(getattr(module, n, True) not in (None, False) for n in names if n != "use_rope")
+
+
+def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
+    declared = getattr(module, "is_causal", None)
+    if declared is True:
+        return True
+    for parent in around:
+        masks = {n for n in names_used(type(parent).forward) if n.startswith("create_") and n.endswith("_mask")}
+        if masks:
+            # Some hand causality down with each call and declare none, as CLIP's text model does.
+            causal = masks <= CAUSAL_MASKS or (
+                getattr(module, "is_decoder", False) is True and bool(masks & CAUSAL_MASKS)
+            )
+            return True if causal else declared
+        if hasattr(parent, "get_input_embeddings"):
+            break
+    return declared if isinstance(declared, bool) else None
+
+
+def _windows(module: nn.Module) -> bool:
+    """Tell whether a module cuts its input into windows, as a window size and the cutting function in its file show."""
+    size = next((x for x in (getattr(module, n, None) for n in WINDOWS) if x is not None), 0)
+    if not (any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0):
+        return False
+    return any("window" in n and ("partition" in n or "unpartition" in n) for n in names_used(type(module).forward))

@@ -1,0 +1,85 @@
+"""The text form of methods: `DropHead(p=0.2) + NeuTRENO(strength=0.6)`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from typing import Any
+
+from headwise.core.method import REGISTRY, Method, Methods
+
+
+def parse(text: str) -> Methods:
+    """Read methods from their text form, the inverse of `repr`; `+` composes in order of action.
+
+    Args:
+        text: such as `"DropHead(p=0.2) + NeuTRENO(strength=0.6)"`; a bare name means its defaults.
+
+    Raises:
+        ValueError: where the text is no sum of calls, a name or a field is unknown, or a setting is out of range.
+    """
+    from headwise import methods  # noqa: F401  (its import fills the registry)
+
+    if not isinstance(text, str):
+        raise TypeError(f"parse() takes a text such as 'DropHead(p=0.2)', got {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"cannot read methods from {text!r}: {error.msg}; write for example 'DropHead(p=0.2)'") from None
+    return Methods(_method(node, text) for node in _terms(tree))
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _terms(node.left) + _terms(node.right)
+    return [node]
+
+
+def _method(node: ast.expr, text: str) -> Method:
+    call = node if isinstance(node, ast.Call) else None
+    name = call.func if call else node
+    if not isinstance(name, ast.Name):
+        raise ValueError(f"cannot read a method from {ast.unparse(node)!r} in {text!r}; write for example 'DropHead(p=0.2)'")
+    cls = find(name.id)
+    if call is not None and call.args:
+        raise ValueError(f"{name.id} takes its settings by name, such as {cls()!r}; got {ast.unparse(node)!r}")
+    names = [keyword.arg or "**" for keyword in (call.keywords if call else [])]
+    for key in names:
+        if names.count(key) > 1:
+            raise ValueError(f"{name.id} is given {key} twice in {text!r}")
+    settings = {keyword.arg or "**": _value(keyword.value, name.id) for keyword in (call.keywords if call else [])}
+    known = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{name.id} has no setting {key!r}{suggest(key, known)} Its settings: {', '.join(known) or 'none'}.")
+    try:
+        return cls(**settings)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _value(node: ast.expr, name: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise ValueError(f"{name}: {ast.unparse(node)!r} is no number, text, True, False or None") from None
+
+
+def find(name: str) -> type[Method]:
+    """Give the method class of this name.
+
+    Raises:
+        ValueError: with the nearest names, where there is none.
+    """
+    from headwise import methods  # noqa: F401
+
+    if name not in REGISTRY:
+        raise ValueError(f"There is no method {name!r}.{suggest(name, list(REGISTRY))} `headwise methods` lists them.")
+    return REGISTRY[name]
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """Give ` Did you mean ...?` for the nearest known name, or nothing."""
+    lower = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f" Did you mean {lower[near[0]]!r}?" if near else ""

@@ -1,0 +1,85 @@
+"""Examine: one run of the model on an example, that tells heads and shapes and changes nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.hosts.host import Found
+from headwise.hosts.sdpa.samples import run_and_learn
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.forward import Forward
+
+if TYPE_CHECKING:
+    from headwise.core.call import Call
+
+
+class Observer:
+    """Stands in for the handle while the model is only looked at."""
+
+    def __init__(self) -> None:
+        self.seed, self.step, self.fresh = 0, 0, False
+        self.forward = Forward()
+
+    def first_values(self, call: Call) -> None:
+        """Nothing is carried while looking."""
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """Run the model once in eval mode without gradients; modes, buffers and random state are as before afterwards."""
+    modes = [(m, m.training) for m in model.modules()]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            if isinstance(example, dict) or hasattr(example, "keys"):
+                return model(**{k: example[k] for k in example})
+            if isinstance(example, tuple | list):
+                return model(*example)
+            return model(example)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def examine(model: nn.Module, found: list[Found], example: Any) -> None:
+    """Run the model on `example` and write what each site's call showed onto the sites.
+
+    Raises:
+        ValueError: where the model does not run on the example.
+    """
+    looker = Observer()
+    fitted = []
+    with ExitStack() as stack:
+        for f in found:
+            if f.adapter is not None:
+                look = Fitted(f.site, [], looker)  # type: ignore[arg-type]
+                f.adapter.attach(look)
+                stack.callback(f.adapter.detach)
+                stack.callback(setattr, look, "alive", False)
+                fitted.append((f.site, look, (f.site.heads, f.site.windowed)))
+                f.site.heads, f.site.windowed = None, False
+        try:
+            run_and_learn(found, example, partial(run, model))
+        except Exception as error:
+            for site, _, (heads, windowed) in fitted:
+                site.heads, site.windowed = heads, windowed
+            raise ValueError(f"the model did not run on example ({type(error).__name__}: {error})") from error
+    for site, look, (heads, windowed) in fitted:
+        site.heads, site.windowed = heads, windowed
+        for name, value in look.seen.items():
+            setattr(site, name, value)
+
+
+def first_tensor(example: Any) -> Tensor | None:
+    """Give the first tensor of an example."""
+    values = example.values() if isinstance(example, dict) else example if isinstance(example, tuple | list) else [example]
+    return next((v for v in values if isinstance(v, Tensor)), None)

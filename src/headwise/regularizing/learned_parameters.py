@@ -1,0 +1,69 @@
+"""Learned: the parameters that methods brought along, whether they have moved, and what loading weights must explain."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headwise.regularizing.handle import Regularized
+
+# (version, sum, sum of squares) of a parameter
+Print = tuple[int, float, float]
+
+
+def own_keys(handle: Regularized) -> list[str]:
+    """Give the state-dict keys that the methods brought along."""
+    return [k for k in handle.model.state_dict() if _is_own(k)]
+
+
+def _is_own(key: str) -> bool:
+    return ".headwise." in f".{key}" or "parametrizations." in key
+
+
+@torch.no_grad()
+def fingerprints(handle: Regularized) -> dict[str, Print]:
+    """Give what tells whether a parameter of a method, or one under a reparametrization, has moved."""
+    if not any(m.learns for f in handle.fitted for m in f.methods):
+        return {}
+    return {name: _print(p) for name, p in handle.model.named_parameters() if _is_own(name)}
+
+
+def moved(handle: Regularized, initial: dict[str, Print]) -> bool:
+    """Tell whether one of these parameters is no longer what it was at the start (trained, or loaded)."""
+    now = {name: p for name, p in handle.model.named_parameters() if name in initial}
+    return any(name in now and _has_moved(now[name], before) for name, before in initial.items())
+
+
+def _has_moved(parameter: Tensor, before: Print) -> bool:
+    # A version counts changes in place; without one, or on another device, the values decide.
+    if parameter._version == before[0]:
+        return False
+    _, total, squares = _print(parameter)
+    return abs(total - before[1]) > 1e-9 * (1 + abs(before[1])) or abs(squares - before[2]) > 1e-9 * (1 + before[2])
+
+
+def _print(parameter: Tensor) -> Print:
+    values = parameter.detach().double()
+    return parameter._version, float(values.sum()), float(values.square().sum())
+
+
+def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, strict: bool, errors: list[str]) -> None:
+    """Explain why the weights of a plain model, or of one with other methods, do not fit a regularized model."""
+    missing = [k for k in own_keys(handle) if prefix + k not in state]
+    if not missing:
+        return
+    other = any(_is_own(k) for k in state)
+    text = (
+        f"these weights are those of {'a model with other methods' if other else 'a plain model'}, and this one is regularized with "
+        f"{' + '.join(map(repr, handle.methods))}: {missing[0]} and {len(missing) - 1} more are missing. Load the weights "
+        f"{'with the methods they were saved with' if other else 'before regularize()'}, or call remove() (remove(discard=True) "
+        "after training) first. The other way round, call fold() before saving, so that plain models can load what can be folded"
+    )
+    if strict:
+        errors.append(text)
+    else:
+        warnings.warn(text, stacklevel=2)

@@ -1,0 +1,136 @@
+"""Parameter groups: attention's projections and the MLPs get a weight decay of their own, and what must not decay gets none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from headwise import hosts
+from headwise.core.site import Site
+from headwise.hosts.host import LIKE
+from headwise.mlp_weights import mlp_weights
+from headwise.projections import ProjectionError
+from headwise.projections.leaves import leaves
+from headwise.regularizing.plan import handle
+
+MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+
+
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    attention_weight_decay: float | None = None,
+    *,
+    mlp_weight_decay: float | None = None,
+    example: Any = None,
+    **rest: Any,
+) -> list[dict[str, Any]]:
+    """Give parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight decay.
+
+    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as the
+    other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector or a
+    scalar: gains, sinks, logit scales, class tokens, the learned scalars of methods. Embeddings, heads and other matrices
+    take `weight_decay`.
+
+    Args:
+        model: plain or regularized, also compiled or wrapped.
+        lr: learning rate of all groups.
+        weight_decay: of everything else that decays.
+        attention_weight_decay: of q, k, v and o weights; None means `weight_decay`.
+        mlp_weight_decay: of the matrices of the blocks' MLPs; None means `weight_decay`.
+        example: a batch, where an attention layer's layout cannot be seen without one.
+        rest: further settings of all groups, such as `betas`.
+
+    Returns:
+        Groups "attention", "mlp", "other" and "undecayed" (key "name"), those that are empty left out.
+
+    Raises:
+        ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none of the
+            weights that a decay of their own was given for.
+    """
+    decays = {
+        "attention": weight_decay if attention_weight_decay is None else attention_weight_decay,
+        "mlp": weight_decay if mlp_weight_decay is None else mlp_weight_decay,
+        "other": weight_decay,
+        "undecayed": 0.0,
+    }
+    _check_decays(weight_decay, attention_weight_decay, mlp_weight_decay)
+    sites = _sites(model, example)
+    kinds = {id(parameter): "attention" for parameter in _attention(sites)}
+    kinds |= {id(parameter): "mlp" for parameter in mlp_weights(model, sites, set(kinds))}
+    if attention_weight_decay is not None and "attention" not in kinds.values():
+        raise ValueError(
+            f"attention_weight_decay={attention_weight_decay:g}: {type(model).__name__} has no attention layer"
+        )
+    if mlp_weight_decay is not None and "mlp" not in kinds.values():
+        raise ValueError(
+            f"mlp_weight_decay={mlp_weight_decay:g}: no attention layer of {type(model).__name__} has an MLP in its block. "
+            "Leave it out, or build groups by hand"
+        )
+    kinds = {id(parameter): "undecayed" for parameter in undecayed(model)} | kinds
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in decays}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[kinds.get(id(parameter), "other")].append(parameter)
+    return [
+        {"name": name, "lr": lr, "params": found, "weight_decay": decays[name], **rest}
+        for name, found in groups.items()
+        if found
+    ]
+
+
+def _check_decays(weight_decay: float, attention: float | None, mlp: float | None) -> None:
+    given = {"weight_decay": weight_decay, "attention_weight_decay": attention, "mlp_weight_decay": mlp}
+    for name, value in given.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def _attention(sites: list[Site]) -> list[nn.Parameter]:
+    found: list[nn.Parameter] = []
+    for site in sites:
+        found += [_parameter(module, name) for module, name in _weights(site)]
+    return found
+
+
+def _sites(model: nn.Module, example: Any) -> list[Site]:
+    """Give all attention layers, also those that methods cannot reach; a regularized model's are known already."""
+    try:
+        found = handle(model)._found
+    except ValueError:
+        found = hosts.find(model)
+        for one in found:
+            one.site.model, one.site.example = model, example
+    return [one.site for one in found]
+
+
+def _weights(site: Site) -> list[tuple[nn.Module, str]]:
+    try:
+        return site.projections().parameters()
+    except ProjectionError as error:
+        # Which head a row belongs to does not matter here: all matrices of a layer named attention are attention's.
+        if LIKE.search(type(site.module).__name__):
+            return [(one.module, "weight") for one in leaves(site.module, site.name)]
+        raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter:
+    chain = getattr(module, "parametrizations", {})
+    return chain[name].original if name in chain else getattr(module, name)
+
+
+def undecayed(model: nn.Module) -> list[nn.Parameter]:
+    """Give the parameters that must not decay: norms, biases, vectors and scalars."""
+    found = []
+    for place, module in model.named_modules():
+        norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)
+        for name, parameter in module.named_parameters(recurse=False):
+            matrix = isinstance(module, MATRICES) and name == "weight"
+            vector = parameter.numel() == max(parameter.shape, default=1) and not matrix
+            # A learned bias of the logits, such as T5's, is an embedding named bias.
+            bias = "bias" in name or "bias" in place.rpartition(".")[2]
+            if norm or vector or bias:
+                found.append(parameter)
+    return found

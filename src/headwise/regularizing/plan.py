@@ -1,0 +1,215 @@
+"""Plan: which methods go on which sites, decided before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from headwise import hosts
+from headwise.core import recompute as passes
+from headwise.core.method import Method
+from headwise.core.site import Site
+from headwise.hosts.host import Found
+from headwise.methods.text import suggest
+from headwise.regularizing.example_run import examine
+
+if TYPE_CHECKING:
+    from headwise.regularizing.handle import Regularized
+
+HANDLE = "_headwise_handle"
+Where = Callable[[Site], bool] | Iterable[str] | None
+
+
+@dataclass
+class Plan:
+    """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
+
+    methods: list[Method]
+    found: list[Found]
+    chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
+    read: list[Site] = field(default_factory=list)
+    reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
+
+
+def handle(model: nn.Module) -> Regularized:
+    """Give the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
+
+    Raises:
+        ValueError: where the model is not regularized.
+    """
+    seen: set[int] = set()
+    inner: Any = model
+    while isinstance(inner, nn.Module) and id(inner) not in seen:
+        seen.add(id(inner))
+        if HANDLE in inner.__dict__:
+            return inner.__dict__[HANDLE]
+        inner = inner._modules.get("_orig_mod") or inner._modules.get("module")
+    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
+
+
+def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
+    """Decide what goes where, or raise with all problems at once."""
+    _check_arguments(model, methods, allow_none)
+    made = Plan(methods, hosts.find(model))
+    for found in made.found:
+        found.site.example = example
+    if example is not None:
+        examine(model, made.found, example)
+    reachable = [f for f in made.found if f.adapter is not None]
+    if not reachable:
+        raise ValueError(_no_site(model, made.found))
+    wanted, named = _selection(where, made.found)
+    problems = []
+    for found in made.found:
+        site = found.site
+        if found.adapter is None:
+            made.reasons[site] = ("unreachable", found.reason)
+            if site.name in named:
+                problems.append(f"{site.name} ({type(site.module).__name__}) cannot be reached: {found.reason}")
+        elif not wanted(site):
+            made.reasons[site] = ("skipped", "by where")
+        else:
+            problems += _place(made, site, site.name in named)
+    if not made.chosen and not problems:
+        problems.append(_nothing(made, methods))
+    for method in methods:
+        if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
+            refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
+            reason = "; ".join(sorted(refused))
+            problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+        elif made.chosen and method.carries and not _above_first(made, method):
+            why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
+            above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"
+            problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    _add_readers(made, reachable)
+    return made
+
+
+def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"regularize() takes a torch module first, got {type(model).__name__}")
+    for method in methods:
+        if not isinstance(method, Method):
+            if isinstance(method, list | tuple):
+                raise TypeError("regularize() takes methods one by one: put a star before the list, regularize(model, *methods)")
+            shown = f"{method.__name__}() with parentheses" if isinstance(method, type) and issubclass(method, Method) else "a method"
+            raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
+        if sum(m == method for m in methods) > 1:
+            raise ValueError(f"{method!r} is given twice")
+    if not methods and not allow_none:
+        raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
+    # A copy that failed half-way leaves sites without a module until it is collected.
+    whole = {vars(f.site).get("module"): f.owner for f in passes.enrolled()}
+    for name, module in model.named_modules():
+        if module in whole and whole[module].model not in model.modules():
+            raise ValueError(
+                f"{name or 'this module'} is part of a model that is regularized already with {whole[module]!r}; call remove() on "
+                "its handle first, or choose layers with where= on the whole model"
+            )
+        if HANDLE in module.__dict__:
+            known = module.__dict__[HANDLE]
+            if not known.methods and any(fitted.observer is not None for fitted in known.fitted):
+                raise ValueError(f"{name or 'the model'} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
+            raise ValueError(
+                f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
+                "its handle (headwise.handle(model)) first, or give all methods in one call"
+            )
+
+
+def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+    if where is None:
+        return (lambda site: True), set()
+    if callable(where):
+        return (lambda site: bool(where(site))), set()
+    if not isinstance(where, Iterable):
+        raise TypeError(f"where must be a function of a site or names of layers, got {where!r}")
+    names = {where} if isinstance(where, str) else set(where)
+    known = [f.site.name for f in found]
+    for name in sorted(names):
+        if name not in known:
+            raise ValueError(f"There is no attention layer {name!r}.{suggest(name, known)} Layers: {', '.join(known)}.")
+    return (lambda site: site.name in names), names
+
+
+def _place(made: Plan, site: Site, named: bool) -> list[str]:
+    fitting, refused = [], []
+    for method in made.methods:
+        reason = refusal(method, site) or (_no_first(made, site) if method.carries else None)
+        if reason is None:
+            fitting.append(method)
+        else:
+            refused.append(f"{type(method).__name__} {reason}")
+    if fitting or not made.methods:
+        made.chosen.append((site, fitting))
+        if refused:
+            made.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
+    else:
+        made.reasons[site] = ("not applicable", "; ".join(refused))
+    return [f"{site.name}: {text}" for text in refused] if named else []
+
+
+def refusal(method: Method, site: Site) -> str | None:
+    """Say why a method has no meaning on a site, or None where it has."""
+    if method.self_only and site.is_cross:
+        return "has no meaning on cross attention"
+    if method.carries and site.windowed:
+        return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+    if (method.self_only or method.carries) and site.pooled:
+        return "needs queries and keys of the same tokens, and this layer pools one of them"
+    return method.refuse(site)
+
+
+def _no_first(made: Plan, site: Site) -> str | None:
+    """Say why the values of the stack's first self attention cannot be carried to a site, or None where they can."""
+    stack = [f for f in made.found if f.site.stack == site.stack and not f.site.is_cross]
+    first = stack[0]
+    if len(stack) == 1:
+        return "carries values from an earlier layer, and this is the only self attention of its stack"
+    if first.adapter is None:
+        return f"carries the values of {first.site.name}, which cannot be reached: {first.reason}"
+    if first.site.windowed or first.site.pooled:
+        kind = "attends in windows" if first.site.windowed else "pools its tokens"
+        return f"carries the values of {first.site.name}, and that layer {kind}"
+    for name, what in (("heads", "heads"), ("head_dim", "channels a head")):
+        here, there = getattr(site, name), getattr(first.site, name)
+        if None not in (here, there) and here != there:
+            return f"carries the values of {first.site.name}, which has {there} {what} where this layer has {here}"
+    return None
+
+
+def _above_first(made: Plan, method: Method) -> bool:
+    firsts = {s.stack: s for s in reversed([f.site for f in made.found if not f.site.is_cross])}
+    return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
+
+
+def _add_readers(made: Plan, reachable: list[Found]) -> None:
+    """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
+    stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
+    chosen = [s for s, _ in made.chosen]
+    for stack in sorted(stacks):
+        first = next(f.site for f in reachable if f.site.stack == stack and not f.site.is_cross)
+        made.read.append(first)
+        if first not in chosen:
+            made.chosen.insert(0, (first, []))
+            made.reasons.pop(first, None)
+
+
+def _no_site(model: nn.Module, found: list[Found]) -> str:
+    if not found:
+        return (
+            f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "
+            "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention (called "
+            "by that name, not imported from it)"
+        )
+    lines = [f"{f.site.name} ({type(f.site.module).__name__}) cannot be reached: {f.reason}" for f in found]
+    return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
+
+
+def _nothing(made: Plan, methods: list[Method]) -> str:
+    lines = [f"{site.name}: {status}: {reason}" for site, (status, reason) in made.reasons.items()]
+    return f"no attention layer is left for {' + '.join(map(repr, methods))}:\n" + "\n".join(lines)

@@ -1,0 +1,80 @@
+"""One call through methods without a host: what the twin tests and quick trials use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.computation import attention
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
+
+
+class Lone:
+    """Stands in for the handle where a call has no model around it."""
+
+    def __init__(self, seed: int, first: Tensor | None) -> None:
+        self.seed, self.first, self.step = seed, first, 0
+
+    def count(self, method: Method) -> int:
+        """Give the number of sites: one."""
+        return 1
+
+    def first_values(self, call: Call) -> Tensor | None:
+        """Give the values handed in."""
+        return self.first
+
+
+def lone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2) -> Site:
+    """Describe a site that fits the shapes of q (B, H, T, D) and k (B, Hk, N, D)."""
+    site = Site("lone", nn.Module(), depth=depth, layers=layers, is_cross=cross)
+    site.heads, site.kv_heads, site.head_dim = q.shape[1], k.shape[1], q.shape[-1]
+    site.hidden = hidden.shape[-1] if hidden is not None else None
+    return site
+
+
+def fit_alone(methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None) -> Fitted:
+    """Fit methods onto a site that has no host, their parameters built."""
+    fitted = Fitted(site, methods, Lone(seed, first_values))  # type: ignore[arg-type]
+    for method, store in zip(methods, fitted.stores, strict=True):
+        if method.overrides("build"):
+            method.build(site, store)
+    return fitted
+
+
+def attend_with(
+    methods: list[Method],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    form: str = "fast",
+    training: bool = True,
+    need_weights: bool = False,
+    fitted: Fitted | None = None,
+    cross: bool = False,
+    hidden: Tensor | None = None,
+    first_values: Tensor | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """Run one call through methods and give the output (B, H, T, Dv) and the sum of their penalties.
+
+    Args:
+        form: "fast" or "textbook".
+        fitted: from `fit_alone`, where learned parameters are wanted; its draw counter is set back to 0.
+        settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
+    """
+    fitted = fitted or fit_alone(methods, lone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values)
+    fitted.counter.zero_()
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    call = Call(fitted, q, k, v, training=training, hidden=hidden, **settings)
+    out, _ = attention(call, fitted.active(training), form=form, need_weights=need_weights)
+    parts = [total / weight for total, weight in call.penalties] + [w * s.sqrt() / n for s, n, w in call.norms]
+    return out, torch.stack(parts).sum() if parts else torch.zeros(())

@@ -1,0 +1,102 @@
+"""Strengths: the settings that change while training, written into 0-d tensors so that compiled graphs stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headwise.core import schedule
+from headwise.core.method import Method
+from headwise.core.schedule import Schedule, extremes
+
+if TYPE_CHECKING:
+    from headwise.regularizing.fitted_site import Fitted
+
+
+class Strengths:
+    """Keeps what `set()` chose over the methods' own settings and schedules."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[tuple[Method, str], float | Schedule] = {}
+
+    def copy(self) -> Strengths:
+        """Give a copy; the methods are the same."""
+        twin = Strengths()
+        twin.chosen.update(self.chosen)
+        return twin
+
+    def set(self, methods: Sequence[Method], method: type[Method] | Method, changes: dict[str, float | Schedule]) -> None:
+        """Choose new strengths for all fitted methods of that class, or for that one.
+
+        Raises:
+            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of range.
+            TypeError: where a value is neither a number nor a schedule.
+        """
+        hit = [m for m in methods if m is method or m == method or type(m) is method]
+        if not hit:
+            name = method.__name__ if isinstance(method, type) else repr(method)
+            raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
+        if not changes:
+            raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
+        for known in hit:
+            for name, value in changes.items():
+                _check(known, name, value)
+        self.chosen.update({(known, name): value for known in hit for name, value in changes.items()})
+
+    def write(self, fitted: Iterable[Fitted], step: int) -> None:
+        """Write the strengths of this step into the tensors that the methods read."""
+        for f in fitted:
+            for method, values in zip(f.methods, f.values, strict=True):
+                for name, tensor in values.items():
+                    chosen = self.chosen.get((method, name))
+                    if isinstance(chosen, Schedule):
+                        number = chosen.value(step, f.site)
+                    else:
+                        # The method's own schedule, over depth or steps, goes on from a chosen number.
+                        number = (method if chosen is None else method.replace(**{name: chosen})).at(name, step, f.site)
+                    tensor.fill_(number)
+
+    def shown(self, method: Method) -> str:
+        """Give a method's text with what was chosen since."""
+        chosen = {name: value for (m, name), value in self.chosen.items() if m is method}
+        now = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+        return f"{method!r} (now {now})" if now else repr(method)
+
+    def state(self, methods: Sequence[Method]) -> list[dict[str, Any]]:
+        """Give what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
+        found = []
+        for (method, name), value in self.chosen.items():
+            entry: dict[str, Any] = {"method": next(i for i, m in enumerate(methods) if m is method), "setting": name}
+            if isinstance(value, Schedule):
+                entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
+            else:
+                entry["value"] = value
+            found.append(entry)
+        return found
+
+    def load_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
+        """Take `state()` of an earlier run with the same methods.
+
+        Raises:
+            ValueError: where a schedule is not one of headwise's, which a state cannot carry.
+        """
+        self.chosen.clear()
+        for entry in state:
+            if "schedule" in entry:
+                kind = getattr(schedule, entry["schedule"], None)
+                if kind is None:
+                    raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
+                value = kind(**entry["fields"])
+            else:
+                value = entry["value"]
+            self.chosen[methods[entry["method"]], entry["setting"]] = value
+
+
+def _check(method: Method, name: str, value: float | Schedule) -> None:
+    if name not in method.live:
+        raise ValueError(f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}")
+    if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
+        raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
+    for number in extremes(value):
+        method.replace(**{name: number})

@@ -1,0 +1,77 @@
+"""The house: every file stands on a floor, imports point down, and no files import each other in a circle."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "docs")
+    import draw_house
+
+    return draw_house
+
+
+def test_every_file_stands_on_a_floor(plan):
+    assert not plan.House().homeless()
+
+
+def test_imports_point_down(plan):
+    wrong = plan.House().upward()
+    assert not wrong, "imports from a higher floor:\n" + "\n".join(map(str, wrong))
+
+
+def test_no_files_import_each_other(plan):
+    wrong = plan.House().circles()
+    assert not wrong, "imports on a circle:\n" + "\n".join(map(str, wrong))
+
+
+def test_a_room_is_on_one_floor_and_exists(plan):
+    rooms = [room for floor in plan.FLOORS for room in floor]
+    assert len(rooms) == len(set(rooms))
+    house = plan.House()
+    assert {house.room(module) for module in house.files} == set(rooms)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from tiny.regularizing.handle import Handle",
+        "if TYPE_CHECKING:\n    from tiny.regularizing.handle import Handle",
+        "def f():\n    from tiny.regularizing import handle",
+        "import tiny.regularizing.handle",
+        "from ..regularizing import handle",
+        "from .. import regularizing",
+        "from tiny import regularizing",
+        "x = importlib.import_module('tiny.regularizing.handle')",
+        "import tiny",
+    ],
+)
+def test_a_wrong_arrow_is_named_with_file_and_line(plan, tmp_path, statement):
+    source = tmp_path / "src" / "tiny"
+    for name in ("", "core", "regularizing"):
+        (source / name).mkdir(parents=True, exist_ok=True)
+        (source / name / "__init__.py").write_text("")
+    (source / "regularizing" / "handle.py").write_text("Handle = 1\n")
+    (source / "core" / "site.py").write_text(f"x = 1\n{statement}\n")
+    plan.FLOORS, before = ((("core",), ("regularizing",), ("tiny",))), plan.FLOORS
+    try:
+        wrong = plan.House(source).upward()
+    finally:
+        plan.FLOORS = before
+    line = 3 if "\n" in statement else 2
+    assert [f"{a.file.as_posix()}:{a.line}" for a in wrong] == [f"src/tiny/core/site.py:{line}"]
+
+
+def test_a_circle_of_three_is_found(plan, tmp_path):
+    source = tmp_path / "src" / "tiny"
+    source.mkdir(parents=True)
+    (source / "__init__.py").write_text("")
+    for name, other in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        (source / f"{name}.py").write_text(f"def f():\n    from tiny.{other} import f\n")
+    assert sorted(a.importer for a in plan.House(source).circles()) == ["tiny.a", "tiny.b", "tiny.c"]
+
+
+def test_the_picture_is_what_the_code_gives(plan):
+    assert plan.PICTURE.read_text(encoding="utf-8") == plan.draw(plan.House()), "run python docs/draw_house.py"
