@@ -55,6 +55,10 @@ bench-audit: $(VENV)/.test
 launches: $(VENV)/.test
 	HEADWISE_LAUNCHES=30 OMP_NUM_THREADS=1 $(PY) -m pytest --timeout 3600 tests/study/test_several_processes.py -k in_a_row $(ARGS)
 
+# a thousand kills of studies at random moments; ARGS="--kills 100 --kinds tuned,ray" for other storms
+storm: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(STUB) $(PY) tests/study/storm.py $(ARGS)
+
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
 

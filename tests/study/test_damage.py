@@ -117,3 +117,14 @@ def test_a_result_of_a_version_without_digests_is_read(tmp_path):
     path.write_text(json.dumps({key: value for key, value in result.items() if key != "digests"}))
     (path.parent / "metrics.jsonl").write_text("")
     assert read_study(tmp_path).damaged() == [] and read_study(tmp_path).missing() == []
+
+
+def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(tmp_path):
+    import os
+
+    carry(tiny_study(epochs=1), tmp_path)
+    left, writing = tmp_path / f".report.html.{2**22 + 1}", tmp_path / f".report.html.{os.getppid()}"
+    left.write_text("<html>")
+    writing.write_text("<html>")
+    write(tmp_path)
+    assert not left.exists() and writing.exists()

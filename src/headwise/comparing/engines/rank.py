@@ -49,7 +49,7 @@ def be_one_of_several(work: Callable[[], object]) -> NoReturn:
     code = _code_of(work)
     if code == 0:
         _leave_process_group()
-    # what `threading` and `atexit` owe to their users, before the process ends without them
+    # what a task or a library registered still runs: `os._exit` leaves it out
     atexit._run_exitfuncs()
     _end(code)
 

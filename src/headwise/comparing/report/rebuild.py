@@ -95,6 +95,7 @@ def _study_files(path: Path) -> dict[str, str]:
 def _replace(path: Path, content: str | bytes) -> None:
     # A report that is open in a browser, or cut off by a full disk, is never half a file.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    _clear_scratch(path)
     try:
         if isinstance(content, bytes):
             scratch.write_bytes(content)
