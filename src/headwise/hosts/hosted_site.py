@@ -23,6 +23,8 @@ class HostedSite(CallContext, Protocol):
     # what calls showed of the site: heads, sizes, whether it pools
     seen: dict[str, Any]
     entered: Entered
+    # says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word
+    later: Entered | None
 
     def running(self) -> Running:
         """Give the forward of the whole model that runs now, or the last one."""

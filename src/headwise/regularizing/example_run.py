@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from headwise.core.forward import Forward
+from headwise.hosts.bare_site import BareSite
 from headwise.hosts.host import Found
 from headwise.hosts.sdpa.samples import run_and_learn
-from headwise.regularizing.fitted_site import Fitted
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-
-
-class ExampleOwner:
-    """Stands in for the handle while the model is only looked at."""
-
-    def __init__(self) -> None:
-        self.seed, self.step, self.fresh = 0, 0, False
-        self.forward = Forward()
-
-    def first_values(self, call: Call) -> None:
-        """Nothing is carried while looking."""
 
 
 def run(model: nn.Module, example: Any) -> Any:
@@ -56,24 +41,21 @@ def learn_from_example(model: nn.Module, found: list[Found], example: Any) -> No
     Raises:
         ValueError: where the model does not run on the example.
     """
-    looker = ExampleOwner()
-    fitted = []
+    standing = []
     with ExitStack() as stack:
         for f in found:
             if f.adapter is not None:
-                look = Fitted(f.site, [], looker)  # type: ignore[arg-type]
-                f.adapter.attach(look)
-                stack.callback(f.adapter.detach)
-                stack.callback(setattr, look, "alive", False)
-                fitted.append((f.site, look, (f.site.heads, f.site.windowed)))
+                look = BareSite(f.site, f.adapter)
+                stack.callback(look.step_off)
+                standing.append((f.site, look, (f.site.heads, f.site.windowed)))
                 f.site.heads, f.site.windowed = None, False
         try:
             run_and_learn(found, example, partial(run, model))
         except Exception as error:
-            for site, _, (heads, windowed) in fitted:
+            for site, _, (heads, windowed) in standing:
                 site.heads, site.windowed = heads, windowed
             raise ValueError(f"the model did not run on example ({type(error).__name__}: {error})") from error
-    for site, look, (heads, windowed) in fitted:
+    for site, look, (heads, windowed) in standing:
         site.heads, site.windowed = heads, windowed
         for name, value in look.seen.items():
             setattr(site, name, value)

@@ -83,7 +83,7 @@ class Regularized:
         self.differentiates = False
         self.checked = False
         self.removed = False
-        self._found: list[Found] = made.found
+        self.found: list[Found] = made.found
         self._reasons = made.reasons
         self._penalties: list[penalties.Entry] = []
         self._strengths = Strengths()
@@ -311,7 +311,7 @@ class Regularized:
         """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable, and why."""
         rows = []
         fitted = {f.site: f for f in self.fitted}
-        for found in self._found:
+        for found in self.found:
             f = fitted.get(found.site)
             acting = [m for m in f.methods if not (m.carries and f.shares_values)] if f is not None else []
             if f is not None and acting:

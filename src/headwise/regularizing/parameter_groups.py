@@ -84,7 +84,7 @@ def _around(site: Site) -> nn.Module | None:
 def _sites(model: nn.Module, example: Any) -> list[Site]:
     """Give all attention layers, also those that methods cannot reach; a regularized model's are known already."""
     try:
-        found = handle(model)._found
+        found = handle(model).found
     except ValueError:
         found = hosts.find(model)
         for one in found:
