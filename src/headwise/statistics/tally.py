@@ -43,7 +43,7 @@ class Tally:
             self,
             total=self.total + other.total,
             weight=self.weight + other.weight,
-            spread=sum(spreads) if spreads else None,
+            spread=torch.stack(spreads).sum(0) if spreads else None,
             sampled=self.sampled or other.sampled,
         )
 

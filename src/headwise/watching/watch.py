@@ -10,19 +10,20 @@ from torch import nn
 
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
-from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
+from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Figures, Record
+from headwise.watching.records import Alert, Figures, Record
 from headwise.watching.site_observer import SiteObserver
+from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights, known_names
 
 # The step of an optimizer before which step() must have been called once.
 BY_STEP = 3
 
-OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
+OnAlert = Literal["warn", "raise"] | Callable[[Alert], Any] | None
 
 
 def watch(
@@ -80,7 +81,7 @@ class Watch:
         self.steps, self.removed = 0, False
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
-        self._alerts: list[Record] = []
+        self._alerts: list[Alert] = []
         self._missed_told = False
         self._places = Places(model, where)
         weights = Weights(names)
@@ -124,7 +125,7 @@ class Watch:
             if one.armed != self._armed:
                 one.armed = self._armed
 
-    def _take(self) -> list[Record]:
+    def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
         tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
         self._tell_missed(set(tallies))
@@ -166,7 +167,7 @@ class Watch:
             )
             warnings.warn(text, HealthWarning, stacklevel=5)
 
-    def _tell(self, alerts: list[Record]) -> None:
+    def _tell(self, alerts: list[Alert]) -> None:
         if not alerts or self.on_alert is None:
             return
         if self.on_alert == "raise":
@@ -184,7 +185,7 @@ class Watch:
         """Give every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
         return [record for figure in self._figures for record in figure.records()]
 
-    def alerts(self) -> list[Record]:
+    def alerts(self) -> list[Alert]:
         """Give every alert: the fields of a record and threshold, sentence, remedy, source."""
         return list(self._alerts)
 
