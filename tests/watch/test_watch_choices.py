@@ -136,7 +136,7 @@ def test_two_watches_share_no_site_and_the_refused_one_changes_nothing():
     model = fresh(HOSTS["own"])
     first = headwise.watch(model, every=1, on_alert=None, where=["blocks.0.attn"], statistics=["max_logit"])
     hooks = len(model._forward_pre_hooks)
-    with pytest.raises(ValueError, match="blocks.0.attn is watched already"):
+    with pytest.raises(ValueError, match=r"blocks.0.attn is watched already"):
         headwise.watch(model, every=1)
     assert len(model._forward_pre_hooks) == hooks
     second = headwise.watch(model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["max_logit"])

@@ -47,7 +47,9 @@ def read_activations(
         for batch in batches:
             _run(model, batch, both if None in (text, images) else "")
         tallies = [(site, recorder.tallies.get(site.index, {})) for site in sites]
-        figures = [figure for site, known in tallies for name in known if (figure := Figures.of(site, 0, name, known[name]))]
+        figures = [
+            figure for site, known in tallies for name in known if (figure := Figures.of(site, 0, name, known[name]))
+        ]
         reasons = {site.name: recorder.reasons[site.index] for site in sites if site.index in recorder.reasons}
     finally:
         for observer in observers:

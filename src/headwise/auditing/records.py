@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing_extensions import NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Any, NotRequired
+
+# Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
+from typing_extensions import TypedDict
 
 from headwise.watching.records import Alert
 from headwise.watching.records import Record as DataRecord
@@ -65,9 +69,14 @@ AuditRecord = WeightRecord | DataRecord
 AuditAlert = WeightAlert | Alert
 
 
+def group_of(record: Mapping[str, Any]) -> int | None:
+    """Give the number of the group of heads that a figure belongs to; None for a figure of a head or a layer."""
+    return record.get("group")
+
+
 def place_of(record: AuditRecord | AuditAlert | WorstHead, site: str | None = None) -> str:
     """Name the head, group or layer of a record; `site` names its layer in other words."""
     name = record["site"] if site is None else site
-    if "group" in record:
-        return f"{name} group {record['group']}"
+    if (group := group_of(record)) is not None:
+        return f"{name} group {group}"
     return name if record["head"] is None else f"{name} head {record['head']}"

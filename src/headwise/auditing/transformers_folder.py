@@ -82,14 +82,14 @@ class TransformersFolder:
             CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
         """
         if self._whole is None:
+            # Of transformers; for torch's own modules there is no such loader.
+            cls: Any = type(self.model)
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
             # The config as it was read: that of the folder may name kernels to fetch.
             settings["config"] = self.config
             try:
                 with quiet():
-                    model, told = type(self.model).from_pretrained(
-                        str(self.folder), output_loading_info=True, **settings
-                    )
+                    model, told = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
             except ImportError:
                 raise
             except Exception as error:
@@ -155,7 +155,7 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
     return found, converts, unused
 
 
-def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
+def _rename(model: Any, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
     """Give a tensor's name in the model, and whether it is taken as it is.
 
     transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
@@ -174,7 +174,7 @@ def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, b
     return target, converted is None
 
 
-def _with_prefix(model: nn.Module, name: str, wanted: dict[str, Any]) -> str:
+def _with_prefix(model: Any, name: str, wanted: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     choices = (name, prefix + name, name.removeprefix(prefix))
     return next((choice for choice in choices if choice in wanted), name)

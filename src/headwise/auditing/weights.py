@@ -101,9 +101,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                 _keep_spectra(read, site, kind, product)
 
 
-def _layer(
-    site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]
-) -> Layer:
+def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:
     return {
         "site": site.name,
         "depth": site.depth,

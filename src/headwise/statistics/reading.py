@@ -86,6 +86,8 @@ class Reading:
             raise ValueError(f"a reading needs q (B,H,T,d), k and v (B,H,N,d), got {shapes}")
         if self.heads % self.k.shape[1]:
             raise ValueError(f"{self.heads} query heads cannot share {self.k.shape[1]} key heads")
+        if self.scale is None:
+            object.__setattr__(self, "scale", 1 / math.sqrt(self.q.shape[-1]))
         if self.mask is not None and self.mask.dim() < 4:
             object.__setattr__(self, "mask", self.mask[(None,) * (4 - self.mask.dim())])
 
@@ -102,8 +104,9 @@ class Reading:
 
     @property
     def factor(self) -> float:
-        """Returns the factor of the logits: the scale that was given, or 1/√d."""
-        return 1 / math.sqrt(self.q.shape[-1]) if self.scale is None else self.scale
+        """Returns the factor of the logits: `scale`, which is 1/√d where none was given."""
+        assert self.scale is not None
+        return self.scale
 
     @property
     def batch(self) -> int:

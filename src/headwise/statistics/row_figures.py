@@ -20,10 +20,10 @@ class Crossing:
         self._logits = Logits(previous, queries, dtype)
         size = queries.valid.shape[-1]
         self._memory = Memory(_elements(reading, size, previous.heads), dtype, reading.q.device)
-        like = {"dtype": dtype, "device": reading.q.device}
-        self._inner = torch.zeros(reading.batch, reading.heads, previous.heads, **like)
-        self._here = torch.zeros(reading.batch, reading.heads, **like)
-        self._before = torch.zeros(reading.batch, previous.heads, **like)
+        shapes = (reading.heads, previous.heads), (reading.heads,), (previous.heads,)
+        self._inner, self._here, self._before = (
+            torch.zeros(reading.batch, *shape, dtype=dtype, device=reading.q.device) for shape in shapes
+        )
 
     def add(self, weights: Tensor, samples: slice, rows: slice) -> None:
         """Adds a block of maps (b,H,r,w)."""
@@ -97,7 +97,10 @@ class RowFigures:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
-        logits, memory = Logits(reading, queries, self.dtype), Memory(block_size(reading, size), self.dtype, reading.q.device)
+        logits, memory = (
+            Logits(reading, queries, self.dtype),
+            Memory(block_size(reading, size), self.dtype, reading.q.device),
+        )
         crossing = None if self._crossed is None else Crossing(reading, self._crossed, queries, self.dtype)
         self._prepare(size, logits)
         for samples, rows in blocks(reading, size):

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise.comparing.results.records import checked_config, checked_result, checked_study, read_epochs, read_lines
+from headwise.comparing.results.records import checked_config, checked_result, checked_study, read_epochs
+from headwise.watching.health_file import read_health
+from headwise.watching.records import Line
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,12 @@ class RunFolder:
         """Return the lines of metrics.jsonl, one an epoch."""
         return read_epochs(self.path / "metrics.jsonl")
 
-    def health(self) -> list[dict]:
+    def health(self) -> list[Line]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
 
         A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
         """
-        records = read_lines(self.path / "health.jsonl", torn_anywhere=True)
+        records = read_health(self.path / "health.jsonl")
         named = ("alert", "statistic", "site", "head", "group", "step")
         return list({tuple(record.get(name) for name in named): record for record in records}.values())
 
