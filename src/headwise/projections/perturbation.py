@@ -14,7 +14,7 @@ from headwise.projections.inputs import ways
 from headwise.projections.layout import Layout, Sizes, as_rows, layouts
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.probe import Probe, Unclear
-from headwise.projections.projections import Projections
+from headwise.projections.site_projections import Projections
 
 
 def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module | None) -> Projections:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.forward import Forward
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
 from headwise.regularizing.fitted_site import Fitted
 
@@ -50,7 +50,7 @@ def run(model: nn.Module, example: Any) -> Any:
                 buffer.copy_(value)
 
 
-def examine(model: nn.Module, found: list[Found], example: Any) -> None:
+def examine(model: nn.Module, found: list[Candidate], example: Any) -> None:
     """Run the model on `example` and write what each site's call showed onto the sites.
 
     Raises:

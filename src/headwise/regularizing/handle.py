@@ -17,7 +17,7 @@ from headwise.core.method import Method
 from headwise.core.recompute import Pass
 from headwise.core.schedule import Schedule
 from headwise.core.site import Site
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.regularizing import changed, reach
 from headwise.regularizing import learned_parameters as learned
 from headwise.regularizing import penalties as ledger
@@ -86,7 +86,7 @@ class Regularized:
         self.differentiates = False
         self.checked = False
         self.removed = False
-        self._found: list[Found] = made.found
+        self._found: list[Candidate] = made.found
         self._reasons = made.reasons
         self._ledger: list[ledger.Entry] = []
         self._strengths = Strengths()

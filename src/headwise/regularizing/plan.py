@@ -12,7 +12,7 @@ from headwise import hosts
 from headwise.core import live_sites
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
 from headwise.regularizing.example_run import examine
@@ -32,7 +32,7 @@ class Plan:
     """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
 
     methods: list[Method]
-    found: list[Found]
+    found: list[Candidate]
     chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
     read: list[Site] = field(default_factory=list)
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             )
 
 
-def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+def _selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
     if where is None:
         return (lambda site: True), set()
     if callable(where):
@@ -187,7 +187,7 @@ def _above_first(made: Plan, method: Method) -> bool:
     return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Found]) -> None:
+def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
     """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
     stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
     chosen = [s for s, _ in made.chosen]
@@ -199,7 +199,7 @@ def _add_readers(made: Plan, reachable: list[Found]) -> None:
             made.reasons.pop(first, None)
 
 
-def _no_site(model: nn.Module, found: list[Found]) -> str:
+def _no_site(model: nn.Module, found: list[Candidate]) -> str:
     if not found:
         return (
             f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from headwise.core.forward import Entered
 from headwise.core.method import touches_call
 from headwise.core.site import Site
-from headwise.hosts.host import Found, is_cross
+from headwise.hosts.candidate import Candidate
+from headwise.hosts.declared import is_cross
 from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.residual import projection_dropout
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
 
 
-def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     """Find the nn.MultiheadAttention modules, and the encoder layers whose native path would pass them by."""
-    found: list[Found] = []
+    found: list[Candidate] = []
     modules = dict(model.named_modules())
     layers = [m for m in modules.values() if isinstance(m, nn.TransformerEncoderLayer)]
     for name, module in modules.items():
@@ -27,7 +28,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
         site = _site(name, module, modules.get(name.rpartition(".")[0]))
         reason = _obstacle(module)
         around = [layer for layer in layers if layer.self_attn is module]
-        found.append(Found(site, None if reason else TorchAdapter(site, around), reason))
+        found.append(Candidate(site, None if reason else TorchAdapter(site, around), reason))
     return found
 
 

@@ -15,11 +15,11 @@ from torch import nn
 
 from headwise import projections
 from headwise.core.site import Site
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.code import calls
-from headwise.hosts.host import Found, Hooks
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.hooks import Hooks
+from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.residual import projection_dropout
-from headwise.hosts.transformers.cache import asks_for_own_tokens
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.site import describe
 
@@ -30,12 +30,12 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 PLAIN = ("eager", "sdpa")
 
 
-def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     """Find the modules whose forward asks transformers' attention interface for their computation."""
     if "transformers" not in sys.modules:
         return []
     asks: dict[type, bool] = {}
-    found: list[Found] = []
+    found: list[Candidate] = []
     modules = dict(model.named_modules())
     for name, module in modules.items():
         cls = type(module)
@@ -44,7 +44,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
         if asks[cls] and module not in taken:
             site = describe(name, module, modules)
             reason = unreachable(module)
-            found.append(Found(site, None, reason) if reason else Found(site, HuggingFaceAdapter(site)))
+            found.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
     return found
 
 
@@ -99,7 +99,7 @@ def prepares_by_name(cls: type) -> bool:
     return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
 
 
-class HuggingFaceAdapter:
+class TransformersAdapter:
     """Gives one attention module a config of its own that names our implementation; other modules keep theirs."""
 
     def __init__(self, site: Site) -> None:

@@ -7,13 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.hosted_site import asks_for_own_tokens
 from headwise.hosts.transformers.routed import Routed
-
-
-def asks_for_own_tokens(fitted: HostedSite) -> bool:
-    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
-    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))
 
 
 def newest_last(

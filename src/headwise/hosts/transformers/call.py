@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.attention import computation as core
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
-from headwise.hosts.transformers import cache as caches
+from headwise.hosts.transformers.cache import newest_last
 from headwise.hosts.transformers.routed import Routed
 
 # Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of caches,
@@ -56,7 +56,7 @@ def routed(
     eager = adapter.implementation == "eager"
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias)
     q, k, v = _matched(query, key, value)
-    k, v, mask = caches.newest_last(adapter, q, k, v, mask, causal)
+    k, v, mask = newest_last(adapter, q, k, v, mask, causal)
     settings = {
         "mask": mask,
         "causal": causal,
