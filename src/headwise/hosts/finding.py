@@ -7,6 +7,7 @@ from torch import nn
 from headwise.core.site import Site, number
 from headwise.hosts.candidate import Candidate
 from headwise.hosts.declared import is_cross, looks_like_attention, over_channels
+from headwise.hosts.remedies import LOAD_SDPA
 from headwise.hosts.sdpa import adapter as sdpa
 from headwise.hosts.torch_mha import adapter as torch_mha
 from headwise.hosts.transformers import adapter as transformers
@@ -14,8 +15,8 @@ from headwise.projections.sharded import heads_split
 
 EXPLICIT = (
     "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
-    "F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, load it with "
-    "attn_implementation='sdpa', or call F.scaled_dot_product_attention in it"
+    f"F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, {LOAD_SDPA}, or "
+    "call F.scaled_dot_product_attention in it"
 )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.forward import Entered
+from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.hosted_site import HostedSite
 
 
@@ -72,7 +73,7 @@ class Hooks:
         if self.inside and not self.left:
             raise RuntimeError(
                 f"{self.fitted.site.name} never called its output projection as a module, so that what acts after it did "
-                "nothing; call the projection itself, not its weight, or leave the site out with where="
+                f"nothing; call the projection itself, not its weight, or {LEAVE_OUT}"
             )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from headwise import projections
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.code import forward_of, names_used
 from headwise.projections import ProjectionError
@@ -37,7 +38,7 @@ def projection_dropout(site: Site) -> nn.Module | None:
     """
     model, start = site.model, site.module
     if site.host != "torch":
-        start = projections.of(site).need("o", "what acts on the branch")[0].module
+        start = projections.of(site).need("o", "what acts on the branch", of="rows")[0].module
     name = next((n for n, m in model.named_modules() if m is start), "") if model is not None else ""
     if model is None:
         return None
@@ -49,7 +50,7 @@ def projection_dropout(site: Site) -> nn.Module | None:
             told = "of a p that cannot be told" if end.p is None else f"with p={end.p:g}"
             raise ProjectionError(
                 f"drops the attention branch by a function call {told} in {end.where}, behind which nothing can stand: set that "
-                "dropout to 0, or leave the layer out with where="
+                f"dropout to 0, or {LEAVE_OUT}"
             ) from None
         return end.module
     return None
@@ -124,7 +125,7 @@ class Follow:
 
     def _unread(self, function: Any) -> None:
         """Without its source, a forward that drops anything may drop the branch."""
-        drops = any(_drops(m) and m.p > 0 for m in self.module.children())
+        drops = any(_drops(m) and getattr(m, "p", None) != 0 for m in self.module.children())
         if drops or any("dropout" in name for name in names_used(function)):
             raise BranchEnd(p=None, where=f"{type(self.module).__name__}, whose source cannot be read")
 
@@ -187,9 +188,7 @@ class Follow:
     def _call(self, e: ast.Call) -> bool:
         path = self._path(e.func)
         given = [self._holds(x) for x in (*e.args, *(k.value for k in e.keywords))]
-        held = True in given or (
-            isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value)
-        )
+        held = True in given or (isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value))
         if path is not None:
             if path[0] == self.name:
                 return True

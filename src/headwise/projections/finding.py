@@ -44,10 +44,10 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
     found = named.by_name(site, parent)
     reason = ""
     if {"q", "k", "v"} <= set(found):
-        made = named.separate(site, found)
-        if isinstance(made, Projections):
-            return made
-        reason = made
+        apart = named.separate(site, found)
+        if isinstance(apart, Projections):
+            return apart
+        reason = apart
     try:
         return probed(site, model, example, parent)
     except Unclear as unclear:

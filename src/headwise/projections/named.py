@@ -6,7 +6,7 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.projections.adapted import is_adapted
-from headwise.projections.block import Block
+from headwise.projections.block import Block, Rows
 from headwise.projections.leaves import Leaf, leaf, leaves
 from headwise.projections.names import BESIDE_OUTPUT, BIASES_APART, HEAD_DIM, HEADS, PROJECTIONS, first_number
 from headwise.projections.site_projections import Projections
@@ -41,7 +41,7 @@ def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
     return leaf(f"{site.name.rpartition('.')[0]}.output.dense".lstrip("."), dense)
 
 
-def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> Block:
+def block(kind: str, one: Leaf, rows: Rows, heads: int, head_dim: int, site: Site) -> Block:
     """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
     made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
     made.convolved, made.grouped = one.obstacle, one.grouped
@@ -106,6 +106,7 @@ def add_output(made: Projections, one: Leaf | None, heads: int, value_dim: int, 
 def multihead(site: Site) -> Projections:
     """Give the projections of torch.nn.MultiheadAttention, whose layout is its definition."""
     module = site.module
+    assert isinstance(module, nn.MultiheadAttention)
     size, heads = module.embed_dim, module.num_heads
     one = module._qkv_same_embed_dim
     made = Projections(site.name, "in_proj_weight" if one else "separate", verified=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.core.method import touches_call
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.candidate import Candidate
 from headwise.hosts.code import calls, passes_true, uses
@@ -53,7 +54,9 @@ class SdpaAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
+        output = (
+            projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
+        )
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
         last = output if output is None else projection_dropout(self.site) or output
@@ -93,7 +96,7 @@ class SdpaAdapter:
             raise RuntimeError(
                 f"{self.site.name} computed its attention in this call without {NAME} in torch.nn.functional, so that "
                 f"{' + '.join(passed_by)} would do nothing there: call the model without output_attentions=True, write "
-                f"F.{NAME} where the function was imported by name, or leave the site out with where="
+                f"F.{NAME} where the function was imported by name, or {LEAVE_OUT}"
             )
 
     def detach(self) -> None:

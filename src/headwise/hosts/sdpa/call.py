@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from torch import Tensor
 from headwise.attention.softmax import fused
 from headwise.core.live_sites import live_sites
 from headwise.core.masked import hide_other_regions
+from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.sdpa.cache import newest_last
-from headwise.hosts.sdpa.limits import samples_of
+from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import Shape, broadcast, with_causality
 
@@ -65,9 +67,7 @@ def routed(
     fitted = adapter.fitted
     assert fitted is not None
     training = fitted.site.module.training
-    if adapter.record is not None:
-        entered = fitted.entered.latest
-        adapter.record.append((query, key, value, 0 if entered is None else entered.shape[0]))
+    _note(adapter, fitted, query, key, value)
     shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
     adapter.limits.check(fitted.site, q, k, is_causal, training)
@@ -77,27 +77,29 @@ def routed(
         out = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return shape.to4(out), None
 
-    mask = shape.mask4(attn_mask)
+    mask, causal = _masking(fitted, shape.mask4(attn_mask), is_causal, q, k)
+    if not training:
+        k, v, mask = newest_last(fitted, q, k, v, mask, causal)
+    given: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout_p, "samples": samples}
+    out, _ = fitted.attention(q, k, v, original, training=training, **given)
+    return shape.from4(out)
+
+
+def _note(adapter: Limited, fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Keep the call where the model is examined on an example, with the number of rows that entered the layer."""
+    if adapter.record is not None:
+        entered = fitted.entered.latest
+        adapter.record.append((q, k, v, 0 if entered is None else entered.shape[0]))
+
+
+def _masking(fitted: HostedSite, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
+    """Give the mask (B|1, H|1, T, N), and whether causality is to be added to it."""
     if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
         mask = hide_other_regions(mask)
-    if mask is not None and is_causal:
+    if mask is not None and causal:
         # Some of torch's kernels take both, others raise: one mask serves all.
-        mask, is_causal = with_causality(mask, q.shape[2], k.shape[2]), False
-    if not training:
-        k, v, mask = newest_last(fitted, q, k, v, mask, is_causal)
-    out, _ = fitted.attention(
-        q,
-        k,
-        v,
-        original,
-        training=training,
-        mask=mask,
-        causal=is_causal,
-        scale=scale,
-        dropout=dropout_p,
-        samples=samples,
-    )
-    return shape.from4(out)
+        return with_causality(mask, q.shape[2], k.shape[2]), False
+    return mask, causal
 
 
 # Whoever replaces the function by its name, as torch's context_parallel does, must find its place.

@@ -19,12 +19,12 @@ from headwise.hosts.candidate import Candidate
 from headwise.hosts.code import calls
 from headwise.hosts.hooks import Hooks
 from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.residual import projection_dropout
 from headwise.hosts.transformers.call import routed
+from headwise.hosts.transformers.routed import KEY, PLACE
 from headwise.hosts.transformers.site import describe
 
-KEY = "headwise"
-PLACE = "_headwise"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # Implementations whose masks are those of a plain (B, 1, T, N) matrix.
 PLAIN = ("eager", "sdpa")
@@ -51,7 +51,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
 def unreachable(module: nn.Module) -> str:
     """Say why a module that asks the interface cannot be routed, or give an empty text."""
     adapter = module.__dict__.get(PLACE)
-    config = getattr(module, "config", None) if adapter is None else adapter.config
+    config: Any = getattr(module, "config", None) if adapter is None else adapter.config
     if not hasattr(config, "_attn_implementation"):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
@@ -61,10 +61,7 @@ def unreachable(module: nn.Module) -> str:
     if kind is None or kind in PLAIN:
         return ""
     why = "which regularize() alone sets" if kind == KEY else "whose masks are not those of a matrix"
-    return (
-        f"its attention implementation is {kind!r}, {why}: load the model with attn_implementation='sdpa', or call "
-        "model.set_attn_implementation('sdpa')"
-    )
+    return f"its attention implementation is {kind!r}, {why}: {LOAD_SDPA}, or {SET_SDPA}"
 
 
 class Route(str):
@@ -131,7 +128,7 @@ class TransformersAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            output = projections.of(self.site).need("o", "what acts on the branch")[0].module
+            output = projections.of(self.site).need("o", "what acts on the branch", of="rows")[0].module
             self.handles += hooks.follow(output, projection_dropout(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
 
 def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
     """Give the query's leaf, the key's, and the one that the layer's input enters."""
-    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.module.weight.dim() == 2}
+    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
     q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
     k = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["k"]), None)
     into = q or next((leaf for name, leaf in direct.items() if name.lower() not in PROJECTIONS["o"]), None)
