@@ -29,7 +29,7 @@ from headwise import (
     ValueResidual,
 )
 from headwise.attention import softmax
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 
@@ -37,7 +37,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     yield
-    assert fused_call.current.top is None
+    assert open_sites.current.top is None
     assert F.scaled_dot_product_attention is softmax.fused
 
 

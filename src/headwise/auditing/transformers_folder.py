@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise import projections
 from headwise.auditing.batches import Batches
 from headwise.auditing.checkpoint import unfitting
 from headwise.auditing.claims import check_depths
@@ -18,7 +19,7 @@ from headwise.auditing.errors import CheckpointError
 from headwise.auditing.shallow import Shallow
 from headwise.auditing.tensor_files import TensorFiles, read_json
 from headwise.core.site import Site
-from headwise.projections import ProjectionError, Projections, projections
+from headwise.projections import ProjectionError, Projections
 
 
 class TransformersFolder:
@@ -51,7 +52,7 @@ class TransformersFolder:
         """
         self._check_sizes(site)
         try:
-            return projections(site, self.model)
+            return projections.find(site, self.model)
         except ProjectionError:
             self._shallow = self._shallow or Shallow(self.config, type(self.model))
             return self._shallow.projections(site, self.model)

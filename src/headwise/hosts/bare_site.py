@@ -15,7 +15,7 @@ from headwise.core.forward import Entered, Forward, Running
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.hosts.host import Adapter
+from headwise.hosts.candidate import Adapter
 from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
 
 Observer = Callable[[Call, Tensor], None]

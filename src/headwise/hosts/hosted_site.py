@@ -63,3 +63,8 @@ class HostedSite(CallContext, Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the host's attention call; `original` is the host's own computation."""
         ...
+
+
+def asks_for_own_tokens(fitted: HostedSite) -> bool:
+    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
+    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headwise.hosts.bare_site import BareSite
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
 
 
@@ -35,7 +35,7 @@ def run(model: nn.Module, example: Any) -> Any:
                 buffer.copy_(value)
 
 
-def learn_from_example(model: nn.Module, found: list[Found], example: Any) -> None:
+def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -> None:
     """Run the model on `example` and write what each site's call showed onto the sites.
 
     Raises:

@@ -17,7 +17,7 @@ from headwise.core.method import Method
 from headwise.core.recompute import Pass
 from headwise.core.schedule import Schedule
 from headwise.core.site import Site
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.regularizing import changed, learned_parameters, penalties, reach, shared_values
 from headwise.regularizing.coverage import Coverage, Row
 from headwise.regularizing.fitted_site import Fitted
@@ -83,7 +83,7 @@ class Regularized:
         self.differentiates = False
         self.checked = False
         self.removed = False
-        self.found: list[Found] = made.found
+        self.found: list[Candidate] = made.found
         self._reasons = made.reasons
         self._penalties: list[penalties.Entry] = []
         self._strengths = Strengths()

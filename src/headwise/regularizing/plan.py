@@ -13,7 +13,7 @@ from headwise.core import live_sites
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, bare_sites
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
 from headwise.regularizing.example_run import learn_from_example
@@ -33,7 +33,7 @@ class Plan:
     """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
 
     methods: list[Method]
-    found: list[Found]
+    found: list[Candidate]
     chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
     read: list[Site] = field(default_factory=list)
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
 
 
-def selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
     """Give which sites `where` chooses, and the names it gives.
 
     Raises:
@@ -200,7 +200,7 @@ def _above_first(made: Plan, method: Method) -> bool:
     return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Found]) -> None:
+def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
     """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
     stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
     chosen = [s for s, _ in made.chosen]
@@ -212,7 +212,7 @@ def _add_readers(made: Plan, reachable: list[Found]) -> None:
             made.reasons.pop(first, None)
 
 
-def no_site(model: nn.Module, found: list[Found]) -> str:
+def no_site(model: nn.Module, found: list[Candidate]) -> str:
     """Say why none of a model's layers can be reached."""
     if not found:
         return (

@@ -10,7 +10,7 @@ from torch import nn
 from headwise import hosts
 from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, ForwardHooks, bare_sites
-from headwise.hosts.host import Found
+from headwise.hosts.candidate import Candidate
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Where, handle, no_site, selection
@@ -57,7 +57,7 @@ class Places:
             self.leave()
             raise
 
-    def _stand(self, chosen: list[Found], carrying: dict[nn.Module, Fitted]) -> None:
+    def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, Fitted]) -> None:
         # A copy of a watched model carries bare sites that nobody reads: they give way.
         for bare in bare_sites(self.model.modules()).values():
             if bare.observer is None:
@@ -105,7 +105,7 @@ def _handle(model: nn.Module) -> Regularized | None:
         return None
 
 
-def _chosen(model: nn.Module, found: list[Found], where: Where) -> list[Found]:
+def _chosen(model: nn.Module, found: list[Candidate], where: Where) -> list[Candidate]:
     if all(one.adapter is None for one in found):
         raise ValueError(no_site(model, found))
     wanted, named = selection(where, found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NotRequired, cast
 
 from torch import Tensor
+
 # Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
 from typing_extensions import TypedDict
 

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from headwise.core import recompute as passes
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.hosted_site import HostedSite
 
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
-EXAMPLE = (
-    "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or leave the site "
-    "out with where="
-)
+EXAMPLE = f"pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or {LEAVE_OUT}"
 
 
 class Served(Protocol):
