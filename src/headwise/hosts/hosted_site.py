@@ -23,6 +23,8 @@ class HostedSite(CallContext, Protocol):
     # what calls showed of the site: heads, sizes, whether it pools
     seen: dict[str, Any]
     entered: Entered
+    # says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word
+    later: Entered | None
 
     def running(self) -> Running:
         """Give the forward of the whole model that runs now, or the last one."""
@@ -61,3 +63,8 @@ class HostedSite(CallContext, Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the host's attention call; `original` is the host's own computation."""
         ...
+
+
+def asks_for_own_tokens(fitted: HostedSite) -> bool:
+    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
+    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))

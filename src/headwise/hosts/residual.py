@@ -16,12 +16,13 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from headwise import projections
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.code import forward_of, names_used
 from headwise.projections import ProjectionError
 
 
-class Found(Exception):
+class BranchEnd(Exception):
     """Ends the walk: the branch was seen to pass the dropout `module`, a function of this p, or neither."""
 
     def __init__(self, module: nn.Module | None = None, p: float | None = 0.0, where: str = "") -> None:
@@ -37,21 +38,21 @@ def projection_dropout(site: Site) -> nn.Module | None:
     """
     model, start = site.model, site.module
     if site.host != "torch":
-        start = projections.of(site).need("o", "what acts on the branch")[0].module
+        start = projections.of(site).need("o", "what acts on the branch", of="rows")[0].module
     name = next((n for n, m in model.named_modules() if m is start), "") if model is not None else ""
     if model is None:
         return None
     try:
         while name:
             name = _climb(model, name)
-    except Found as found:
-        if found.module is None and found.p != 0:
-            told = "of a p that cannot be told" if found.p is None else f"with p={found.p:g}"
+    except BranchEnd as end:
+        if end.module is None and end.p != 0:
+            told = "of a p that cannot be told" if end.p is None else f"with p={end.p:g}"
             raise ProjectionError(
-                f"drops the attention branch by a function call {told} in {found.where}, behind which nothing can stand: set that "
-                "dropout to 0, or leave the layer out with where="
+                f"drops the attention branch by a function call {told} in {end.where}, behind which nothing can stand: set that "
+                f"dropout to 0, or {LEAVE_OUT}"
             ) from None
-        return found.module
+        return end.module
     return None
 
 
@@ -72,10 +73,10 @@ def _climb(model: nn.Module, name: str) -> str:
         later = list(parent._modules.values())[list(parent._modules).index(own) + 1 :]
         for module in later:
             if _drops(module):
-                raise Found(module)
+                raise BranchEnd(module)
             if not isinstance(module, nn.Identity):
                 if isinstance(parent, nn.Sequential):
-                    raise Found
+                    raise BranchEnd
                 break
         return above
     Follow(parent, own).through(forward_of(parent))
@@ -107,7 +108,7 @@ class Follow:
         self.entered: set[Any] = set()
 
     def through(self, function: Any) -> bool:
-        """Tell whether the function gives the branch back; raises Found where the branch ends in it."""
+        """Tell whether the function gives the branch back; raises BranchEnd where the branch ends in it."""
         node = _parsed(function)
         if node is None:
             self._unread(function)
@@ -124,9 +125,9 @@ class Follow:
 
     def _unread(self, function: Any) -> None:
         """Without its source, a forward that drops anything may drop the branch."""
-        drops = any(_drops(m) and m.p > 0 for m in self.module.children())
+        drops = any(_drops(m) and getattr(m, "p", None) != 0 for m in self.module.children())
         if drops or any("dropout" in name for name in names_used(function)):
-            raise Found(p=None, where=f"{type(self.module).__name__}, whose source cannot be read")
+            raise BranchEnd(p=None, where=f"{type(self.module).__name__}, whose source cannot be read")
 
     def _block(self, body: list[ast.stmt]) -> None:
         for statement in body:
@@ -181,33 +182,31 @@ class Follow:
             return True
         if left or right:
             # A sum is the residual, a product a LayerScale: what acts on the branch stands before both.
-            raise Found
+            raise BranchEnd
         return False
 
     def _call(self, e: ast.Call) -> bool:
         path = self._path(e.func)
         given = [self._holds(x) for x in (*e.args, *(k.value for k in e.keywords))]
-        held = True in given or (
-            isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value)
-        )
+        held = True in given or (isinstance(e.func, ast.Attribute) and path is None and self._holds(e.func.value))
         if path is not None:
             if path[0] == self.name:
                 return True
             target = self._value(path)
             if held and isinstance(target, nn.Module):
                 if _drops(target):
-                    raise Found(target)
+                    raise BranchEnd(target)
                 if not isinstance(target, nn.Identity):
-                    raise Found
+                    raise BranchEnd
             elif not held and inspect.ismethod(target) and target.__self__ is self.module:
                 return self._own(target.__func__)
             elif held and not isinstance(target, nn.Module):
-                raise Found
+                raise BranchEnd
         word = e.func.attr if isinstance(e.func, ast.Attribute) else getattr(e.func, "id", "")
         if held and "dropout" in word and path is None:
             p = self._probability(e)
             if p != 0:
-                raise Found(p=p, where=type(self.module).__name__)
+                raise BranchEnd(p=p, where=type(self.module).__name__)
         return held
 
     def _own(self, function: Any) -> bool:

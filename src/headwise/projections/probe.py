@@ -121,7 +121,7 @@ def _shifted_output(one: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
 @contextmanager
 def _shifted_rows(one: Leaf, rows: Tensor) -> Iterator[None]:
     """Add noise to the rows themselves, and put the saved bits back."""
-    weight = one.module.weight.data
+    weight = one.weight.data
     saved = weight.clone()
     try:
         view = weight.t() if one.transposed else weight

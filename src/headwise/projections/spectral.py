@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.precision import at_least_fp32
+from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
 ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
@@ -44,7 +45,7 @@ class Spectral(nn.Module):
             if not matrix.any():
                 raise ValueError(
                     f"{block.where} is all zero in its {block.kind} part, and a weight of spectral norm 0 cannot be divided by it: "
-                    "initialise it with other numbers first, or leave the layer out with where="
+                    f"initialise it with other numbers first, or {LEAVE_OUT}"
                 )
             u, v = leading(matrix)
             self.register_buffer(f"u_{block.kind}", u)

@@ -12,10 +12,11 @@ from headwise import hosts
 from headwise.core import live_sites
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts.host import Found
+from headwise.hosts.bare_site import BareSite, bare_sites
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
-from headwise.regularizing.example_run import examine
+from headwise.regularizing.example_run import learn_from_example
 
 if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized
@@ -32,7 +33,7 @@ class Plan:
     """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
 
     methods: list[Method]
-    found: list[Found]
+    found: list[Candidate]
     chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
     read: list[Site] = field(default_factory=list)
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
@@ -59,15 +60,18 @@ def handle(model: nn.Module) -> Regularized:
 def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
     """Decide what goes where, or raise with all problems at once."""
     _check_arguments(model, methods, allow_none)
+    # A copy of a watched model carries sites that nobody reads: they give way.
+    for bare in bare_sites(model.modules()).values():
+        bare.step_off()
     made = Plan(methods, hosts.find(model))
     for found in made.found:
         found.site.example = example
     if example is not None:
-        examine(model, made.found, example)
+        learn_from_example(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]
     if not reachable:
-        raise ValueError(_no_site(model, made.found))
-    wanted, named = _selection(where, made.found)
+        raise ValueError(no_site(model, made.found))
+    wanted, named = selection(where, made.found)
     problems = []
     for found in made.found:
         site = found.site
@@ -110,7 +114,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A copy that failed half-way leaves sites without a module until it is collected.
-    whole = {vars(f.site).get("module"): f.owner for f in live_sites.live_sites()}
+    fitted = [f for f in live_sites.live_sites() if not isinstance(f, BareSite)]
+    whole = {vars(f.site).get("module"): f.owner for f in fitted}
     for name, module in model.named_modules():
         if module in whole and whole[module].model not in model.modules():
             raise ValueError(
@@ -119,15 +124,23 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             )
         if HANDLE in module.__dict__:
             known = module.__dict__[HANDLE]
-            if not known.methods and any(fitted.observer is not None for fitted in known.fitted):
-                raise ValueError(f"{name or 'the model'} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
             raise ValueError(
                 f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
+    watched = next((b.site for b in bare_sites(model.modules()).values() if b.observer is not None), None)
+    if watched is not None:
+        name = "the model" if watched.model is model else watched.name
+        raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
 
 
-def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
+    """Give which sites `where` chooses, and the names it gives.
+
+    Raises:
+        TypeError: where it is neither a function nor names.
+        ValueError: where no layer has such a name, with the nearest one.
+    """
     if where is None:
         return (lambda site: True), set()
     if callable(where):
@@ -187,7 +200,7 @@ def _above_first(made: Plan, method: Method) -> bool:
     return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Found]) -> None:
+def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
     """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
     stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
     chosen = [s for s, _ in made.chosen]
@@ -199,7 +212,8 @@ def _add_readers(made: Plan, reachable: list[Found]) -> None:
             made.reasons.pop(first, None)
 
 
-def _no_site(model: nn.Module, found: list[Found]) -> str:
+def no_site(model: nn.Module, found: list[Candidate]) -> str:
+    """Say why none of a model's layers can be reached."""
     if not found:
         return (
             f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "

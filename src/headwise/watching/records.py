@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, cast
 
 from torch import Tensor
+
+# Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
+from typing_extensions import TypedDict
 
 from headwise.core.site import Site
 from headwise.statistics import STATISTICS, Tally
 
-Record = dict[str, Any]
+
+class Record(TypedDict):
+    """One figure of one head, of a group of heads or of a layer, at one step.
+
+    `head` is None for a group or a layer. `low` and `high` bound the 95 % interval of a mean over sampled queries.
+    """
+
+    site: str
+    depth: int
+    head: int | None
+    step: int
+    statistic: str
+    value: float
+    group: NotRequired[int]
+    sampled: NotRequired[bool]
+    low: NotRequired[float]
+    high: NotRequired[float]
+
+
+class Alert(TypedDict):
+    """A figure that passed its limit, what that means, what helps and who showed it."""
+
+    alert: str
+    site: str
+    depth: int
+    head: int | None
+    step: int
+    statistic: str
+    value: float
+    threshold: float
+    sentence: str
+    remedy: str
+    source: str
+
+
+Line = Record | Alert
 
 
 @dataclass(frozen=True)
@@ -81,12 +119,22 @@ class Figures:
             yield record
 
 
-def flat(records: list[Record]) -> dict[str, float]:
-    """Give records as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
+def alerts_among(lines: Iterable[Line]) -> list[Alert]:
+    """Give the alerts among what a log takes."""
+    return [cast(Alert, line) for line in lines if "alert" in line]
+
+
+def figures_among(lines: Iterable[Line]) -> list[Record]:
+    """Give the figures among what a log takes."""
+    # A checker does not tell the two by a field that one of them has not.
+    return [cast(Record, line) for line in lines if "alert" not in line]
+
+
+def flat(lines: Iterable[Line]) -> dict[str, float]:
+    """Give figures as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
     named = {}
-    for record in records:
-        head = "" if record["head"] is None else f"/head{record['head']}"
-        head = f"/group{record['group']}" if "group" in record else head
-        if "alert" not in record:
-            named[f"health/{record['statistic']}/{record['site']}{head}"] = record["value"]
+    for record in figures_among(lines):
+        place = "" if record["head"] is None else f"/head{record['head']}"
+        place = f"/group{record['group']}" if "group" in record else place
+        named[f"health/{record['statistic']}/{record['site']}{place}"] = record["value"]
     return named

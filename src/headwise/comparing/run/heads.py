@@ -44,7 +44,7 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
     places, weights = Places(model, None), Weights(names)
-    recorder = Recorder(names, None, weights, in_evaluation=True)
+    recorder = Recorder(names, None, weights, training=False)
     try:
         weights.look(model, [fitted.site for fitted in places.fitted])
         for fitted in places.fitted:
