@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from headwise.core.call import Call
+from headwise.core.call_context import PassingCall
 from headwise.core.forward import Forward
+from headwise.core.method import Method
 from headwise.hosts.host import Found
 from headwise.hosts.sdpa.samples import run_and_learn
 from headwise.regularizing.fitted_site import Fitted
 
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-
 
 class ExampleOwner:
-    """Stands in for the handle while the model is only looked at."""
+    """Stands in for the handle while the model is only looked at: nothing acts, so nothing is kept."""
 
     def __init__(self) -> None:
-        self.seed, self.step, self.fresh = 0, 0, False
+        self.seed, self.fresh, self.differentiates = 0, False, False
         self.forward = Forward()
 
-    def first_values(self, call: Call) -> None:
+    def count(self, method: Method) -> int:
+        """Give the number of sites on which a method acts: none."""
+        return 0
+
+    def share_values(self, call: PassingCall) -> None:
         """Nothing is carried while looking."""
+
+    def first_values(self, call: PassingCall) -> None:
+        """Nothing is carried while looking."""
+
+    def record(self, call: Call) -> None:
+        """Nothing is penalised while looking."""
 
 
 def run(model: nn.Module, example: Any) -> Any:
@@ -61,7 +71,7 @@ def learn_from_example(model: nn.Module, found: list[Found], example: Any) -> No
     with ExitStack() as stack:
         for f in found:
             if f.adapter is not None:
-                look = Fitted(f.site, [], looker)  # type: ignore[arg-type]
+                look = Fitted(f.site, [], looker)
                 f.adapter.attach(look)
                 stack.callback(f.adapter.detach)
                 stack.callback(setattr, look, "alive", False)

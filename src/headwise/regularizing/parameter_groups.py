@@ -12,7 +12,7 @@ from headwise.hosts.host import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves
-from headwise.regularizing.plan import handle
+from headwise.regularizing.handle import handle
 
 MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 
@@ -84,7 +84,7 @@ def _around(site: Site) -> nn.Module | None:
 def _sites(model: nn.Module, example: Any) -> list[Site]:
     """Give all attention layers, also those that methods cannot reach; a regularized model's are known already."""
     try:
-        found = handle(model)._found
+        found = handle(model).found
     except ValueError:
         found = hosts.find(model)
         for one in found:

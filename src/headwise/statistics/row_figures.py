@@ -10,9 +10,6 @@ from headwise.statistics.reading import Reading
 from headwise.statistics.scan import Logits, block_size, blocks, precise_dtype
 from headwise.statistics.tally import Tally
 
-# What a pass can find, by the name under which a statistic asks for it.
-FIGURES = ("top", "entropy", "peak", "distance", "roughness", "centred", "columns", "gram", "crossing")
-
 
 class Rows:
     """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.plan import Where, _selection, handle
+from headwise.regularizing.handle import handle
+from headwise.regularizing.plan import Where, _selection
 from headwise.statistics import STATISTICS
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Places:
 
     def _beside(self, where: Where) -> list[Fitted]:
         """Take the sites that have methods as they are, and stand at the chosen others too."""
-        found = self.handle._found
+        found = self.handle.found
         wanted, named = _selection(where, found)
         lost = [
             f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named
