@@ -69,5 +69,6 @@ class MatrixFreeReadings:
         mask = self.mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(z.dtype)
+        # The kernel takes one dtype; z tells in which the reading is wanted.
         q, k = self.q.to(z.dtype), self.k.to(z.dtype)
         return fused(q, k, z, attn_mask=mask, is_causal=self.causal, scale=self.call.scale)

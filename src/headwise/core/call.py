@@ -53,11 +53,13 @@ class Call:
         self.context = context
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
+        # Hosts that say nothing scale by the root of the head size, as torch's kernel does.
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.softcap, self.sinks = softcap, sinks
         self.training, self.hidden = training, hidden
         self.batch, self.heads, self.queries = q.shape[0], q.shape[1], q.shape[2]
         self.keys = k.shape[2]
+        # On windowed hosts a batch entry is a window, and a sample has several.
         self.samples = self.batch if samples is None else samples
         self.query_block: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
@@ -66,6 +68,7 @@ class Call:
         # set on a block of queries: the call it is cut from
         self.whole: Call | None = None
         self._pass: Pass | None = None
+        # None is an answer too ("all keys"): the flag says whether the mask was asked already.
         self._allowed: Tensor | None = None
         self._allowed_known = False
 
@@ -128,6 +131,7 @@ class Call:
                 allowed = allowed.unsqueeze(0)
         if not self.causal:
             return allowed
+        # Query i of a block is query start + i of the call.
         total = self.queries if self.query_block is None else self.query_block.stop
         start = 0 if self.query_block is None else self.query_block.start
         query = torch.arange(start, total, device=self.q.device)[:, None]
@@ -168,6 +172,7 @@ class Call:
         allowed = self.allowed()
         assert allowed is not None
         real = allowed.any(-1).any(1)
+        # In a cache's call, or a block's, the keys are other tokens than the queries.
         if not self.site.is_cross and self.queries == self.keys and self.query_block is None:
             real = real & allowed.any(2).any(1)
         return real
@@ -199,6 +204,7 @@ class Call:
         """
         if method.over_layers == "mean":
             strength = strength / self.context.sites_of(method)
+        # Cloned, for set() writes the next step's strength into the same tensor before backward may read this one.
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
@@ -250,6 +256,7 @@ class Call:
         return part
 
 
+# zlib cannot be traced; a name is constant in a graph, so its hash is too.
 @torch.compiler.assume_constant_result
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())

@@ -29,6 +29,7 @@ Attend = Callable[["Tensor"], "Tensor"]
 class Methods(list["Method"]):
     """Methods in order of action; `A(...) + B(...)` makes one, and its text is what `parse` reads."""
 
+    # A list's own + takes lists alone; here one method may follow too.
     def __add__(self, other: Any) -> Methods:  # type: ignore[override]
         return Methods([*self, *([other] if isinstance(other, Method) else other)])
 
@@ -69,6 +70,7 @@ class Method:
             raise TypeError(f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between")
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         cls.kinds = declared_types(cls)
+        # A user's class may be defined again, in a notebook; headwise's own names stay.
         if not cls.__module__.startswith("headwise."):
             existing = REGISTRY.get(cls.__name__)
             if existing is not None and existing.__module__.startswith("headwise."):
@@ -153,15 +155,15 @@ class Method:
 
     def replace(self, **changes: Any) -> Method:
         """Give the same method with some settings changed; they are checked again."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # a subclass is a dataclass
 
     def settings(self) -> dict[str, Any]:
         """Give the fields and their values."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]  # as above
 
     def __repr__(self) -> str:
         shown = []
-        for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
+        for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)
             # The first field names the strength and is always shown; the rest only where it was chosen.
             if index == 0 or value != field.default:

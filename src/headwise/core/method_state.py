@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# Kinds of numbers that optimizers train: a learned parameter beside quantized weights takes none of theirs.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The name of an empty buffer. Loading into a plain model fails on it, and torch's error then names it: it is the remedy.
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 

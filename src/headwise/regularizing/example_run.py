@@ -42,9 +42,11 @@ class ExampleOwner:
 def run(model: nn.Module, example: Any) -> Any:
     """Run the model once in eval mode without gradients; modes, buffers and random state are as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
+    # Some models write buffers in evaluation too: caches, step counts.
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
+        # Evaluation: no dropout, and no running mean of a batch norm that an example should not move.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices):
             if isinstance(example, dict) or hasattr(example, "keys"):
@@ -76,6 +78,7 @@ def learn_from_example(model: nn.Module, found: list[Found], example: Any) -> No
                 stack.callback(f.adapter.detach)
                 stack.callback(setattr, look, "alive", False)
                 fitted.append((f.site, look, (f.site.heads, f.site.windowed)))
+                # What the module declares may be wrong (a pruned head, windows): the call alone is to tell.
                 f.site.heads, f.site.windowed = None, False
         try:
             run_and_learn(found, example, partial(run, model))

@@ -90,6 +90,7 @@ class Fitted:
             need_weights: whether the host wants the weights (B, H, T, N) too.
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
+        # Taken in every case, for what stays here would be taken for a later call's.
         hidden = self.entered.take()
         self._note(training)
         if not torch.compiler.is_compiling() and not self.seen:
@@ -102,6 +103,7 @@ class Fitted:
         active = [m for m in self.active(training) if touches_call(m) and not self.here.adds_nothing(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
+        # Methods see one key per query head; hosts with grouped queries share them.
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -145,6 +147,7 @@ class Fitted:
         for method in self.active(training):
             if method.overrides("hidden"):
                 if call is None:
+                    # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, samples=self.samples)
                 x = method.hidden(x, call)
@@ -168,6 +171,7 @@ class Fitted:
             # The keys are other tokens than those that leave.
             keys, mask, causal = queries, None, False
         if mask is not None and mask.dim() == 4:
+            # A token of the layer is real where it is for any head.
             mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
         q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
         return Call(self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples)

@@ -62,12 +62,14 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
             torch.distributed.all_reduce(others)
             # The squares of the other processes belong under the root; their gradient comes from themselves.
             sums = torch.where(root, sums + (others - sums.detach()), sums)
+    # A call in which no query is real adds 0 to both.
     counts = counts.clamp(min=1)
     means = (sums * world / counts).masked_fill(root, 0.0).sum()
     if all(e[3] is None for e in entries):
         return means
     strengths = torch.stack([e[3].to(device) for e in entries if e[3] is not None])
     norms = (strengths * sums[root].sqrt() / counts[root]).sum()
+    # Gradients are averaged over processes, and each holds its own part of a norm's: its gradient counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
 
 

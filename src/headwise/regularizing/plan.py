@@ -44,6 +44,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
     if not reachable:
         raise ValueError(_no_site(model, made.found))
     wanted, named = _selection(where, made.found)
+    # Collected, so that a user mends all of them at once.
     problems = []
     for found in made.found:
         site = found.site
@@ -62,6 +63,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+        # The first layer's own values are what is carried: there such a method is the identity.
         elif made.chosen and method.carries and not _above_first(made, method):
             why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
             above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"

@@ -72,7 +72,8 @@ class Strengths:
             place = next(i for i, m in enumerate(methods) if m is method)
             entry: dict[str, Any] = {"method": place, "kind": type(method).__name__, "setting": name}
             if isinstance(value, Schedule):
-                entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
+                settings = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+                entry |= {"schedule": type(value).__name__, "fields": settings}
             else:
                 entry["value"] = value
             found.append(entry)

@@ -205,7 +205,7 @@ def _asked() -> Asked | None:
         # A subclass that computes its loss by itself.
         if isinstance(known.get("self"), Trainer):
             other = other or Asked(known["self"])
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return other
 
 
@@ -221,7 +221,7 @@ def _own(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> t
 
     kind, logits, config = _kind(model, outputs), outputs["logits"], model.config
     given = {"labels": labels, "num_items_in_batch": items, "config": config, "vocab_size": logits.shape[-1]}
-    function: Callable[..., Tensor] = LOSS_MAPPING[kind]
+    function: Any = LOSS_MAPPING[kind]
     loss = function(**given, **({"pooled_logits": logits} if kind in POOLED else {"logits": logits}))
     mean = kind in POOLED and config.problem_type != "single_label_classification"
     return loss, items is not None and not mean
