@@ -8,7 +8,7 @@ from headwise.regularizing.standalone import attend_with, fit_standalone, standa
 
 def scaled(gains, q, k, v, training=True, form="fast", **settings):
     fitted = fit_standalone([AttnScale()], standalone_site(q, k))
-    gain = fitted.states[0].gain
+    gain = fitted.states[0].tensor("gain")
     with torch.no_grad():
         gain.copy_(torch.tensor(gains))
     return attend_with(fitted.methods, q, k, v, fitted=fitted, training=training, form=form, **settings)[0], gain

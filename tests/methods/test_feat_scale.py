@@ -13,8 +13,8 @@ def scaled(mean_gain, rest_gain, y, **settings):
     method = FeatScale()
     fitted = fit_standalone([method], standalone_site(q, k, hidden=y))
     with torch.no_grad():
-        fitted.states[0].mean_gain.fill_(mean_gain)
-        fitted.states[0].rest_gain.fill_(rest_gain)
+        fitted.states[0].tensor("mean_gain").fill_(mean_gain)
+        fitted.states[0].tensor("rest_gain").fill_(rest_gain)
     return method.branch(y, Call(fitted, q, k, v, **settings))
 
 

@@ -11,7 +11,7 @@ def test_the_gate_is_a_sigmoid_of_the_layers_input(per):
     q, k, v = qkv()
     x = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(4))
     fitted = fit_standalone([GatedOutput(per=per)], standalone_site(q, k, hidden=x))
-    weight, bias = fitted.states[0].weight, fitted.states[0].bias
+    weight, bias = fitted.states[0].tensor("weight"), fitted.states[0].tensor("bias")
     torch.nn.init.normal_(weight)
     out = attend_with(fitted.methods, q, k, v, fitted=fitted, hidden=x, training=False)[0]
     gate = torch.sigmoid(torch.einsum("btc,gc->btg", x, weight) + bias).view(2, 6, 3, -1).permute(0, 2, 1, 3)

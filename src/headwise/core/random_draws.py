@@ -13,12 +13,15 @@ import zlib
 import torch
 from torch import Tensor
 
+# Hashes have 32 bits, in int64: products of two of them wrap, which keeps their low 32 bits right on every device.
 MASK = 0xFFFFFFFF
+# 2**32 over the golden ratio, made odd: neighbouring numbers land far apart.
 GOLDEN = 0x9E3779B1
 
 
 def mix(*parts: int | str) -> int:
     """Hash whole numbers and texts to 32 bits (the finalizer of MurmurHash3 over each part)."""
+    # The first digits of pi: any number would do, but results on disk rest on this one.
     h = 0x243F6A88
     for part in parts:
         value = zlib.crc32(part.encode()) if isinstance(part, str) else part
@@ -59,6 +62,7 @@ def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.
         key = key.to(device, non_blocking=True)
     h = _scramble((index * GOLDEN + key) & MASK)
     h = _scramble((h + salt) & MASK)
+    # The upper 24 bits, as many as fp32 holds exactly: the result never rounds up to 1.
     return (h >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
@@ -73,6 +77,7 @@ def _positions(shape: tuple[int, ...], device: torch.device, block: slice | None
 
 def normal(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Draw fp32 numbers from N(0, 1) (Box-Muller on two uniform draws)."""
+    # Two draws of one place, told apart by any constant in the salt. log1p(-u) is finite, for u is below 1.
     radius = uniform(key, salt, shape, device)
     angle = uniform(key, salt ^ 0x5BD1E995, shape, device)
     return torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos((2.0 * math.pi) * angle)

@@ -81,6 +81,7 @@ def stack_of(name: str) -> str:
 
 def number(sites: list[Site]) -> None:
     """Number the sites of each stack, self and cross attention apart, in the order in which the model lists them."""
+    # A decoder's cross attentions are layers of their own count: depth 3 is the fourth of its kind.
     groups: dict[tuple[str, bool], list[Site]] = {}
     for index, site in enumerate(sites):
         site.index, site.stack = index, stack_of(site.name)

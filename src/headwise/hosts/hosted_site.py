@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from headwise.core.call import CallContext
+from headwise.core.call_context import CallContext
 from headwise.core.forward import Entered, Running
 from headwise.core.method import Method
 
@@ -15,7 +15,6 @@ from headwise.core.method import Method
 class HostedSite(CallContext, Protocol):
     """A fitted or watched site, as hosts see it: they bring it what enters and leaves the layer and each attention call."""
 
-    methods: list[Method]
     armed: bool
     alive: bool
     reached: bool
@@ -25,6 +24,11 @@ class HostedSite(CallContext, Protocol):
     entered: Entered
     # says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word
     later: Entered | None
+
+    @property
+    def methods(self) -> list[Method]:
+        """Give the methods that stand here, in order of action."""
+        ...
 
     def running(self) -> Running:
         """Give the forward of the whole model that runs now, or the last one."""

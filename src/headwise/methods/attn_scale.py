@@ -46,4 +46,4 @@ class AttnScale(Method):
         return scaled
 
     def _gain(self, call: Call, like: Tensor) -> Tensor:
-        return call.state(self).gain.to(like.dtype)[:, None, None]
+        return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

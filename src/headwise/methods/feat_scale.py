@@ -59,7 +59,7 @@ class FeatScale(Method):
             )
         state = call.state(self)
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
-        return y + state.mean_gain.to(y.dtype) * mean + state.rest_gain.to(y.dtype) * (y - mean)
+        return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)
 
 
 def _channels(site: Site) -> int | None:

@@ -48,5 +48,5 @@ class GatedOutput(Method):
                 f"GatedOutput needs the layer's input (B, T, C) with one token a query at {call.site.name}, got {shape} for "
                 f"{o.shape[0]} rows of {o.shape[2]} queries: the layer cuts windows, or pools its queries; leave it out with where="
             )
-        gate = torch.sigmoid(F.linear(x, state.weight.to(x.dtype), state.bias.to(x.dtype)))
+        gate = torch.sigmoid(F.linear(x, state.tensor("weight").to(x.dtype), state.tensor("bias").to(x.dtype)))
         return o * gate.unflatten(-1, (call.heads, -1)).transpose(1, 2).to(o.dtype)

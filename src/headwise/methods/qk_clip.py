@@ -86,7 +86,7 @@ class QKClip(Method):
         # What the weights made, before other methods edit it; a position bias is no part of what the weights can shrink.
         hard = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
-        seen = call.state(self).largest
+        seen = call.state(self).tensor("largest")
         tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_queries_at_hand()).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
@@ -94,7 +94,7 @@ class QKClip(Method):
     def after_step(self, site: Site, state: MethodState) -> None:
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
-        largest = _everywhere(torch.stack([other.largest for other in sharers]).amax(0))
+        largest = _everywhere(torch.stack([other.tensor("largest") for other in sharers]).amax(0))
         query, key = projections.of(site).need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
@@ -103,7 +103,7 @@ class QKClip(Method):
         if self.balance < 1:
             key.scale_(eta ** (1 - self.balance))
         for other in sharers:
-            other.largest.fill_(float("-inf"))
+            other.tensor("largest").fill_(float("-inf"))
 
 
 def clipped(site: Site) -> bool:

@@ -50,8 +50,8 @@ class QKNorm(Method):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         state = call.state(self)
-        key_gain = state.key_gain.repeat_interleave(call.heads // state.key_gain.shape[0])
-        return self._normalised(q, state.query_gain), self._normalised(k, key_gain), v
+        key_gain = state.tensor("key_gain").repeat_interleave(call.heads // state.tensor("key_gain").shape[0])
+        return self._normalised(q, state.tensor("query_gain")), self._normalised(k, key_gain), v
 
     def _normalised(self, x: Tensor, gain: Tensor) -> Tensor:
         norm = F.layer_norm if self.norm == "layer" else F.rms_norm

@@ -78,7 +78,7 @@ def refusal(site: Site, who: str) -> str | None:
 
 
 def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
-    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `state.parts`.
+    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once.
 
     Args:
         site: the attention layer.
@@ -92,7 +92,7 @@ def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
     """
     parts: list[tuple[nn.Module, str]] = []
     state.mark()
-    state.set("parts", parts)
+    state.keep("parts", parts)
     try:
         for module, name, blocks in [*_of_site(site), *(_beside_attention(site) if layers == "all" else ())]:
             # Layers that share their weights share the reparametrization too.
@@ -107,14 +107,14 @@ def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
 
 def take_off(state: MethodState, *, folded: bool) -> None:
     """Make the weights that `put_on` took plain again, folded or as they are underneath."""
-    for module, name in state.parts:
+    for module, name in state.kept("parts"):
         restore(module, name, folded=folded)
-    state.parts.clear()
+    state.kept("parts").clear()
 
 
 def chains(state: MethodState) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """Give each parametrization that `put_on` made, with the parameter under it."""
-    for module, name in state.parts:
+    for module, name in state.kept("parts"):
         chain = module.parametrizations[name]  # type: ignore[index, union-attr]
         yield chain[0], chain.original
 

@@ -17,9 +17,11 @@ from headwise.hosts.sdpa.samples import run_and_learn
 def run(model: nn.Module, example: Any) -> Any:
     """Run the model once in eval mode without gradients; modes, buffers and random state are as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
+    # Some models write buffers in evaluation too: caches, step counts.
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
+        # Evaluation: no dropout, and no running mean of a batch norm that an example should not move.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices):
             if isinstance(example, dict) or hasattr(example, "keys"):

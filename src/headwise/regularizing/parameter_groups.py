@@ -12,8 +12,8 @@ from headwise.hosts.declared import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves
+from headwise.regularizing.handle import handle
 from headwise.regularizing.mlp_weights import mlp_weights
-from headwise.regularizing.plan import handle
 
 MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -17,14 +17,8 @@ from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
 from headwise.regularizing.example_run import learn_from_example
+from headwise.regularizing.handle_place import HANDLE
 
-if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
-
-HANDLE = "_headwise_handle"
-# Where compiled, distributed and adapted models keep the model they stand around.
-INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
-INSIDE_PEFT = ("base_model", "model")
 Where = Callable[[Site], bool] | Iterable[str] | None
 
 
@@ -37,24 +31,6 @@ class Plan:
     chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
     read: list[Site] = field(default_factory=list)
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
-
-
-def handle(model: nn.Module) -> Regularized:
-    """Give the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
-
-    Raises:
-        ValueError: where the model is not regularized.
-    """
-    seen: set[int] = set()
-    inner: Any = model
-    while isinstance(inner, nn.Module) and id(inner) not in seen:
-        seen.add(id(inner))
-        if HANDLE in inner.__dict__:
-            return inner.__dict__[HANDLE]
-        # A model's own "model" is a part of it; only peft's classes keep the whole of it under that name.
-        names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
-        inner = next((inner._modules[name] for name in names if name in inner._modules), None)
-    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
 
 
 def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
@@ -72,6 +48,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
     if not reachable:
         raise ValueError(no_site(model, made.found))
     wanted, named = selection(where, made.found)
+    # Collected, so that a user mends all of them at once.
     problems = []
     for found in made.found:
         site = found.site
@@ -90,6 +67,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+        # The first layer's own values are what is carried: there such a method is the identity.
         elif made.chosen and method.carries and not _above_first(made, method):
             why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
             above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"

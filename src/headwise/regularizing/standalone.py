@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from headwise.attention.computation import attention
 from headwise.core.call import Call
+from headwise.core.call_context import PassingCall
+from headwise.core.forward import Forward
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.regularizing.fitted_site import Fitted
@@ -18,16 +20,23 @@ class StandaloneOwner:
     """Stands in for the handle where a call has no model around it."""
 
     def __init__(self, seed: int, first: Tensor | None) -> None:
-        self.seed, self.first, self.step = seed, first, 0
-        self.differentiates = False
+        self.seed, self.first = seed, first
+        self.fresh = self.differentiates = False
+        self.forward = Forward()
 
     def count(self, method: Method) -> int:
         """Give the number of sites: one."""
         return 1
 
-    def first_values(self, call: Call) -> Tensor | None:
+    def share_values(self, call: PassingCall) -> None:
+        """There is no layer above."""
+
+    def first_values(self, call: PassingCall) -> Tensor | None:
         """Give the values handed in."""
         return self.first
+
+    def record(self, call: Call) -> None:
+        """Penalties stay on the call, where `attend_with` reads them."""
 
 
 def standalone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2) -> Site:
@@ -40,7 +49,7 @@ def standalone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor
 
 def fit_standalone(methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None) -> Fitted:
     """Fit methods onto a site that has no host, their parameters built."""
-    fitted = Fitted(site, methods, StandaloneOwner(seed, first_values))  # type: ignore[arg-type]
+    fitted = Fitted(site, methods, StandaloneOwner(seed, first_values))
     for method, state in zip(methods, fitted.states, strict=True):
         if method.overrides("build"):
             method.build(site, state)

@@ -12,8 +12,8 @@ from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, ForwardHooks, bare_sites
 from headwise.hosts.candidate import Candidate
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.handle import Regularized
-from headwise.regularizing.plan import Where, handle, no_site, selection
+from headwise.regularizing.handle import Regularized, handle
+from headwise.regularizing.plan import Where, no_site, selection
 from headwise.statistics import STATISTICS
 
 WatchedSite = Fitted | BareSite

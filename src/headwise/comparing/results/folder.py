@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headwise.comparing.results.digests import damage
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord

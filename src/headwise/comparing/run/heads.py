@@ -46,14 +46,14 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     places, weights = Places(model, None), Weights(names)
     recorder = Recorder(names, None, weights, training=False)
     try:
-        weights.look(model, [fitted.site for fitted in places.fitted])
-        for fitted in places.fitted:
+        weights.look(model, [fitted.site for fitted in places.sites])
+        for fitted in places.sites:
             fitted.observer, fitted.armed = _Looking(recorder), True
         model.eval()
         _run_through(training, model, take(examples, slice(0, EXAMPLES)))
         figures = list(_figures(recorder, places))
     finally:
-        for fitted in places.fitted:
+        for fitted in places.sites:
             fitted.observer, fitted.armed = None, False
         places.leave()
         recorder.clear()
@@ -69,7 +69,7 @@ def _run_through(training: Training, model: Any, examples: Examples) -> None:
 
 
 def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
-    for fitted in places.fitted:
+    for fitted in places.sites:
         site = fitted.site
         for name, tally in recorder.tallies.get(site.index, {}).items():
             figure = Figures.of(site, 0, name, tally)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import computation as core
+from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.remedies import LEAVE_OUT
@@ -177,7 +177,7 @@ def verify(
     with torch.no_grad():
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         call = Call(fitted, q, k, v, **{**settings, "dropout": 0.0})  # type: ignore[arg-type]
-        weights = core.normalize(core.logits(call, q, k), call.sinks, empty=call.mask is not None)
+        weights = normalize(logits(call, q, k), call.sinks, empty=call.mask is not None)
         ours = (weights.to(v.dtype) @ v).float()
         theirs = original(dropout=0.0)[0].float()
         allowed = call.allowed()
