@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _METHODS = (
     "AttentionNormPenalty AttnScale Decorrelation Disagreement DropAttention DropColumn DropHead DropKey EntropyPenalty FeatScale "
     "GatedOutput InputNoise NeuTRENO NuclearDecay ProductDecay QKClip QKNorm RelaxedAttention SigmaReparam SoftCap "
-    "SymmetricAttention Temperature ValueResidual"
+    "SpectralNorm SymmetricAttention Temperature ValueResidual WeightNorm"
 ).split()
 
 _WHERE = {
@@ -84,9 +84,11 @@ if TYPE_CHECKING:
     from headwise.methods import RelaxedAttention as RelaxedAttention
     from headwise.methods import SigmaReparam as SigmaReparam
     from headwise.methods import SoftCap as SoftCap
+    from headwise.methods import SpectralNorm as SpectralNorm
     from headwise.methods import SymmetricAttention as SymmetricAttention
     from headwise.methods import Temperature as Temperature
     from headwise.methods import ValueResidual as ValueResidual
+    from headwise.methods import WeightNorm as WeightNorm
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle

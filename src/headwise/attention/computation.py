@@ -48,7 +48,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     # Made before attention, its gradient is made after that of attention, when attention's own tensors are gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
-    if any(m.random or m.penalizes for m in active):
+    if any(m.draws() or m.penalizes for m in active):
         call.open_pass()  # before any block, for a block may be run again
     out, weights, made = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or call.sinks is not None

@@ -126,6 +126,14 @@ class Method:
         """Give the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
         return float(getattr(self, name))
 
+    def acts_in(self, training: bool) -> bool:
+        """Tell whether the method acts in this mode with its settings; by default what `acts` says of the class."""
+        return self.acts == "both" or (self.acts == "train" and training)
+
+    def draws(self) -> bool:
+        """Tell whether the method draws random numbers with its settings; by default what `random` says of the class."""
+        return self.random
+
     # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
     # A `Call` knows methods, so that its type cannot stand here; each method's own stage names it.
     if TYPE_CHECKING:

@@ -45,7 +45,9 @@ class Decorrelation(Method):
         self.require(
             self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}"
         )
-        object.__setattr__(self, "random", self.probes is not None)
+
+    def draws(self) -> bool:
+        return self.probes is not None
 
     def refuse(self, site: Site) -> str | None:
         return "one head has no other to be compared with" if site.heads == 1 else None

@@ -36,9 +36,12 @@ class RelaxedAttention(Method):
         self.require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1], got {self.gamma}")
         self.require(self.fuzziness >= 0, f"fuzziness must be at least 0, got {self.fuzziness}")
         self.choose("support", "allowed", "all")
-        # Facts of the class that these settings change for this one.
-        object.__setattr__(self, "acts", "both" if self.matched_inference else "train")
-        object.__setattr__(self, "random", self.fuzziness > 0)
+
+    def acts_in(self, training: bool) -> bool:
+        return training or self.matched_inference
+
+    def draws(self) -> bool:
+        return self.fuzziness > 0
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gamma = self._gamma(call)

@@ -6,6 +6,7 @@ import ast
 import difflib
 from typing import Any
 
+# Full here: Python runs the package's __init__, which imports every method, before any file inside of it.
 from headwise.core.method import REGISTRY, Method, Methods
 
 
@@ -18,8 +19,6 @@ def parse(text: str) -> Methods:
     Raises:
         ValueError: where the text is no sum of calls, a name or a field is unknown, or a setting is out of range.
     """
-    from headwise import methods  # noqa: F401  (its import fills the registry)
-
     if not isinstance(text, str):
         raise TypeError(f"parse() takes a text such as 'DropHead(p=0.2)', got {text!r}")
     try:
@@ -71,8 +70,6 @@ def find(name: str) -> type[Method]:
     Raises:
         ValueError: with the nearest names, where there is none.
     """
-    from headwise import methods  # noqa: F401
-
     if name not in REGISTRY:
         raise ValueError(f"There is no method {name!r}.{suggest(name, list(REGISTRY))} `headwise methods` lists them.")
     return REGISTRY[name]

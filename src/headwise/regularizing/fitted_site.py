@@ -281,7 +281,7 @@ class Fitted:
 
     def active(self, training: bool) -> list[Method]:
         """Give the methods that act in this mode, in order."""
-        return [m for m in self.methods if m.acts == "both" or (m.acts == "train" and training)]
+        return [m for m in self.methods if m.acts_in(training)]
 
     def index(self, method: Method) -> int:
         """Give the place of a method in the order of action, found by identity."""
@@ -305,9 +305,9 @@ class Fitted:
     @property
     def repeats_matter(self) -> bool:
         """Tell whether a repeated pass matters to a method here."""
-        return any(m.random or m.penalizes or m.carries for m in self.methods)
+        return any(m.draws() or m.penalizes or m.carries for m in self.methods)
 
     def stateful(self) -> str:
         """Name the methods for which a repeated pass matters."""
-        names = [repr(m) for m in self.methods if m.random or m.penalizes or m.carries]
+        names = [repr(m) for m in self.methods if m.draws() or m.penalizes or m.carries]
         return " + ".join(names) or "a method"

@@ -353,7 +353,7 @@ class Regularized:
         self._alive()
         kept: list[Fitted] = []
         for f in self.fitted:
-            staying = [m for m in f.methods if m.acts == "both" and not m.overrides("fold")]
+            staying = [m for m in f.methods if m.acts_in(training=False) and not m.overrides("fold")]
             for method in [m for m in f.methods if not any(m is s for s in staying)]:
                 f.drop(method, fold=True)
             if staying or f.shares_values:
