@@ -12,7 +12,7 @@ import headwise
 from headwise import methods as all_methods
 from headwise.attention import computation as attention
 from headwise.core.method import REGISTRY, TWINS, Method
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 B, H, T, D = 2, 4, 9, 8
 
@@ -100,8 +100,8 @@ def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.
     """Give the output, the penalty, the gradients of all inputs and learned parameters, and the kernels that ran."""
     inputs, settings = tensors(kind, dtype)
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}
-    site = lone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
-    fitted = fit_alone(methods, site, first_values=leaves["first_values"])
+    site = standalone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
+    fitted = fit_standalone(methods, site, first_values=leaves["first_values"])
     g = torch.Generator().manual_seed(1)
     for name, parameter in site.module.named_parameters():
         with torch.no_grad():

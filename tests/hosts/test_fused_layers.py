@@ -72,7 +72,7 @@ def test_two_calls_in_one_forward_both_go_through_the_methods():
     handle = headwise.regularize(model, DropHead(p=0.5), Decorrelation(strength=1.0))
     model(x)
     assert int(handle.fitted[0].counter) == 2
-    assert len(handle._ledger) == 2
+    assert len(handle._penalties) == 2
     handle.remove()
 
 

@@ -164,8 +164,8 @@ def test_the_branch_is_scaled_behind_its_dropout(kind, p, mode):
     handle = headwise.regularize(net, FeatScale(), example=kwargs or args)
     with torch.no_grad():
         for fitted in handle.fitted:
-            fitted.stores[0].mean_gain.fill_(0.7)
-            fitted.stores[0].rest_gain.fill_(-0.4)
+            fitted.states[0].mean_gain.fill_(0.7)
+            fitted.states[0].rest_gain.fill_(-0.4)
     outs = []
     for model in (net, copy.deepcopy(net), twin):
         torch.manual_seed(3)

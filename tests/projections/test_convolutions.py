@@ -139,11 +139,11 @@ def test_methods_that_need_rows_of_heads_alone_act_on_every_convolution(kinds):
     handle = headwise.regularize(model, QKClip(threshold=1e-3), FeatScale(), GatedOutput(), example=X)
     before = model.attn.q_proj(X)
     model.train()(X)
-    largest = handle.fitted[0].stores[0].largest.clone()
+    largest = handle.fitted[0].states[0].largest.clone()
     handle.after_step()
     factor = ((1e-3 / largest) ** 0.5).repeat_interleave(SIZE)[:, None, None]
     torch.testing.assert_close(model.attn.q_proj(X), before * factor, rtol=1e-4, atol=1e-6)
-    assert handle.fitted[0].stores[1].mean_gain.shape == (WIDTH,)
+    assert handle.fitted[0].states[1].mean_gain.shape == (WIDTH,)
 
 
 def test_transposed_convolutions_are_refused_by_name():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.row_readings import Rows
+from headwise.attention.row_readings import MatrixFreeReadings
 from headwise.attention.softmax import fused, logits, normalize
 from headwise.core.call import Call
 from headwise.core.method import Method
@@ -93,7 +93,7 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
                 return None
             else:
                 edits.append(method)
-    rows = Rows(call, q, k, keep)
+    rows = MatrixFreeReadings(call, q, k, keep)
     if not _read(call, active, rows):
         return None
     if rows.output() is not None and not edits and kept_after is None and call.dropout == 0:
@@ -111,7 +111,7 @@ def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
     return step(call.v)
 
 
-def _read(call: Call, active: Sequence[Method], rows: Rows) -> bool:
+def _read(call: Call, active: Sequence[Method], rows: MatrixFreeReadings) -> bool:
     readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
     if readers and call.mask is not None and call.mask.requires_grad:
         return False
@@ -216,7 +216,7 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
         if method.overrides("read"):
             method.read(a, call)
         elif method.overrides("read_free"):
-            method.read_free(Rows(call, q, k, None), call)
+            method.read_free(MatrixFreeReadings(call, q, k, None), call)
     for method in active:
         if method.overrides("weights"):
             a = method.weights(a, call)

@@ -1,4 +1,4 @@
-"""Rows: readings of the attention weights that need no T x N matrix."""
+"""MatrixFreeReadings: readings of the attention weights that need no T x N matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwise.attention.softmax import fused, normalize
 from headwise.core.call import Call
 
 
-class Rows:
+class MatrixFreeReadings:
     """What a method may read of A (after masks and logit edits, before weight edits) without the matrix."""
 
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:

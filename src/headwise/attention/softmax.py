@@ -29,7 +29,7 @@ def _hard(call: Call) -> Tensor:
     allowed = call.allowed()
     assert allowed is not None
     if call.causal and call.mask is not None and call.mask.dtype != torch.bool:
-        start = 0 if call.rows is None else call.rows.start
+        start = 0 if call.query_block is None else call.query_block.start
         query = torch.arange(start, start + call.queries, device=call.q.device)[:, None]
         return (torch.arange(call.keys, device=call.q.device) <= query)[None, None]
     return allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headwise.core import random_draws as draws
+from headwise.core import random_draws
 from headwise.core.masked import MASKED
 from headwise.core.method import Method
-from headwise.core.method_state import Store
+from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
@@ -41,7 +42,7 @@ class CallContext(Protocol):
         """Give the live field `name` of a method as a 0-d fp32 tensor."""
         ...
 
-    def state_of(self, method: Method) -> Store:
+    def state_of(self, method: Method) -> MethodState:
         """Give what a method keeps on the site."""
         ...
 
@@ -78,7 +79,7 @@ class Call:
         softcap: the host's c of c * tanh(s / c), or None.
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
-        rows: the slice of queries in a block, None when all are at hand.
+        query_block: the slice of queries in a block, None when all are at hand.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
     """
 
@@ -108,7 +109,7 @@ class Call:
         self.batch, self.heads, self.queries = q.shape[0], q.shape[1], q.shape[2]
         self.keys = k.shape[2]
         self.samples = self.batch if samples is None else samples
-        self.rows: slice | None = None
+        self.query_block: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
@@ -135,25 +136,30 @@ class Call:
         """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
         return self.context.strength(method, name)
 
-    def store(self, method: Method) -> Store:
+    def state(self, method: Method) -> MethodState:
         """Give the method's own parameters on this site."""
         return self.context.state_of(method)
 
+    def store(self, method: Method) -> MethodState:
+        """Give `state(method)`, under its name in version 0.1."""
+        warnings.warn("call.store(method) is now call.state(method)", DeprecationWarning, stacklevel=2)
+        return self.state(method)
+
     # Draws
 
-    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", rows_dim: int | None = None) -> Tensor:
+    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", query_dim: int | None = None) -> Tensor:
         """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
 
-        With `rows_dim` (the dimension of queries, the one before the last) a block of queries gets its part of the draw.
+        With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of the draw.
         """
-        if rows_dim is not None and rows_dim != len(shape) - 2:
-            raise ValueError(f"rows_dim must be the dimension before the last of {shape}, got {rows_dim}")
-        rows = self.rows if rows_dim is not None else None
-        return draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, rows)
+        if query_dim is not None and query_dim != len(shape) - 2:
+            raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
+        block = self.query_block if query_dim is not None else None
+        return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
 
     def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
-        return draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
+        return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
     def salt(self, method: Method, name: str) -> int:
         """Give what tells the draws of a method and name from all others of the pass."""
@@ -183,8 +189,8 @@ class Call:
                 allowed = allowed.unsqueeze(0)
         if not self.causal:
             return allowed
-        total = self.queries if self.rows is None else self.rows.stop
-        start = 0 if self.rows is None else self.rows.start
+        total = self.queries if self.query_block is None else self.query_block.stop
+        start = 0 if self.query_block is None else self.query_block.start
         query = torch.arange(start, total, device=self.q.device)[:, None]
         order = (torch.arange(self.keys, device=self.q.device) <= query)[None, None]
         return order if allowed is None else allowed & order
@@ -214,7 +220,7 @@ class Call:
         assert allowed is not None
         if allowed.shape[2] == 1 or self.queries * self.keys <= 1 << 20:
             return self._mean(allowed, v)
-        return torch.cat([self._mean(rows, v) for rows in allowed.split(CHUNK * 8, dim=2)], dim=2)
+        return torch.cat([self._mean(part, v) for part in allowed.split(CHUNK * 8, dim=2)], dim=2)
 
     def _mean(self, allowed: Tensor, v: Tensor) -> Tensor:
         weights = allowed.to(v.dtype)
@@ -231,7 +237,7 @@ class Call:
         allowed = self.allowed()
         assert allowed is not None
         real = allowed.any(-1).any(1)
-        if not self.site.is_cross and self.queries == self.keys and self.rows is None:
+        if not self.site.is_cross and self.queries == self.keys and self.query_block is None:
             real = real & allowed.any(2).any(1)
         return real
 
@@ -268,23 +274,23 @@ class Call:
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
         """Give the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
-        real = self.real_rows()
+        real = self.real_queries_at_hand()
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
             return share
-        whole = self if self.rows is None else self.whole
+        whole = self if self.query_block is None else self.whole
         every = whole.real_queries()
         if every is None or every.shape[1] != whole.queries:
             return share / whole.queries
         return share / every.sum(1, keepdim=True).clamp(min=1)
 
-    def real_rows(self) -> Tensor | None:
+    def real_queries_at_hand(self) -> Tensor | None:
         """Give which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
-        if self.rows is None:
+        if self.query_block is None:
             return self.real_queries()
         assert self.whole is not None
         whole = self.whole.real_queries()
-        return whole if whole is None or whole.shape[1] == 1 else whole[:, self.rows]
+        return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
     # Other layers
 
@@ -294,14 +300,14 @@ class Call:
 
     # Blocks
 
-    def block(self, rows: slice) -> Call:
+    def block(self, queries: slice) -> Call:
         """Give the call restricted to a block of queries; draws are those of the whole."""
         mask = self.mask
         if mask is not None and mask.shape[-2] != 1:
-            mask = mask[..., rows, :]
+            mask = mask[..., queries, :]
         part = Call(
             self.context,
-            self.q[:, :, rows],
+            self.q[:, :, queries],
             self.k,
             self.v,
             mask=mask,
@@ -314,7 +320,7 @@ class Call:
             hidden=self.hidden,
             samples=self.samples,
         )
-        part.rows, part.whole, part.norms, part._pass = rows, self, self.norms, self._pass
+        part.query_block, part.whole, part.norms, part._pass = queries, self, self.norms, self._pass
         return part
 
 

@@ -1,4 +1,4 @@
-"""Store: the parameters, modules and values that a method keeps on one site."""
+"""MethodState: the parameters, modules and values that a method keeps on one site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
-class Store:
+class MethodState:
     """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`."""
 
     def __init__(self, owner: nn.Module, name: str) -> None:

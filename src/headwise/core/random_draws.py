@@ -1,4 +1,4 @@
-"""Draws: random numbers as a pure function of where they are used.
+"""Random draws: numbers as a pure function of where they are used.
 
 A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators, so a
 method shifts no other draw of the training, a recomputed layer sees the same bits, blocks of queries see their part of
@@ -44,7 +44,7 @@ def _scramble(h: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, rows: slice | None = None) -> Tensor:
+def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, block: slice | None = None) -> Tensor:
     """Draw fp32 numbers uniform in [0, 1).
 
     Args:
@@ -52,9 +52,9 @@ def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.
         salt: tells draws of one pass apart.
         shape: of the whole draw.
         device: where the numbers are needed.
-        rows: a block of the dimension before the last; the numbers are those of the whole draw at that place.
+        block: a part of the dimension before the last; the numbers are those of the whole draw at that place.
     """
-    index = _positions(shape, device, rows)
+    index = _positions(shape, device, block)
     if isinstance(key, Tensor) and key.device != device:
         key = key.to(device, non_blocking=True)
     h = _scramble((index * GOLDEN + key) & MASK)
@@ -62,11 +62,11 @@ def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.
     return (h >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
-def _positions(shape: tuple[int, ...], device: torch.device, rows: slice | None) -> Tensor:
-    if rows is None:
+def _positions(shape: tuple[int, ...], device: torch.device, block: slice | None) -> Tensor:
+    if block is None:
         return torch.arange(math.prod(shape), device=device).view(shape)
     lead, count, width = shape[:-2], shape[-2], shape[-1]
-    row = torch.arange(rows.start, rows.stop, device=device)[:, None] * width + torch.arange(width, device=device)
+    row = torch.arange(block.start, block.stop, device=device)[:, None] * width + torch.arange(width, device=device)
     start = torch.arange(math.prod(lead), device=device).view(*lead, 1, 1) * (count * width)
     return start + row
 

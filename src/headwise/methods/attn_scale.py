@@ -11,7 +11,7 @@ from headwise.core.method import Attend, Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -31,8 +31,8 @@ class AttnScale(Method):
     learns = True
     shapes = ("heads",)
 
-    def build(self, site: Site, store: Store) -> None:
-        store.parameter("gain", torch.zeros(site.heads))
+    def build(self, site: Site, state: MethodState) -> None:
+        state.parameter("gain", torch.zeros(site.heads))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gain, uniform = self._gain(call, a), call.uniform().to(a.dtype)
@@ -46,4 +46,4 @@ class AttnScale(Method):
         return scaled
 
     def _gain(self, call: Call, like: Tensor) -> Tensor:
-        return call.store(self).gain.to(like.dtype)[:, None, None]
+        return call.state(self).gain.to(like.dtype)[:, None, None]

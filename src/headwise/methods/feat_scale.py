@@ -13,7 +13,7 @@ from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -46,10 +46,10 @@ class FeatScale(Method):
             return "its mean over tokens would be one over a window"
         return None
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         channels = _channels(site)
-        store.parameter("mean_gain", torch.zeros(channels))
-        store.parameter("rest_gain", torch.zeros(channels))
+        state.parameter("mean_gain", torch.zeros(channels))
+        state.parameter("rest_gain", torch.zeros(channels))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:
@@ -57,9 +57,9 @@ class FeatScale(Method):
                 f"FeatScale needs all tokens of the layer at {call.site.name}, got {call.queries} queries and {call.keys} keys; "
                 "run it without a cache (use_cache=False) and without extra keys"
             )
-        store = call.store(self)
+        state = call.state(self)
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
-        return y + store.mean_gain.to(y.dtype) * mean + store.rest_gain.to(y.dtype) * (y - mean)
+        return y + state.mean_gain.to(y.dtype) * mean + state.rest_gain.to(y.dtype) * (y - mean)
 
 
 def _channels(site: Site) -> int | None:

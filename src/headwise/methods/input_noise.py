@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from headwise import projections
-from headwise.core import random_draws as draws
+from headwise.core import random_draws
 from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -54,7 +54,7 @@ class InputNoise(Method):
             return "a norm stands between the projections and the scores; use per_head=False"
         return "a window's tokens are not those of the layer's input; use per_head=False" if site.windowed else None
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         if self.per_head:
             projections.of(site).need("q" if site.is_cross else "qkv", repr(self))
 
@@ -126,7 +126,7 @@ class _HeadNoise(torch.autograd.Function):
 
 
 def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Tensor:
-    return level * draws.normal(key, salt, shape, level.device)
+    return level * random_draws.normal(key, salt, shape, level.device)
 
 
 @torch.no_grad()

@@ -33,12 +33,12 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
         draw = call.uniform_draw(method, (call.samples, call.heads, 1, call.keys))
         return _with_columns_back(_outside_windows(call.per_sample(draw) < p / window, window), whole)
     shape = (call.samples, call.heads, whole.queries, call.keys)
-    draw = call.uniform_draw(method, shape, rows_dim=2)
+    draw = call.uniform_draw(method, shape, query_dim=2)
     return _with_elements_back(_outside_windows(call.per_sample(draw) < p / window, window), call)
 
 
 def _whole(call: Call) -> Call:
-    return call if call.rows is None else call.whole
+    return call if call.query_block is None else call.whole
 
 
 def _outside_windows(starts: Tensor, window: int) -> Tensor:

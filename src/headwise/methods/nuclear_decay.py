@@ -12,7 +12,7 @@ from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 # Singular values below this share of the largest count as 0: there the subgradient is 0.
@@ -42,9 +42,9 @@ class NuclearDecay(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "NuclearDecay")
 
-    def penalty(self, site: Site, store: Store) -> Tensor:
+    def penalty(self, site: Site, state: MethodState) -> Tensor:
         norms = [nuclear_norm(a, b).sum() for a, b in factors(projections.of(site))]
-        return store.value("strength") * torch.stack(norms).sum()
+        return state.value("strength") * torch.stack(norms).sum()
 
 
 def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -39,9 +39,9 @@ class ProductDecay(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "ProductDecay")
 
-    def penalty(self, site: Site, store: Store) -> Tensor:
+    def penalty(self, site: Site, state: MethodState) -> Tensor:
         squares = [squared_frobenius(a, b).sum() for a, b in factors(projections.of(site))]
-        return 0.5 * store.value("strength") * torch.stack(squares).sum()
+        return 0.5 * state.value("strength") * torch.stack(squares).sum()
 
 
 def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:

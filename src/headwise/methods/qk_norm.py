@@ -12,7 +12,7 @@ from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 EPS = 1e-6
@@ -44,14 +44,14 @@ class QKNorm(Method):
             return 'a layer norm behind rotary positions is not the one before them; use norm="rms"'
         return "the host normalises queries and keys itself" if site.qk_norm else None
 
-    def build(self, site: Site, store: Store) -> None:
-        store.parameter("query_gain", torch.ones(site.heads))
-        store.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
+    def build(self, site: Site, state: MethodState) -> None:
+        state.parameter("query_gain", torch.ones(site.heads))
+        state.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        store = call.store(self)
-        key_gain = store.key_gain.repeat_interleave(call.heads // store.key_gain.shape[0])
-        return self._normalised(q, store.query_gain), self._normalised(k, key_gain), v
+        state = call.state(self)
+        key_gain = state.key_gain.repeat_interleave(call.heads // state.key_gain.shape[0])
+        return self._normalised(q, state.query_gain), self._normalised(k, key_gain), v
 
     def _normalised(self, x: Tensor, gain: Tensor) -> Tensor:
         norm = F.layer_norm if self.norm == "layer" else F.rms_norm

@@ -27,7 +27,7 @@ def key_counts(call: Call) -> Tensor:
 
 def query_counts(call: Call) -> Tensor:
     """Give how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
-    whole = call if call.rows is None else call.whole
+    whole = call if call.query_block is None else call.whole
     return _count(whole.real_queries(), whole.queries, call)
 
 

@@ -17,7 +17,7 @@ from headwise.projections.leaves import leaves
 from headwise.projections.named import sibling_output
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 LAYERS = ("attention", "all")
@@ -77,12 +77,12 @@ def refusal(site: Site, who: str) -> str | None:
     return None
 
 
-def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
-    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `store.parts`.
+def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
+    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `state.parts`.
 
     Args:
         site: the attention layer.
-        store: the method's, on this site.
+        state: the method's, on this site.
         layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
             no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
         make: gives the parametrization of a weight with these blocks.
@@ -91,8 +91,8 @@ def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
         ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
     """
     parts: list[tuple[nn.Module, str]] = []
-    store.mark()
-    store.set("parts", parts)
+    state.mark()
+    state.set("parts", parts)
     try:
         for module, name, blocks in [*_of_site(site), *(_beside_attention(site) if layers == "all" else ())]:
             # Layers that share their weights share the reparametrization too.
@@ -101,20 +101,20 @@ def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
                 module.parametrizations[name][0].__dict__[OURS] = True
                 parts.append((module, name))
     except BaseException:
-        take_off(store, folded=False)
+        take_off(state, folded=False)
         raise
 
 
-def take_off(store: Store, *, folded: bool) -> None:
+def take_off(state: MethodState, *, folded: bool) -> None:
     """Make the weights that `put_on` took plain again, folded or as they are underneath."""
-    for module, name in store.parts:
+    for module, name in state.parts:
         restore(module, name, folded=folded)
-    store.parts.clear()
+    state.parts.clear()
 
 
-def chains(store: Store) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+def chains(state: MethodState) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """Give each parametrization that `put_on` made, with the parameter under it."""
-    for module, name in store.parts:
+    for module, name in state.parts:
         chain = module.parametrizations[name]  # type: ignore[index, union-attr]
         yield chain[0], chain.original
 

@@ -10,7 +10,7 @@ from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, 
 from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -38,19 +38,19 @@ class SpectralNorm(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "SpectralNorm")
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         if clipped(site):
             raise ValueError(
                 f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
             )
-        put_on(site, store, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
+        put_on(site, state, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 
-    def unbuild(self, site: Site, store: Store) -> None:
-        take_off(store, folded=False)
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=False)
 
-    def fold(self, site: Site, store: Store) -> None:
-        take_off(store, folded=True)
+    def fold(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=True)
 
-    def after_step(self, site: Site, store: Store) -> None:
-        for spectral, original in chains(store):
+    def after_step(self, site: Site, state: MethodState) -> None:
+        for spectral, original in chains(state):
             spectral.iterate(original)

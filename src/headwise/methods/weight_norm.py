@@ -13,7 +13,7 @@ from headwise.methods.reparametrization import LAYERS, put_on, refusal, take_off
 from headwise.projections.block import Block, multiply_, whole
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -44,14 +44,14 @@ class WeightNorm(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "WeightNorm")
 
-    def build(self, site: Site, store: Store) -> None:
-        put_on(site, store, self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
+    def build(self, site: Site, state: MethodState) -> None:
+        put_on(site, state, self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
 
-    def unbuild(self, site: Site, store: Store) -> None:
-        take_off(store, folded=False)
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=False)
 
-    def fold(self, site: Site, store: Store) -> None:
-        take_off(store, folded=True)
+    def fold(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=True)
 
 
 class Normed(nn.Module):

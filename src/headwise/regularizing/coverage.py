@@ -1,4 +1,4 @@
-"""Coverage: what became of every attention-like module."""
+"""What became of every attention-like module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Coverage:
     """What became of every attention-like module; printing it gives a table."""
 
     rows: list[Row]

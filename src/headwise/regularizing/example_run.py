@@ -1,4 +1,4 @@
-"""Examine: one run of the model on an example, that tells heads and shapes and changes nothing."""
+"""Example run: one run of the model on an example, that tells heads and shapes and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.core.forward import Forward
 from headwise.hosts.host import Found
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headwise.core.call import Call
 
 
-class Observer:
+class ExampleOwner:
     """Stands in for the handle while the model is only looked at."""
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ def run(model: nn.Module, example: Any) -> Any:
                 buffer.copy_(value)
 
 
-def examine(model: nn.Module, found: list[Found], example: Any) -> None:
+def learn_from_example(model: nn.Module, found: list[Found], example: Any) -> None:
     """Run the model on `example` and write what each site's call showed onto the sites.
 
     Raises:
         ValueError: where the model does not run on the example.
     """
-    looker = Observer()
+    looker = ExampleOwner()
     fitted = []
     with ExitStack() as stack:
         for f in found:
@@ -77,9 +77,3 @@ def examine(model: nn.Module, found: list[Found], example: Any) -> None:
         site.heads, site.windowed = heads, windowed
         for name, value in look.seen.items():
             setattr(site, name, value)
-
-
-def first_tensor(example: Any) -> Tensor | None:
-    """Give the first tensor of an example."""
-    values = example.values() if isinstance(example, dict) else example if isinstance(example, tuple | list) else [example]
-    return next((v for v in values if isinstance(v, Tensor)), None)

@@ -12,7 +12,7 @@ from headwise.core import live_sites
 from headwise.core.call import Call
 from headwise.core.forward import Entered, Running
 from headwise.core.method import Method, touches_call
-from headwise.core.method_state import Store
+from headwise.core.method_state import MethodState
 from headwise.core.random_draws import mix
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
@@ -33,14 +33,14 @@ class Fitted:
         self.methods = methods
         self._owner = owner
         names = [type(method).__name__ for method in methods]
-        self.stores = [
-            Store(site.module, name if names[:i].count(name) == 0 else f"{name}_{names[:i].count(name) + 1}")
+        self.states = [
+            MethodState(site.module, name if names[:i].count(name) == 0 else f"{name}_{names[:i].count(name) + 1}")
             for i, name in enumerate(names)
         ]
         # 0-d tensors: a changed strength is a changed value, never a changed graph.
         self.values = [{n: torch.tensor(m.at(n, 0, site), dtype=torch.float32) for n in m.live} for m in methods]
-        for store, values in zip(self.stores, self.values, strict=True):
-            store.follow(values)
+        for state, values in zip(self.states, self.values, strict=True):
+            state.follow(values)
         self.salts = [mix(name, i) >> 1 for i, name in enumerate(names)]
         self.counter = torch.zeros((), dtype=torch.int64)
         self.number = live_sites.enroll(self)
@@ -246,9 +246,9 @@ class Fitted:
         """Give the live field `name` of a method as a 0-d fp32 tensor."""
         return self.values[self.index(method)][name]
 
-    def state_of(self, method: Method) -> Store:
+    def state_of(self, method: Method) -> MethodState:
         """Give what a method keeps on the site."""
-        return self.stores[self.index(method)]
+        return self.states[self.index(method)]
 
     def salt(self, method: Method) -> int:
         """Give what tells the draws of a method from those of all others."""
@@ -293,13 +293,13 @@ class Fitted:
     def drop(self, method: Method, fold: bool) -> None:
         """Take one method off: folded into plain weights where asked and possible, else undone."""
         i = self.index(method)
-        store = self.stores[i]
+        state = self.states[i]
         if fold and method.overrides("fold"):
-            method.fold(self.site, store)
+            method.fold(self.site, state)
         elif method.overrides("unbuild"):
-            method.unbuild(self.site, store)
-        store.clear()
-        for part in (self.methods, self.stores, self.values, self.salts):
+            method.unbuild(self.site, state)
+        state.clear()
+        for part in (self.methods, self.states, self.values, self.salts):
             del part[i]
 
     @property

@@ -18,11 +18,8 @@ from headwise.core.recompute import Pass
 from headwise.core.schedule import Schedule
 from headwise.core.site import Site
 from headwise.hosts.host import Found
-from headwise.regularizing import changed, reach
-from headwise.regularizing import learned_parameters as learned
-from headwise.regularizing import penalties as ledger
-from headwise.regularizing import shared_values as carried
-from headwise.regularizing.coverage import Report, Row
+from headwise.regularizing import changed, learned_parameters, penalties, reach, shared_values
+from headwise.regularizing.coverage import Coverage, Row
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.forgotten import Forgotten
 from headwise.regularizing.plan import HANDLE, Plan, Where, handle, plan
@@ -88,7 +85,7 @@ class Regularized:
         self.removed = False
         self._found: list[Found] = made.found
         self._reasons = made.reasons
-        self._ledger: list[ledger.Entry] = []
+        self._penalties: list[penalties.Entry] = []
         self._strengths = Strengths()
         self._hooks: list[Any] = []
         self.fitted: list[Fitted] = []
@@ -108,12 +105,12 @@ class Regularized:
                 fitted = Fitted(site, methods, self)
                 self.fitted.append(fitted)
                 fitted.shares_values = site in made.read
-                for method, store in zip(methods, fitted.stores, strict=True):
-                    undo.append(store.clear)
+                for method, state in zip(methods, fitted.states, strict=True):
+                    undo.append(state.clear)
                     if method.overrides("build"):
-                        method.build(site, store)
+                        method.build(site, state)
                     if method.overrides("unbuild"):
-                        undo.append(partial(method.unbuild, site, store))
+                        undo.append(partial(method.unbuild, site, state))
                 adapter = adapters[site]
                 assert adapter is not None
                 undo.append(adapter.detach)
@@ -133,7 +130,7 @@ class Regularized:
             self.model.register_load_state_dict_pre_hook(self._before_load),
         ]
         self.model.__dict__[HANDLE] = self
-        self._initial = learned.fingerprints(self)
+        self._initial = learned_parameters.fingerprints(self)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -144,7 +141,7 @@ class Regularized:
         self.forward.begin(tensors[0].size(0) if tensors else None)
 
     def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
-        learned.explain_loading(self, state, prefix, lists[-1])
+        learned_parameters.explain_loading(self, state, prefix, lists[-1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
@@ -154,7 +151,7 @@ class Regularized:
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
-        passing: dict[str, Any] = {"_ledger": []}
+        passing: dict[str, Any] = {"_penalties": []}
         shared = {"methods": list(self.methods), "_strengths": self._strengths.copy(), "_forgotten": None}
         for name, value in self.__dict__.items():
             if name in passing or name in shared:
@@ -173,11 +170,11 @@ class Regularized:
 
     def share_values(self, call: Call) -> None:
         """Keep the values of a stack's first self attention for the layers above."""
-        carried.share(self.forward, call)
+        shared_values.share(self.forward, call)
 
     def first_values(self, call: Call) -> Tensor | None:
         """Give V0 of the call's stack in this forward, or None on the first site itself."""
-        return carried.first_values(self.forward, call)
+        return shared_values.first_values(self.forward, call)
 
     def record(self, call: Call) -> None:
         """Take the penalties of a call, unless the call repeats an earlier one."""
@@ -185,9 +182,9 @@ class Regularized:
         if this.again is True or not torch.is_grad_enabled():
             return
         for total, weight in call.penalties:
-            self._ledger.append((total, weight, this.again, None))
+            self._penalties.append((total, weight, this.again, None))
         for squares, count, strength in call.norms:
-            self._ledger.append((squares, count, this.again, strength))
+            self._penalties.append((squares, count, this.again, strength))
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
         """Give the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
@@ -195,7 +192,7 @@ class Regularized:
 
     def drop_penalties(self) -> bool:
         """Forget the penalties that were never read, and tell whether there were any."""
-        entries, self._ledger = self._ledger, []
+        entries, self._penalties = self._penalties, []
         return bool(entries)
 
     # What the training loop calls
@@ -210,9 +207,9 @@ class Regularized:
         self._alive()
         if self.seen_training:
             self._check_reached()
-        entries, self._ledger = self._ledger, []
+        entries, self._penalties = self._penalties, []
         self._forgotten.read, self._forgotten.unread = True, 0
-        total = ledger.total(entries, self._device())
+        total = penalties.total(entries, self._device())
         if self.fresh:
             changed.check(self.fitted)
             total = total + self._weight_penalties(total)
@@ -221,9 +218,9 @@ class Regularized:
 
     def _weight_penalties(self, zero: Tensor) -> Tensor:
         terms = [
-            method.penalty(f.site, store)
+            method.penalty(f.site, state)
             for f in self.fitted
-            for method, store in zip(f.methods, f.stores, strict=True)
+            for method, state in zip(f.methods, f.states, strict=True)
             if method.overrides("penalty")
         ]
         return torch.stack([t.to(zero.device) for t in terms]).sum() if terms else torch.zeros_like(zero)
@@ -241,9 +238,9 @@ class Regularized:
         self.step += 1
         for f in self.fitted:
             f.reached = False
-            for method, store in zip(f.methods, f.stores, strict=True):
+            for method, state in zip(f.methods, f.states, strict=True):
                 if method.overrides("after_step"):
-                    method.after_step(f.site, store)
+                    method.after_step(f.site, state)
         self._strengths.write(self.fitted, self.step)
 
     def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:
@@ -310,7 +307,7 @@ class Regularized:
 
     # Reading and leaving
 
-    def report(self) -> Report:
+    def report(self) -> Coverage:
         """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable, and why."""
         rows = []
         fitted = {f.site: f for f in self.fitted}
@@ -325,7 +322,7 @@ class Regularized:
                 status, reason = self._reasons[found.site]
                 rows.append(Row(found.site.name, status, reason, ()))
         notes = [f"{f.site.name}: {r}" for f in self.fitted for r in [self._reasons.get(f.site, ("", ""))[1]] if r]
-        return Report(rows, notes)
+        return Coverage(rows, notes)
 
     def remove(self, discard: bool = False) -> None:
         """Take the methods off: before any step the same bits and keys as before; trained host weights stay.
@@ -338,7 +335,7 @@ class Regularized:
         """
         self._alive()
         learners = sorted({repr(m) for f in self.fitted for m in f.methods if m.learns})
-        if learners and not discard and (self.step > 0 or learned.moved(self, self._initial)):
+        if learners and not discard and (self.step > 0 or learned_parameters.moved(self, self._initial)):
             raise RuntimeError(
                 f"{' and '.join(learners)} learned something{f' in {self.step} steps' if self.step else ''} that remove() would "
                 "lose: fold() keeps what can be kept, remove(discard=True) drops it"
@@ -379,7 +376,7 @@ class Regularized:
         for hook in self._hooks:
             hook.remove()
         self.forward.end()
-        self._ledger.clear()
+        self._penalties.clear()
         self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True

@@ -1,4 +1,4 @@
-"""Learned: the parameters that methods brought along, whether they have moved, and what loading weights must explain."""
+"""Learned parameters: the parameters that methods brought along, whether they have moved, and what loading weights must explain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledger: sums of penalties over calls and processes."""
+"""Penalties: sums of penalties over calls and processes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from headwise.core.site import Site
 from headwise.hosts.host import Found
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
-from headwise.regularizing.example_run import examine
+from headwise.regularizing.example_run import learn_from_example
 
 if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized
@@ -63,7 +63,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
     for found in made.found:
         found.site.example = example
     if example is not None:
-        examine(model, made.found, example)
+        learn_from_example(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]
     if not reachable:
         raise ValueError(_no_site(model, made.found))

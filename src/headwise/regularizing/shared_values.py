@@ -1,4 +1,4 @@
-"""Carried: the values of a stack's first self attention, for the layers above it."""
+"""Shared values: the values of a stack's first self attention, for the layers above it."""
 
 from __future__ import annotations
 

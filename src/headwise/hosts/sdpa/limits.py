@@ -64,7 +64,7 @@ def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> i
     Raises:
         RuntimeError: where a method needs to know and the rows cannot be shared out to the samples of the batch.
     """
-    site, order = fitted.site, fitted.site.rows
+    site, order = fitted.site, fitted.site.row_order
     whole, seen = batch(fitted), shape.samples
     if order == OWN:
         return None

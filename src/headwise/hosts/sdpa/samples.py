@@ -113,7 +113,7 @@ def _pattern(adapter: FusedAdapter, base: Calls, other: Calls, batch: int) -> st
 
 def _note(adapter: FusedAdapter, base: Calls, rows: str, batch: int) -> None:
     seen = _seen(adapter)
-    seen["rows"] = rows
+    seen["row_order"] = rows
     q, entered = base[0][0], base[0][3]
     if q.dim() > 4 or rows in (SAMPLE_MAJOR, WINDOW_MAJOR) or (rows == FOLDED and entered != batch):
         seen["windowed"] = True

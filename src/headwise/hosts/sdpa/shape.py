@@ -59,7 +59,7 @@ class Shape:
         if q.dim() > 4:
             return cls(q.shape, _heads_at(site, adapter.heads, q, k))
         if q.dim() == 4:
-            samples = batch(fitted) if site.rows == WINDOW_MAJOR else None
+            samples = batch(fitted) if site.row_order == WINDOW_MAJOR else None
             return cls(q.shape, 1, samples=samples)
         if q.dim() == 3 and adapter.heads is not None and adapter.heads > 1:
             return cls(q.shape, None, _folded(adapter, fitted, adapter.heads, q))
@@ -143,7 +143,7 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
 
 def _folded(adapter: Served, fitted: HostedSite, heads: int, q: Tensor) -> int:
     """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
-    order = fitted.site.rows
+    order = fitted.site.row_order
     if order == OWN or q.shape[0] % heads:
         return 0
     if order == FOLDED or adapter.record is not None:

@@ -29,7 +29,7 @@ def declared(model: nn.Module, site: Site) -> None:
     site.pooled = not site.is_cross and pools(site.module)
     # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):
-        site.rows = SAMPLE_MAJOR
+        site.row_order = SAMPLE_MAJOR
 
 
 def pools(module: nn.Module) -> bool:
