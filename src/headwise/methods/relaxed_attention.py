@@ -17,10 +17,11 @@ class RelaxedAttention(Method):
 
     Lohrenz et al. 2021, arXiv 2107.01275; 2022, arXiv 2209.09735.
 
-    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while training.
-    `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to [0, 1].
-    `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and future too, as
-    the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no weights.
+    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while
+    training. `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to
+    [0, 1]. `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and
+    future too, as the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no
+    weights.
     """
 
     gamma: float = 0.1
