@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headwise.core.site import Site
 
 LAYERS = ("attention", "all")
-# A mark in the `__dict__` of a parametrization: it says that headwise put it there.
+# A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
 Make = Callable[[Tensor, list[Block]], nn.Module]
 
@@ -80,12 +80,13 @@ def refusal(site: Site, who: str) -> str | None:
     return None
 
 
-def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
+def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) -> None:
     """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `state.parts`.
 
     Args:
         site: the attention layer.
         state: the method's, on this site.
+        who: the method's name.
         layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
             no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
         make: gives the parametrization of a weight with these blocks.
@@ -97,13 +98,17 @@ def put_on(site: Site, state: MethodState, layers: str, make: Make) -> None:
     state.mark()
     state.set("parts", parts)
     try:
-        for module, name, blocks in [*_of_site(site), *(_beside_attention(site) if layers == "all" else ())]:
+        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
+            owner = _owner(module, name)
             # Layers that share their weights share the reparametrization too.
-            if not _stands(module, name):
-                by = make(getattr(module, name), blocks)
-                by.__dict__[OURS] = True
-                reparametrize(module, name, by)
-                parts.append((module, name))
+            if owner == who:
+                continue
+            if owner is not None:
+                raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
+            by = make(getattr(module, name), blocks)
+            by.__dict__[OURS] = who
+            reparametrize(module, name, by)
+            parts.append((module, name))
     except BaseException:
         take_off(state, folded=False)
         raise
@@ -134,9 +139,10 @@ def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | No
     return chain
 
 
-def _stands(module: nn.Module, name: str) -> bool:
+def _owner(module: nn.Module, name: str) -> str | None:
+    """Name the method that put a parametrization on a weight; None where none did."""
     chain = _chain(module, name)
-    return chain is not None and OURS in chain[0].__dict__
+    return None if chain is None else chain[0].__dict__.get(OURS)
 
 
 def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
@@ -147,7 +153,7 @@ def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
     ]
 
 
-def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
+def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[Block]]]:
     """Give the linear layers and convolutions of the model that belong to no attention layer."""
     model = site.model
     if model is None:
@@ -161,7 +167,7 @@ def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
     seen: dict[int, str] = {}
     found: list[tuple[nn.Module, str, list[Block]]] = []
     for one in leaves(model, ""):
-        if one.module in attention or id(one.module.weight) in embedded or _stands(one.module, "weight"):
+        if one.module in attention or id(one.module.weight) in embedded or _owner(one.module, "weight") == who:
             continue
         if not (isinstance(one.module, nn.Linear | _ConvNd) or one.transposed):
             continue

@@ -44,7 +44,7 @@ class SigmaReparam(Method):
         return refusal(site, "SigmaReparam")
 
     def build(self, site: Site, state: MethodState) -> None:
-        put_on(site, state, self.layers, lambda weight, blocks: Spectral(weight, blocks, self.init))
+        put_on(site, state, "SigmaReparam", self.layers, lambda weight, blocks: Spectral(weight, blocks, self.init))
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         take_off(state, folded=False)

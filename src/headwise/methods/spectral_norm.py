@@ -43,7 +43,7 @@ class SpectralNorm(Method):
             raise ValueError(
                 f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
             )
-        put_on(site, state, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
+        put_on(site, state, "SpectralNorm", self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         take_off(state, folded=False)

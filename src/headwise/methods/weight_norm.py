@@ -45,7 +45,7 @@ class WeightNorm(Method):
         return refusal(site, "WeightNorm")
 
     def build(self, site: Site, state: MethodState) -> None:
-        put_on(site, state, self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
+        put_on(site, state, "WeightNorm", self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         take_off(state, folded=False)

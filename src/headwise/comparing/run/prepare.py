@@ -53,7 +53,7 @@ def _regularize(
     if order.configuration.method == BASELINE:
         return None
     from headwise import parse
-    from headwise.regularizing import handle as regularize
+    from headwise.regularizing.handle import regularize
 
     example = task.batch(train[0][:2].to(device), None)
     seed = derive(order.configuration.seed, "methods")
