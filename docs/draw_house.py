@@ -42,7 +42,7 @@ TITLES = (
 GROWING = ("methods", "statistics", "hosts", "studies")
 
 # The picture's measures, in pixels.
-WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 116
+WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 122
 OPEN = "#e6f3e2"
 
 
@@ -209,14 +209,14 @@ def _room(house: House, room: str, x: float, y: float, width: float, height: flo
     purpose = said if said and len(named.split()) <= 3 else purpose
     texts = [
         (room, 18, "#123", "bold"),
-        (purpose[:1].upper() + purpose[1:], 13, "#234", "normal"),
+        (purpose if purpose.startswith("headwise") else purpose[:1].upper() + purpose[1:], 13, "#234", "normal"),
         (f"uses {', '.join(used)}" if used else "uses no other room", 11, "#678", "normal"),
     ]
     fill, edge = (OPEN, "#5a8f5a") if room in GROWING else ("#ffffff", "#8aa")
     box = f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" stroke="{edge}"/>'
     drawn, at = [box], y + 4
     for text, size, colour, weight in texts:
-        for line in _wrapped(text, int((width - 16) / (0.49 * size))):
+        for line in _wrapped(text, int((width - 16) / (0.48 * size))):
             at += size + 3
             drawn.append(
                 f'<text x="{x + 9:.0f}" y="{at:.0f}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
