@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import headwise
 from headwise import methods as all_methods
 from headwise.attention import computation as attention
 from headwise.core.method import REGISTRY, TWINS, Method
@@ -206,6 +207,32 @@ def test_ordered_pairs_that_share_a_stage_agree(first: Method) -> None:
                     raise AssertionError(f"{a!r} + {b!r} on a {kind} call: {error}") from error
 
 
+@pytest.mark.parametrize("method", [*(REGISTRY[name]() for name in all_methods.__all__), *map(build, VARIANTS)], ids=repr)
+def test_an_instance_holds_its_settings_and_nothing_else(method: Method) -> None:
+    assert vars(method).keys() == method.settings().keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "in_evaluation", "draws"),
+    [
+        ("RelaxedAttention(gamma=0.3)", False, False),
+        ("RelaxedAttention(gamma=0.3, fuzziness=0.1)", False, True),
+        ("RelaxedAttention(gamma=0.3, matched_inference=True)", True, False),
+        ("Decorrelation()", False, False),
+        ("Decorrelation(probes=3)", False, True),
+        ("DropHead()", False, True),
+        ("NeuTRENO()", True, False),
+    ],
+)
+def test_a_method_says_with_its_settings_when_it_acts_and_whether_it_draws(
+    text: str, in_evaluation: bool, draws: bool
+) -> None:
+    method = build(text)
+    assert method.acts_in(training=True)
+    assert (method.acts_in(training=False), method.draws()) == (in_evaluation, draws)
+
+
 def test_every_method_of_the_package_is_exported() -> None:
     classes = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("headwise.methods")}
     assert classes == set(all_methods.__all__)
+    assert classes <= set(headwise.__all__)

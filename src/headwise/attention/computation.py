@@ -45,7 +45,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     # What is made before attention has its gradient made after that of attention, when attention's own tensors are gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
-    if any(m.random or m.penalizes for m in active):
+    if any(m.draws() or m.penalizes for m in active):
         # Before any block, for a block may be run again.
         call.open_pass()
     out, weights, made = None, None, len(call.penalties)

@@ -20,9 +20,9 @@ class AttnScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where nothing
-    changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V), exact while the
-    host drops no weights.
+    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where
+    nothing changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V),
+    exact while the host drops no weights.
     """
 
     neutral = {}
@@ -32,6 +32,7 @@ class AttnScale(Method):
     shapes = ("heads",)
 
     def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
         state.parameter("gain", torch.zeros(site.heads))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:

@@ -22,11 +22,12 @@ class FeatScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output projection
-    and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and evaluation. Hosts
-    that drop there by a function call, behind which nothing can stand, are refused unless that dropout is 0. Both gains start
-    at 0, where nothing changes. The term is added once, as in the paper (one of the authors' files adds it twice). The mean
-    runs over the tokens a query may see: real ones under padding, the past under causality.
+    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output
+    projection and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and
+    evaluation. Hosts that drop there by a function call, behind which nothing can stand, are refused unless that
+    dropout is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
+    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past
+    under causality.
     """
 
     neutral = {}
@@ -62,9 +63,10 @@ class FeatScale(Method):
         return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)
 
 
-def _channels(site: Site) -> int | None:
+def _channels(site: Site) -> int:
     """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
         return projections.of(site).need("o", "FeatScale", of="rows")[0].width
     except ProjectionError:
+        assert site.hidden is not None  # the plan refuses sites without what `shapes` names
         return site.hidden

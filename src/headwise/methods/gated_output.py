@@ -21,9 +21,9 @@ class GatedOutput(Method):
 
     Qiu et al. 2025, arXiv 2505.06708.
 
-    out⊙σ(x·W + b) before the output projection, in training and evaluation; one gate per head, or with `per="element"` one
-    per channel of a head. W starts at 0 and b at 4, so that every gate starts at 0.982 and a trained model hardly changes
-    (the paper trains from scratch and starts near ½).
+    out⊙σ(x·W + b) before the output projection, in training and evaluation; one gate per head, or with `per="element"`
+    one per channel of a head. W starts at 0 and b at 4, so that every gate starts at 0.982 and a trained model hardly
+    changes (the paper trains from scratch and starts near ½).
     """
 
     per: str = "head"
@@ -36,6 +36,7 @@ class GatedOutput(Method):
         self.choose("per", "head", "element")
 
     def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads and site.head_dim and site.hidden  # the plan refuses sites without what `shapes` names
         gates = site.heads * (site.head_dim if self.per == "element" else 1)
         state.parameter("weight", torch.zeros(gates, site.hidden))
         state.parameter("bias", torch.full((gates,), 4.0))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
 
+# The key, in the `__dict__` of a module, of the states of all sites that use its weights.
 SHARING = "_headwise_qk_clip"
 
 
@@ -28,10 +29,11 @@ class QKClip(Method):
 
     Kimi K2, Moonshot AI 2025, arXiv 2507.20534.
 
-    After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance), biases
-    included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step, on all
-    processes, without position biases and before a soft-cap; padded queries count as little as padded keys. Under grouped queries the group's largest counts. Hosts that
-    normalise queries and keys are refused: their logits do not depend on the size of these weights.
+    After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
+    biases included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step,
+    on all processes, without position biases and before a soft-cap; padded queries count as little as padded keys.
+    Under grouped queries the group's largest counts. Hosts that normalise queries and keys are refused: their logits do
+    not depend on the size of these weights.
     """
 
     threshold: float = 100.0

@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
+# As in the configurations of Qwen3 and Gemma 3.
 EPS = 1e-6
 
 
 class QKNorm(Method):
-    """Normalises queries and keys of each head to unit root mean square, or by a layer norm, times a learned gain per head.
+    """Normalises each head's queries and keys to unit root mean square, or by a layer norm, times a learned gain per head.
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
-    In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head, where
-    the published ones learn one per channel, so that it gives the same before and after rotary positions, behind which
-    it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys; behind rotary
-    positions that is another function than before them, so there it is refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
+    In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head,
+    where the published ones learn one per channel, so that it gives the same before and after rotary positions, behind
+    which it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys;
+    behind rotary positions that is another function than before them, so there it is refused. It bounds the logits by
+    scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
     """
 
     norm: str = "rms"
@@ -45,6 +47,7 @@ class QKNorm(Method):
         return "the host normalises queries and keys itself" if site.qk_norm else None
 
     def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
         state.parameter("query_gain", torch.ones(site.heads))
         state.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headwise.core.method import Method
 from headwise.methods.qk_clip import clipped
-from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.methods.reparametrization import LAYERS, iterate, put_on, refusal, take_off
 from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ class SpectralNorm(Method):
 
     Miyato et al. 2018, arXiv 1802.05957; a baseline of Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and v
-    blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral norm 1
-    throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes every other linear
-    layer and convolution of the model too. Folds into plain weights, bit for bit.
+    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and
+    v blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral
+    norm 1 throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes
+    every other linear layer and convolution of the model too. Folds into plain weights, bit for bit.
     """
 
     layers: str = "attention"
@@ -43,7 +43,7 @@ class SpectralNorm(Method):
             raise ValueError(
                 f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
             )
-        put_on(site, state, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
+        put_on(site, state, "SpectralNorm", self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         take_off(state, folded=False)
@@ -52,5 +52,4 @@ class SpectralNorm(Method):
         take_off(state, folded=True)
 
     def after_step(self, site: Site, state: MethodState) -> None:
-        for spectral, original in chains(state):
-            spectral.iterate(original)
+        iterate(state)

@@ -19,4 +19,4 @@ def fold_methods(fitted: list[Fitted]) -> list[Fitted]:
 
 
 def _stays(method: Method) -> bool:
-    return method.acts == "both" and not method.overrides("fold")
+    return method.acts_in(training=False) and not method.overrides("fold")

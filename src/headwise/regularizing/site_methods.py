@@ -57,7 +57,7 @@ class SiteMethods:
 
     def active(self, training: bool) -> list[Method]:
         """Give the methods that act in this mode, in order."""
-        return [m for m in self.methods if m.acts == "both" or (m.acts == "train" and training)]
+        return [m for m in self.methods if m.acts_in(training)]
 
     def needs(self, stage: str) -> bool:
         """Tell whether any method here defines the stage."""
@@ -99,4 +99,4 @@ class SiteMethods:
 
 
 def _repeat_matters(method: Method) -> bool:
-    return method.random or method.penalizes or method.carries
+    return method.draws() or method.penalizes or method.carries

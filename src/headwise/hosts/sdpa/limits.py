@@ -27,7 +27,7 @@ class Limits:
         self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
         self.windows = _first(methods, _as(site, windowed=True))
         # Draws are per sample, and so are a layer's own tokens.
-        self.per_sample = next((repr(m) for m in methods if m.random or m.carries), None)
+        self.per_sample = next((repr(m) for m in methods if m.draws() or m.carries), None)
 
     def check(self, site: Site, q: Tensor, k: Tensor, causal: bool, training: bool) -> None:
         """Raise RuntimeError where a method here has no meaning on such a call."""
