@@ -113,14 +113,26 @@ def test_calls_are_read_as_they_are_in_evaluation(tmp_path, data, monkeypatch):
 
 
 BLOCKED = """
-import sys
+import builtins, importlib, sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+# For headwise alone: torch and transformers look for some of them on their own account.
+own, load = builtins.__import__, importlib.import_module
 
-sys.meta_path.insert(0, Absent())
+def refused(name):
+    if name.split(".")[0] in {blocked}:
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+def watched(name, globals=None, *others, **given):
+    if str((globals or {{}}).get("__name__")).startswith("headwise"):
+        refused(name)
+    return own(name, globals, *others, **given)
+
+def loaded(name, package=None):
+    if sys._getframe(1).f_globals["__name__"].startswith("headwise"):
+        refused(name)
+    return load(name, package)
+
+builtins.__import__, importlib.import_module = watched, loaded
 import headwise
 
 found = headwise.audit({folder!r}, text={text!r})

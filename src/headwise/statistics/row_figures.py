@@ -97,10 +97,8 @@ class RowFigures:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
-        logits, memory = (
-            Logits(reading, queries, self.dtype),
-            Memory(block_size(reading, size), self.dtype, reading.q.device),
-        )
+        logits = Logits(reading, queries, self.dtype)
+        memory = Memory(block_size(reading, size), self.dtype, reading.q.device)
         crossing = None if self._crossed is None else Crossing(reading, self._crossed, queries, self.dtype)
         self._prepare(size, logits)
         for samples, rows in blocks(reading, size):

@@ -11,11 +11,12 @@ from torch import nn
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
+from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Alert, Figures, Record
+from headwise.watching.records import Alert, Record
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights, known_names
