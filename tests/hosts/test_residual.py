@@ -235,3 +235,21 @@ def test_code_without_source_that_may_drop_is_refused():
     exec(code, space)
     assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.1)))[0])
     assert obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.0)))[0]) is None
+
+
+class OwnDropout(nn.Module):
+    """A dropout by its name that keeps its probability under another one."""
+
+    def forward(self, x):
+        return F.dropout(x, 0.1, self.training)
+
+
+def test_a_dropout_that_keeps_no_p_counts_as_one_where_the_source_is_missing():
+    space = {"nn": nn, "Plain": Plain, "OwnDropout": OwnDropout}
+    code = (
+        "class Hidden(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.attn, self.drop = Plain(32), OwnDropout()\n"
+        "    def forward(self, x):\n        return x + self.drop(self.attn(x))\n"
+    )
+    exec(code, space)
+    assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"]()))[0])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.core import live_sites
 from headwise.core.call import Call
+from headwise.core.call_context import KernelsRan, PassingCall
 from headwise.core.forward import Entered, Forward, Running
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
@@ -63,6 +64,8 @@ class BareSite:
         self.observer: Observer | None = None
         self.samples: int | None = None
         self.seen: dict[str, Any] = {}
+        # the host's own kernel runs here, and nobody notes which
+        self.ran = KernelsRan()
         self.entered = Entered()
         self.later: Entered | None = None
         self.number = live_sites.enroll(self)
@@ -165,10 +168,7 @@ class BareSite:
         """Give the methods that act: none."""
         return []
 
-    def ran(self, kernel: str) -> None:
-        """Let pass which kernel ran: it is the host's own."""
-
-    def first_values(self, call: Call) -> None:
+    def first_values(self, call: PassingCall) -> None:
         """Give no values: nothing is carried here."""
 
     def sites_of(self, method: Method) -> int:

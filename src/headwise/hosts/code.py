@@ -95,6 +95,7 @@ def uses(module: nn.Module, pattern: str, depth: int = 1) -> bool:
     return any(re.search(pattern, name) for name in _names(forward_of(module), _class_of(module), depth))
 
 
+# Kept by class: the layers of a model share their code, which is read instruction by instruction.
 @functools.lru_cache(maxsize=1024)
 def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
     return frozenset().union(*(names_used(inner) for inner in reached(function, cls, depth)))

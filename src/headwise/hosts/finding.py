@@ -23,9 +23,12 @@ EXPLICIT = (
 def find(model: nn.Module) -> list[Candidate]:
     """Find every attention-like module of a model, in the order in which it lists them: reachable, or not and why."""
     found: list[Candidate] = []
+    # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that the last
+    # host looks for, and what one host took is not taken again.
     for host in (torch_mha, transformers, sdpa):
         taken = {inner for f in found for inner in f.site.module.modules()}
         found.extend(host.find(model, taken))
+    # What looks like attention and belongs to no host is listed too, so that nothing is passed over in silence.
     known = {f.site.module for f in found}
     inside = {inner for module in known for inner in module.modules()}
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}

@@ -59,6 +59,7 @@ def of(site: Site) -> Projections:
 
     The model and the example are read from `site.model` and `site.example` where the core has put them.
     """
+    # On the site, which lives as long as what is found; its fields are what methods and `where` may read.
     kept = site.__dict__.get("found_projections")
     if kept is None:
         kept = find(site, getattr(site, "model", None), getattr(site, "example", None))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise.core.site import Site
 from headwise.projections.leaves import leaves
 
+# Few, as only the layout is looked at; more than one, so that tokens and heads are not taken for each other.
 TOKENS = 6
 
 

@@ -9,7 +9,9 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
-ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
+# Singular vectors at the start: exact for matrices whose decomposition costs milliseconds; above, a block of vectors converges
+# where the largest singular values lie close together, in which case one vector would take thousands of steps.
+EXACT_UP_TO, VECTORS, ITERATIONS = 128, 8, 300
 
 
 class Spectral(nn.Module):

@@ -46,6 +46,7 @@ class SdpaAdapter:
         self.record: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SdpaAdapter:
+        # Past __init__ as deepcopy itself does, but the copy needs a finalizer of its own.
         twin = object.__new__(SdpaAdapter)
         memo[id(self)] = twin
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
@@ -59,10 +60,12 @@ class SdpaAdapter:
         )
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
+        # Where a dropout stands before the residual, the branch is whole behind it.
         last = output if output is None else projection_dropout(self.site) or output
         self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
+            # First of all hooks, so that calls made by others are this site's; the last runs though the forward raised.
             module.register_forward_pre_hook(self.enter, prepend=True),
             module.register_forward_hook(self.leave, always_call=True),
         ]
@@ -109,7 +112,7 @@ class SdpaAdapter:
 
 
 def _give_back_with(adapter: SdpaAdapter) -> None:
-    # A fitted model may be thrown away without remove().
+    # A fitted model may be thrown away without remove(). Not at exit: the interpreter has let go of modules by then.
     weakref.finalize(adapter, call.step_aside).atexit = False
 
 

@@ -83,13 +83,15 @@ class TorchAdapter:
     def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
+        # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share, stays.
         self.module.__dict__["forward"] = self.forward
         dropout = projection_dropout(self.site) if fitted.needs("branch") else None
         if dropout is not None:
             fitted.later = Entered()
             self.dropout = dropout.register_forward_hook(self.leave)
         if _acts(fitted):
-            # Read by the native path's conditions alone: the layer's activation is `layer.activation`.
+            # The native path is taken where this flag says relu or gelu. Nothing else reads it (the activation that runs is
+            # `layer.activation`), so that 0 keeps the path off and changes no number.
             self.native = [layer.activation_relu_or_gelu for layer in self.layers]
             for layer in self.layers:
                 layer.activation_relu_or_gelu = 0

@@ -26,7 +26,7 @@ from headwise.hosts.transformers.routed import KEY, PLACE
 from headwise.hosts.transformers.site import describe
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-# Implementations whose masks are those of a plain (B, 1, T, N) matrix.
+# Implementations whose masks are those of a plain (B, 1, T, N) matrix; flash and flex attention take masks of their own.
 PLAIN = ("eager", "sdpa")
 
 
@@ -93,6 +93,7 @@ class Route(str):
 def prepares_by_name(cls: type) -> bool:
     """Tell whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
+    # `x in ("eager", "sdpa")` is kept as one constant, which Python may have made a frozenset.
     return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
 
 
@@ -117,10 +118,15 @@ class TransformersAdapter:
         register()
         module = self.site.module
         self.fitted, self.config = fitted, module.config
-        # A shallow copy: the model's own config, shared with others, still names the host's implementation and mask.
+        # Modules choose their attention by their config, and one config serves the whole model and others built from it: writing
+        # to it would route them all. Shallow: only the choice differs, and what the user sets on a part of the config later
+        # (its text_config, say) must reach the module as before. The model itself, which makes the masks, keeps the
+        # shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
+        # Past the property, whose setter writes to the config's parts too, which the copy shares.
         own._attn_implementation_internal = Route(self.implementation) if prepares_by_name(type(module)) else KEY
         module.config = own
+        # The interface hands our function the module and nothing else: here it finds the way back to the site.
         module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
         self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
