@@ -2,6 +2,10 @@
 
 Twelve pre-LN blocks of width 192 with 3 heads on 65 random tokens; weights drawn with a standard deviation of 1/√width. Within a seed all
 arms have the same weights and tokens. Token cosine is a diagnosis, not a score of quality.
+
+It keeps a flow of its own beside `compare`, whose runs take at least one optimizer step and judge a model by a task's loss on
+data: here there is neither a step, nor a loss, nor data, and one arm sets the learned parameters of its method by hand, which no
+text of an arm can say.
 """
 
 from __future__ import annotations
