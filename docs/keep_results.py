@@ -1,4 +1,4 @@
-"""Keep the results of a study as small files: tables as Markdown, the analysis as JSON.
+"""Keep the results of a study as small files: tables as Markdown, the analysis as JSON, the table as CSV.
 
     python docs/keep_results.py results/digits docs/results/digits
 """
@@ -6,74 +6,145 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+
+from headwise.comparing.results.analysis_record import Analysis, Interval
+from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
+from headwise.comparing.results.records import StudyRecord
+from headwise.comparing.results.stored import checked_analysis, checked_findings, checked_study
+from headwise.files.errors import StudyError
+from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 
 # the outcomes whose tables are kept beside the primary one, where they were recorded
-KEPT = ("test/loss", "train/loss", "train/accuracy", "gap/accuracy")
+KEPT = ("test/accuracy", "test/loss", "train/loss", "train/accuracy", "gap/accuracy")
 
 
-def table(analysis: dict, name: str) -> list[str]:
-    """Give the lines of one outcome's table."""
-    outcome = analysis["outcomes"][name]
-    factor, unit = (100, "%") if outcome["unit"] == "%" else (1, outcome["unit"])
-    lines = [f"## {outcome['label']}{f' ({unit})' if unit else ''}", ""]
-    lines += ["| arm | mean [95 %] | paired difference [95 %] | corrected p | verdict |", "|---|---|---|---|---|"]
-    for arm in analysis["arms"]:
-        mean, difference = arm["metrics"].get(name), arm["differences"].get(name)
-        cells = [f"`{arm['label']}`", _interval(mean, factor, ""), _interval(difference, factor, "+")]
-        p = (difference or {}).get("p_corrected")
-        cells += ["–" if p is None else f"{p:.3f}", (difference or {}).get("verdict_text") or "–"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+def keep(folder: Path, kept: Path, note: str = "") -> None:
+    """Write README.md and copy the small files of a finished study, or of a study of findings, into `kept`.
+
+    Raises:
+        StudyError: where `folder` holds no finished study.
+    """
+    if (folder / "analysis.json").is_file():
+        text, copied = study_page(folder, note), ("analysis.json", "table.csv")
+    elif (folder / "findings.json").is_file():
+        text, copied = findings_page(checked_findings(folder / "findings.json"), note), ("findings.json",)
+    else:
+        raise StudyError(f"{folder} holds neither analysis.json nor findings.json: carry out its study first.")
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "README.md").write_text(text, encoding="utf-8")
+    for name in copied:
+        shutil.copyfile(folder / name, kept / name)
 
 
-def _interval(found: dict | None, factor: float, sign: str) -> str:
-    if not found or found.get("mean") is None:
-        return "–"
-    digits = 2 if factor == 100 else 3
-    mean = f"{found['mean'] * factor:{sign}.{digits}f}"
-    if found.get("low") is None:
-        return mean
-    return f"{mean} [{found['low'] * factor:{sign}.{digits}f}, {found['high'] * factor:{sign}.{digits}f}]"
-
-
-def page(folder: Path, note: str = "") -> str:
+def study_page(folder: Path, note: str = "") -> str:
     """Give the page of a study: answer, what is to be said of it, tables, cost, settings and how to repeat it."""
-    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-    lines = [f"# {study['title']}", "", study["question"], "", analysis["answer"], ""]
-    lines += [note, ""] if note else []
-    for name in (analysis["primary"], *(name for name in KEPT if name in analysis["outcomes"])):
-        lines += table(analysis, name)
-    lines += ["## Cost", "", "| arm | time per step (ms) | memory of a step (MiB) | parameters |", "|---|---|---|---|"]
-    for arm in analysis["arms"]:
-        cost = arm["costs"]
-        figures = (cost["seconds_per_step"] * 1e3, cost["peak_memory_bytes"] / 2**20, cost["parameters"])
-        lines.append("| `{}` | {:.1f} | {:.1f} | {:.0f} |".format(arm["label"], *figures))
-    settings = ", ".join(f"{name} {value}" for name, value in study["settings"].items())
-    versions = ", ".join(f"{name} {version}" for name, version in study["versions"].items())
-    # Where somebody kept results and data is no part of the result.
-    command = re.sub(r" --(out|data) \S+", "", study["command"])
-    hardware = study["hardware"]
-    lines += ["", *(f"{note}" for note in study.get("notes", ())), "", f"Settings: {settings}.", ""]
-    lines += [f"Command: `{command}`. Versions: {versions}. Hardware: {hardware['processor']}, {hardware['cores']} cores. Commit {study['commit'][:12]}."]
-    return "\n".join(lines) + "\n"
+    study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
+    lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
+    lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
+    others = [name for name in KEPT if name in analysis.outcomes and name != analysis.primary]
+    for name in (analysis.primary, *others):
+        lines += outcome_table(analysis, name)
+    if any(arm.runs.diverged for arm in analysis.arms):
+        lines += divergence_table(analysis)
+    lines += cost_table(analysis)
+    lines += [line for said in study.notes for line in (said, "")]
+    return "\n".join([*lines, *repeated(study)]) + "\n"
+
+
+def findings_page(findings: FindingsRecord, note: str = "") -> str:
+    """Give the page of a study of findings: its sentences, its tables and how to repeat it."""
+    lines = [f"# {findings.title}", "", findings.question, ""]
+    lines += [line for said in [*findings.paragraphs, *([note] if note else [])] for line in (said, "")]
+    for table in findings.tables:
+        lines += [f"## {table.title}", "", *findings_table(table), ""]
+    return "\n".join([*lines, *repeated(findings)]) + "\n"
+
+
+def outcome_table(analysis: Analysis, name: str) -> list[str]:
+    """Give the lines of one outcome's table."""
+    outcome = analysis.outcomes[name]
+    unit = unit_named(outcome.unit)
+    rows = []
+    for arm in analysis.arms:
+        difference = arm.differences.get(name)
+        rows.append([f"`{arm.label}`", _interval(arm.metrics.get(name), unit), _interval(difference, unit, signed=True)])
+        p = p_value(difference.p_corrected) if difference else None
+        rows[-1] += [p or "–", (difference.verdict_text or difference.verdict) if difference else "–"]
+    title = outcome.label[:1].upper() + outcome.label[1:] + (f" ({unit.name})" if unit.name else "")
+    head = ["arm", "mean [95 %]", "paired difference [95 %]", "corrected p", "verdict"]
+    return [f"## {title}", "", *_table(head, rows), ""]
+
+
+def divergence_table(analysis: Analysis) -> list[str]:
+    """Give the lines that say how many runs of each arm diverged."""
+    rows = []
+    for arm in analysis.arms:
+        test, ended = arm.divergence, arm.runs.finished + len(arm.runs.diverged)
+        told = [p_value(test.p_corrected) or "–", test.verdict] if test else ["–", "–"]
+        rows.append([f"`{arm.label}`", f"{len(arm.runs.diverged)} of {ended}", *told])
+    return ["## Diverged runs", "", *_table(["arm", "diverged", "corrected p", "verdict"], rows), ""]
+
+
+def cost_table(analysis: Analysis) -> list[str]:
+    """Give the lines of what a step costs; missing figures are dashes."""
+    rows = []
+    for arm in analysis.arms:
+        costs, parameters = arm.costs, arm.costs.get("parameters")
+        figures = [milliseconds(costs.get("seconds_per_step")), mebibytes(costs.get("peak_memory_bytes"))]
+        figures.append(None if parameters is None else f"{parameters:,.0f}")
+        rows.append([f"`{arm.label}`", *(figure or "–" for figure in figures)])
+    said = ["Other runs shared the processor while times were measured.", ""] if analysis.cost_is_indicative else []
+    return ["## Cost", "", *_table(["arm", "time of a step", "memory of a step", "parameters"], rows), "", *said]
+
+
+def findings_table(table: TableRecord) -> list[str]:
+    """Give a table of findings as Markdown."""
+    return _table(table.columns, [["–" if cell is None else str(cell) for cell in row] for row in table.rows])
+
+
+def repeated(study: StudyRecord | FindingsRecord) -> list[str]:
+    """Say with which settings, command, versions and processor a result was made; what is unknown is said to be."""
+    command = study.command if isinstance(study.command, str) else " ".join(study.command)
+    # where somebody kept results and data is no part of the result
+    command = re.sub(r" --(out|data) \S+", "", command)
+    hardware = study.hardware or {}
+    where = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
+    parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {where}."]
+    parts.append(f"Commit {(study.commit or 'unknown')[:12]}.")
+    return [f"Settings: {_listed(study.settings)}.", "", " ".join(parts)]
+
+
+def _listed(values: dict[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items() if value is not None) or "unknown"
+
+
+def _interval(found: Interval | None, unit: Unit, *, signed: bool = False) -> str:
+    if found is None or found.mean is None:
+        return "–"
+    return f"{unit.number(found.mean, signed=signed)} {unit.interval(found.low, found.high, signed=signed)}".strip()
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    # an arm's text holds a bar where it changes the recipe
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def main() -> None:
-    """Read the command line and write README.md, analysis.json, table.csv and runs.csv."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Read the command line and keep the results that it names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of a finished study")
     parser.add_argument("kept", type=Path, help="where to keep its results")
     parser.add_argument("--note", default="", help="what is to be said of the result, below its answer")
     given = parser.parse_args()
-    given.kept.mkdir(parents=True, exist_ok=True)
-    (given.kept / "README.md").write_text(page(given.folder, given.note), encoding="utf-8")
-    for name in ("analysis.json", "table.csv", "runs.csv"):
-        shutil.copyfile(given.folder / name, given.kept / name)
+    try:
+        keep(given.folder, given.kept, given.note)
+    except StudyError as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 headwise compare --task sst2_task.py:SST2 --data sst2 --method "DropHead(p=0.1)"
 
-The folder of --data holds train.tsv, dev.tsv and test.tsv of SST-2 (GLUE): a header, then a sentence, a tab and 0 or 1 in each line.
+The folder of --data holds train.tsv, dev.tsv and test.tsv (or test-labeled.tsv, since the test.tsv of GLUE itself has no labels)
+of SST-2: a header, then a sentence, a tab and 0 or 1 in each line.
 """
 
 import csv
@@ -16,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from headwise.study import Batch, Task
 
 PAD, UNKNOWN, CLASS = 0, 1, 2
-FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",), "test": ("test-labeled.tsv", "test.tsv")}
 
 
 class SST2(Task):
@@ -31,7 +32,11 @@ class SST2(Task):
     failure = 0.5  # chance
 
     def files(self):
-        return [(self.folder or Path()) / name for name in FILES.values()]
+        return [self.file(split) for split in FILES]
+
+    def file(self, split):  # the first of its names that is there
+        paths = [(self.folder or Path()) / name for name in FILES[split]]
+        return next((path for path in paths if path.is_file()), paths[-1])
 
     def model(self):
         config = BertConfig(
@@ -47,8 +52,8 @@ class SST2(Task):
         return AutoModelForSequenceClassification.from_config(config)
 
     def data(self, split):  # a dict of tensors; "labels" are the targets
-        rows = read((self.folder or Path()) / FILES[split])
-        known = vocabulary((self.folder or Path()) / FILES["train"], self.words)
+        rows = read(self.file(split))
+        known = vocabulary(self.file("train"), self.words)
         coded = [[CLASS, *(known.get(word, UNKNOWN) for word in sentence.split())][:128] for sentence, _ in rows]
         ids = torch.full((len(rows), max(map(len, coded))), PAD)
         for row, codes in zip(ids, coded, strict=True):

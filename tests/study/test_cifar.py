@@ -291,3 +291,9 @@ def test_the_blog_studies_are_the_blog_s(name, classes):
     model = study.task.model()
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes) and len(model.blocks) == 6
     assert len(study.arms) == 9 and study.seeds == 10
+
+
+@pytest.mark.parametrize(("name", "chance"), [("cifar10", 0.1), ("cifar100", 0.01)])
+def test_a_diverged_run_counts_as_chance(name, chance):
+    metrics = {metric.name: metric.failure for metric in Cifar(name=name).all_metrics()}
+    assert metrics == {"accuracy": chance, "loss": None}

@@ -96,15 +96,27 @@ def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monk
         carry(tiny_study("Slow", pause=0.6), tmp_path, engine, KillAlways())
 
 
-def test_a_failing_task_names_the_run_and_shows_where_it_failed(tmp_path):
-    with pytest.raises(
-        StudyError, match=r"(?s)baseline, seed 0, could not go on: RuntimeError: .*Long.*train\.py.*same command again"
-    ):
+def test_a_failing_task_names_the_run_and_what_it_was_given(tmp_path):
+    message = (
+        r"(?s)baseline, seed 0, could not go on: Faulty fails on its first 3 training examples, "
+        r"\(float32 \(3, 1, 4, 4\), float32 \(3,\)\).*RuntimeError: .*Long.*same command again"
+    )
+    with pytest.raises(StudyError, match=message):
         carry(tiny_study("Faulty"), tmp_path)
 
 
+def test_a_run_that_fails_while_training_shows_where(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such weather")
+
+    monkeypatch.setattr("headwise.comparing.run.train._step", fail)
+    message = r"(?s)baseline, seed 0, could not go on: RuntimeError: no such weather.*train\.py.*same command again"
+    with pytest.raises(StudyError, match=message):
+        carry(tiny_study(), tmp_path)
+
+
 def test_splits_of_unequal_length_are_refused(tmp_path):
-    with pytest.raises(StudyError, match=r"Broken.data\('train'\) gave 3 inputs and 2 targets"):
+    with pytest.raises(StudyError, match=r"Broken.data\('train'\) gave .*: its parts hold 3, 2 examples"):
         carry(tiny_study("Broken"), tmp_path)
 
 

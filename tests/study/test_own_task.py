@@ -192,3 +192,12 @@ def test_the_sentence_example_trains_a_model_of_transformers_with_masks(tmp_path
     longest = int(first["attention_mask"].sum(1).max())
     assert batch.inputs["input_ids"].shape == (4, longest) < tuple(first["input_ids"].shape)
     assert (batch.targets == first["labels"]).all()
+
+
+def test_sst2_takes_the_labelled_test_file_before_one_without_labels(tmp_path):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\na dull film\t0\na moving film\t1\n")
+    (tmp_path / "test.tsv").write_text("index\tsentence\n0\ta film\n")
+    (tmp_path / "test-labeled.tsv").write_text("sentence\tlabel\na moving film\t1\n")
+    task = load_task(f"{SENTENCES}:SST2")(words=20).located(tmp_path)
+    assert task.data("test")["labels"].tolist() == [1]
+    assert [path.name for path in task.files()] == ["train.tsv", "dev.tsv", "test-labeled.tsv"]

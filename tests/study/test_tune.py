@@ -10,7 +10,7 @@ from headwise.comparing.results.records import RunResult
 from headwise.comparing.tune import FACTOR, TRIAL_SEED
 from headwise.files.errors import StudyError
 
-METHODS = ("DropHead(p=0.3)", "QKNorm()", "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
+METHODS = ("DropHead(p=0.3)", "QKNorm(norm=\"rms\")", "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
 
 
 def trials(out):

@@ -30,7 +30,7 @@ def test_nothing_normalises_the_tokens_before_attention():
 
 def test_the_study_is_watched_has_ten_seeds_and_judges_a_rise_of_the_loss():
     assert STUDY.watch and STUDY.seeds >= 10
-    assert STUDY.arms == ("baseline", 'SigmaReparam(init="one")', "QKNorm()")
+    assert STUDY.arms == ("baseline", 'SigmaReparam(init="one")', 'QKNorm(norm="rms")')
     assert (STUDY.task.divergence_factor, STUDY.task.failure) == (1.2, 0.1)
 
 

@@ -6,10 +6,14 @@ import io
 import math
 import sys
 import time
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.job import Order, is_first_process
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # seconds between two plain lines about runs that are still going on
 QUIET = 30.0
@@ -18,7 +22,7 @@ QUIET = 30.0
 class PlainLines:
     """Print one line for each finished run, and now and then one for a run that takes long."""
 
-    def __init__(self, stream=None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._finished = self._total = 0
         self._spoke = time.monotonic()
@@ -55,7 +59,7 @@ class PlainLines:
 class Bars:
     """Draw an overall bar and one line for each running run: epoch, loss, accuracy, time left."""
 
-    def __init__(self, console) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -83,10 +87,12 @@ class Bars:
         self._live.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for line in self._lines.values():
             self._each.remove_task(line)
-        self._live.__exit__(*error)
+        self._live.__exit__(kind, error, trace)
 
     def plan(self, total: int, finished: int) -> None:
         """Begin the overall bar, runs finished earlier counted in."""

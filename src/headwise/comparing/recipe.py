@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # What each optimizer takes, with the value that None stands for: torch's own defaults, but momentum 0.9, which is what
@@ -38,7 +39,7 @@ class Recipe(BaseModel):
         None, ge=1, description="most tokens of one batch, padding counted; given, it decides instead of batch_size"
     )
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
-    optimizer: Literal["adamw", "adam", "sgd", "lars", "adagrad"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="after the warm-up")
     betas: tuple[Share, Share] | None = Field(None, description="of adamw and adam; None: (0.9, 0.999)")
     eps: float | None = Field(None, gt=0, description="of adamw, adam and adagrad; None: torch's own")

@@ -138,18 +138,16 @@ class Task(Recipe, ABC):
         """Name the folder given by `--data` or HEADWISE_DATA."""
         return self._folder
 
-    @classmethod
-    def all_metrics(cls) -> tuple[Metric, ...]:
+    def all_metrics(self) -> tuple[Metric, ...]:
         """Give the declared metrics, the deciding one first, and the loss where it is not among them."""
-        short = Metric(cls.metric_name, "", cls.higher_is_better, cls.unit, cls.failure)
-        found = cls.metrics or (short,)
+        short = Metric(self.metric_name, "", self.higher_is_better, self.unit, self.failure)
+        found = self.metrics or (short,)
         known = any(metric.name == "loss" for metric in found)
         return found if known else (*found, Metric("loss", higher_is_better=False, unit="nats"))
 
-    @classmethod
-    def primary(cls) -> str:
+    def primary(self) -> str:
         """Name the outcome that decides."""
-        return f"{cls.decides_on}/{cls.all_metrics()[0].name}"
+        return f"{self.decides_on}/{self.all_metrics()[0].name}"
 
 
 def logits_of(output: Any) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.compare import Comparison, carry_out
@@ -84,6 +84,7 @@ class Search:
             )
         value = result.metrics.get(name)
         failed = failed or value is None or not math.isfinite(value)
+        assert self._pending is not None, "a result is told of the order that was given last"
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, int]:
@@ -133,9 +134,10 @@ class Search:
     def _open(self) -> optuna.Study:
         import optuna
 
-        direction = "maximize" if self._metric.higher_is_better else "minimize"
-        arguments = {"study_name": self._name, "storage": self._storage, "direction": direction, "load_if_exists": True}
-        study = optuna.create_study(**arguments)
+        direction: Literal["maximize", "minimize"] = "maximize" if self._metric.higher_is_better else "minimize"
+        study = optuna.create_study(
+            study_name=self._name, storage=self._storage, direction=direction, load_if_exists=True
+        )
         # seeded by the number of the trial: a resumed search asks for the same points
         known = len(study.get_trials(deepcopy=False))
         study.sampler = optuna.samplers.TPESampler(seed=derive(known, self.text) % 2**32, n_startup_trials=5)
@@ -145,11 +147,12 @@ class Search:
 def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
     """Carry out the trials of all arms; give the final runs at the chosen settings, and a note on each arm."""
     import optuna
+    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = comparison.study
     _refuse_twins([read_arm(text, study.task) for text in study.arms])
-    backend = optuna.storages.journal.JournalFileBackend(str(comparison.out / "tuning.journal"))
+    backend = JournalFileBackend(str(comparison.out / "tuning.journal"))
     storage = optuna.storages.JournalStorage(backend)
     arms = [Search(comparison, storage, text) for text in study.arms]
     owner: dict[str, Search] = {}

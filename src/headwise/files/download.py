@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,7 +95,9 @@ def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
 
 
 @contextmanager
-def _progress(name: str, start: int, total: int | None, tell: Callable[[str], None]):
+def _progress(
+    name: str, start: int, total: int | None, tell: Callable[[str], None]
+) -> Iterator[Callable[[int], None]]:
     if sys.stdout.isatty():
         from rich.progress import (
             BarColumn,

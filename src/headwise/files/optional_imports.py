@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
-def load(name: str, extra: str):
+def load(name: str, extra: str) -> Any:
     """Return the module `name`; raise ImportError naming the extra that brings it when it is not installed."""
     try:
         return importlib.import_module(name)

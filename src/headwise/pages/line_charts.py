@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from headwise.files.optional_imports import load
-from headwise.pages.charts import specification
+from headwise.pages.charts import Row, specification
 
 
 @specification
-def curves(rows, *, x: str, y: str, domain=None, broken=()):
+def curves(
+    rows: Sequence[Row], *, x: str, y: str, domain: tuple[float, float] | None = None, broken: Sequence[Row] = ()
+) -> Any:
     """Return learning curves: the mean of each series over seeds with its band, arm against baseline, train against test.
 
     A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("arm" or "baseline").
@@ -57,7 +62,7 @@ def _ticks(epochs: list[int], most: int = 8) -> list[int]:
     return sorted({*range(0, last + 1, max(1, round(last / most)))} - {0} | {1})
 
 
-def _broken(alt, broken, across, scale, y):
+def _broken(alt: Any, broken: Sequence[Row], across: Any, scale: Any, y: str) -> list[Any]:
     points = alt.Chart(alt.InlineData(values=list(broken)))
     up = alt.Y("value", type="quantitative", title=y, scale=scale)
     ends = points.transform_filter("datum.last").mark_point(
@@ -71,8 +76,15 @@ def _broken(alt, broken, across, scale, y):
 
 @specification
 def lines(
-    rows, *, x: str, y: str, series: str | None = None, log_x: bool = False, log_y: bool = False, points: bool = False
-):
+    rows: Iterable[Row],
+    *,
+    x: str,
+    y: str,
+    series: str | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    points: bool = False,
+) -> Any:
     """Return lines (or points) of `rows`, one colour and one dash (or shape) per value of `series`, over a linear or log axis."""
     alt = load("altair", "study")
     flat = [
@@ -117,20 +129,22 @@ def lines(
     return chart.properties(width="container", height=260)
 
 
-def _scale(alt, log: bool):
+def _scale(alt: Any, log: bool) -> Any:
     return alt.Scale(type="log", nice=False) if log else alt.Scale(nice=False, zero=False)
 
 
-def _axis(alt, log: bool):
+def _axis(alt: Any, log: bool) -> Any:
     return alt.Axis(tickCount=5, format="~g" if not log else ".0e")
 
 
-def _positive(value) -> bool:
+def _positive(value: float | None) -> bool:
     return value is not None and value > 0
 
 
 @specification
-def dose(rows, *, x: str, y: str, seeds=(), baseline: float | None = None):
+def dose(
+    rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), baseline: float | None = None
+) -> Any:
     """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a dashed line.
 
     A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds` has x, seed and value.
@@ -162,7 +176,7 @@ def dose(rows, *, x: str, y: str, seeds=(), baseline: float | None = None):
 
 
 @specification
-def against_cost(rows, *, x: str, y: str):
+def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
     """Return an outcome against a cost: a numbered point for each arm with its interval; the baseline is grey and square.
 
     A row has number, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").

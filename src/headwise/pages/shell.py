@@ -27,13 +27,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.files.optional_imports import load
 from headwise.pages.anchors import slug, unique_anchors, with_anchors
+
+if TYPE_CHECKING:
+    from altair import TopLevelMixin
+    from jinja2 import Template
+    from markupsafe import Markup
 
 CANVAS_FROM = 3000  # marks; more would make a slow SVG
 
@@ -61,7 +67,7 @@ class Cell:
     small: str = ""
     href: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if ":" in self.href or self.href.startswith("/"):
             raise ValueError(
                 f"A link of a report must be a relative path, got {self.href!r}: the report works without a network."
@@ -83,22 +89,30 @@ class Section:
         return slug(self.title) or "section"
 
 
-def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "", lead: str = "", facts=()) -> str:
+def page(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    eyebrow: str = "headwise",
+    question: str = "",
+    lead: str = "",
+    facts: Iterable[tuple[str, object]] = (),
+) -> str:
     """Return the whole page as one HTML string.
 
     `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are embedded
     only when a section holds a chart.
     """
-    sections = with_anchors(sections)
+    anchored = with_anchors(sections)
     markup = load("markupsafe", "study").Markup
-    drawn = any('data-chart="' in str(section.body) for section, _ in sections)
+    drawn = any('data-chart="' in str(section.body) for section, _ in anchored)
     html = _template("page.html").render(
         title=title,
         eyebrow=eyebrow,
         question=question,
         lead=lead,
         facts=[(str(name), str(value)) for name, value in facts],
-        sections=[(section, anchor) for section, anchor in sections],
+        sections=anchored,
         css=markup(_asset("shell.css")),
         script=markup(_asset("shell.js")),
         bundle=markup(_vega()) if drawn else "",
@@ -107,7 +121,14 @@ def page(title: str, sections, *, eyebrow: str = "headwise", question: str = "",
     return unique_anchors(html)
 
 
-def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
+def table(
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Any]],
+    *,
+    caption: str = "",
+    marked: Iterable[int] = (),
+    sort: bool = True,
+) -> Markup:
     """Return a table that sorts by click and keyboard and scrolls in its own box.
 
     A row is a list of `Cell`, string, number or None (shown as "missing" and sorted last); its first cell is the row's heading.
@@ -120,7 +141,9 @@ def table(columns, rows, *, caption: str = "", marked=(), sort: bool = True):
     return _macro("table", columns, prepared, caption, set(marked), sort)
 
 
-def figure(chart, *, title: str = "", caption: str = "", trace: str = "", name: str = ""):
+def figure(
+    chart: dict[str, Any] | TopLevelMixin, *, title: str = "", caption: str = "", trace: str = "", name: str = ""
+) -> Markup:
     """Return a chart as markup: `chart` is an Altair chart or a Vega-Lite dictionary.
 
     `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
@@ -132,43 +155,43 @@ def figure(chart, *, title: str = "", caption: str = "", trace: str = "", name: 
     return _macro("figure", _json(spec), title, caption, trace, renderer, name, slug(name))
 
 
-def prose(paragraphs, *, kind: str = "prose"):
+def prose(paragraphs: Iterable[object], *, kind: str = "prose") -> Markup:
     """Return paragraphs of escaped text as markup; `kind` is "prose", "note" (small print) or "warning"."""
     return _macro("prose", [str(paragraph) for paragraph in paragraphs], kind)
 
 
-def pairs(items):
+def pairs(items: Mapping[str, object] | Iterable[tuple[str, object]]) -> Markup:
     """Return (name, value) pairs, or a dictionary, as a two-column list; nested values are shown as JSON."""
-    items = items.items() if isinstance(items, dict) else items
+    items = items.items() if isinstance(items, Mapping) else items
     return _macro("pairs", [(str(name), _plain(value)) for name, value in items])
 
 
-def grid(parts, *, wide: bool = False):
+def grid(parts: Iterable[Any], *, wide: bool = False) -> Markup:
     """Return the parts side by side where there is room, below each other where there is not."""
     return _macro("grid", list(parts), wide)
 
 
-def fold(title: str, body, *, opened: bool = False):
+def fold(title: str, body: Any, *, opened: bool = False) -> Markup:
     """Return the body under a title that opens and closes; its charts are drawn when it is opened."""
     return _macro("fold", title, body, opened)
 
 
-def legend(entries):
+def legend(entries: Iterable[tuple[str, str, bool]]) -> Markup:
     """Return a legend of lines: (words, colour variable such as "--blue", dashed) per entry."""
     return _macro("legend", list(entries))
 
 
-def join(*parts):
+def join(*parts: Any) -> Markup:
     """Return the parts as one piece of markup; plain strings are escaped."""
     return load("markupsafe", "study").Markup("\n").join(parts)
 
 
-def preformatted(text: str):
+def preformatted(text: str) -> Markup:
     """Return text as a block of code."""
     return _macro("preformatted", text)
 
 
-def _cell(item) -> Cell:
+def _cell(item: Any) -> Cell:
     if isinstance(item, Cell):
         return item
     if item is None or (isinstance(item, float) and math.isnan(item)):
@@ -178,11 +201,11 @@ def _cell(item) -> Cell:
     return Cell(item)
 
 
-def _plain(value) -> str:
+def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _finite(value):
+def _finite(value: Any) -> Any:
     """Replace what JSON has no word for: a chart leaves a gap where a number is not finite."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -191,7 +214,7 @@ def _finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _json(spec: dict):
+def _json(spec: dict[str, Any]) -> Markup:
     # Inside a script element only "<" can end it or open a comment; its escape is the same character to a JSON reader.
     text = json.dumps(_finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
@@ -216,13 +239,13 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _template(name: str):
+def _template(name: str) -> Template:
     jinja2 = load("jinja2", "study")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset(name))
 
 
-def _macro(name: str, *arguments):
+def _macro(name: str, *arguments: Any) -> Markup:
     return getattr(_template("parts.html").module, name)(*arguments)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headwise.comparing.recipe import OptimizerName
 from headwise.comparing.results.records import ClaimRecord
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
@@ -23,7 +24,7 @@ class NoisyDigits(Task):
     # chance of ten digits
     failure = 0.1
 
-    optimizer: str = "adam"
+    optimizer: OptimizerName = "adam"
     learning_rate: float = 0.01
     warmup: float = 100
     steps: int | None = 250
@@ -66,7 +67,7 @@ STUDY = Study(
     "shows it, and does the same run with SigmaReparam or with QKNorm not diverge?",
     task=NoisyDigits(),
     task_place="headwise.studies.entropy_collapse:NoisyDigits",
-    methods=('SigmaReparam(init="one")', "QKNorm()"),
+    methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
     watch=True,
     claims=(
         ClaimRecord(

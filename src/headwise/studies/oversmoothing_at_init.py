@@ -2,11 +2,22 @@
 
 Twelve pre-LN blocks of width 192 with 3 heads on 65 random tokens; weights drawn with a standard deviation of 1/√width. Within a seed all
 arms have the same weights and tokens. Token cosine is a diagnosis, not a score of quality.
+
+It keeps a flow of its own beside `compare`, whose runs take at least one optimizer step and judge a model by a task's loss on
+data: here there is neither a step, nor a loss, nor data, and one arm sets the learned parameters of its method by hand, which no
+text of an arm can say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from headwise.core.method import Method
 
 TITLE = "Over-smoothing at initialisation"
 QUESTION = (
@@ -18,8 +29,18 @@ BASELINE = "baseline"
 GAIN = 1.0  # FeatScale's gain of what differs from the mean over tokens, in the arm where it is not 0
 FINAL = "final token cosine"
 
+# the methods of an arm, and the values its learned parameters are set to
+Fitted = tuple[tuple["Method", ...], dict[str, float]]
 
-def run(out: Path, *, seeds: int | None = None, jobs: int = 1, device: str = "cpu", progress=None) -> dict:
+
+def run(
+    out: Path,
+    *,
+    seeds: int | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Measure every arm on `seeds` random models (10 by default) and return the findings; `jobs` changes nothing."""
     import torch
 
@@ -56,16 +77,16 @@ def run(out: Path, *, seeds: int | None = None, jobs: int = 1, device: str = "cp
     }
 
 
-def arms() -> dict[str, tuple]:
+def arms() -> dict[str, Fitted]:
     """Return the arms by label: the methods to fit, and the gains to set on them."""
     from headwise.methods import FeatScale, NeuTRENO, ValueResidual
 
-    known = {repr(method): ((method,), {}) for method in (NeuTRENO(strength=0.6), FeatScale(), ValueResidual(mix=0.5))}
-    scaled = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
+    known: dict[str, Fitted] = {repr(method): ((method,), {}) for method in (NeuTRENO(strength=0.6), FeatScale(), ValueResidual(mix=0.5))}
+    scaled: dict[str, Fitted] = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
     return {BASELINE: ((), {})} | known | scaled
 
 
-def build(seed: int, device: str = "cpu"):
+def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
     """Return the random model, in evaluation, and its tokens (8, 65, 192): the same for every arm of a seed."""
     import torch
     from torch import nn
@@ -83,7 +104,7 @@ def build(seed: int, device: str = "cpu"):
     return model.to(device), torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(device)
 
 
-def measure(seed: int, arm: tuple, device: str = "cpu") -> dict:
+def measure(seed: int, arm: Fitted, device: str = "cpu") -> dict[str, Any]:
     """Return token cosine and high-frequency ratio at the input and after each block, and the output itself."""
     from headwise.regularizing.handle import regularize
 
@@ -107,7 +128,7 @@ def measure(seed: int, arm: tuple, device: str = "cpu") -> dict:
     }
 
 
-def token_cosine(x) -> float:
+def token_cosine(x: Tensor) -> float:
     """Return the mean cosine between different tokens of a sample, over samples: (‖Σ x̂ᵢ‖² − T)/(T(T − 1))."""
     from torch.nn.functional import normalize
 
@@ -116,13 +137,13 @@ def token_cosine(x) -> float:
     return float(((together - tokens) / (tokens * (tokens - 1))).mean())
 
 
-def high_frequency(x) -> float:
+def high_frequency(x: Tensor) -> float:
     """Return ‖x − mean over tokens‖/‖x‖, mean over samples."""
     x = x.double()
     return float(((x - x.mean(1, keepdim=True)).norm(dim=(1, 2)) / x.norm(dim=(1, 2))).mean())
 
 
-def compare(measured: list[dict], seeds: int) -> list[dict]:
+def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and corrected p."""
     from headwise.comparing.results.intervals import interval
     from headwise.comparing.results.joint_flips import sign_flip
@@ -141,7 +162,7 @@ def compare(measured: list[dict], seeds: int) -> list[dict]:
     return rows
 
 
-def _paragraphs(compared: list[dict], measured: list[dict], seeds: int) -> list[str]:
+def _paragraphs(compared: list[dict[str, Any]], measured: list[dict[str, Any]], seeds: int) -> list[str]:
     by_arm = {row["arm"]: row for row in compared}
     base = by_arm.pop(BASELINE)["final"]["mean"]
     best = min(by_arm.values(), key=lambda row: row["final"]["mean"])
@@ -163,12 +184,12 @@ def _paragraphs(compared: list[dict], measured: list[dict], seeds: int) -> list[
     ]
 
 
-def _table(compared: list[dict]) -> dict:
+def _table(compared: list[dict[str, Any]]) -> dict[str, Any]:
     columns = ["arm", FINAL, "95 % interval", "paired difference", "95 % interval of it", "corrected p", "lower in"]
     rows = []
     for row in compared:
         plain = row["arm"] == BASELINE
-        difference = ["–", "–", "–", "–"]
+        difference: list[str | None] = ["–", "–", "–", "–"]
         if not plain:
             p = f"{row['p_corrected']:.2g}"
             difference = [
@@ -181,11 +202,11 @@ def _table(compared: list[dict]) -> dict:
     return {"title": "After the last block", "columns": columns, "rows": rows}
 
 
-def _span(found: dict) -> str | None:
+def _span(found: dict[str, Any]) -> str | None:
     return None if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
 
 
-def _chart(measured: list[dict], key: str, title: str) -> dict:
+def _chart(measured: list[dict[str, Any]], key: str, title: str) -> dict[str, Any]:
     labels = list(dict.fromkeys(found["arm"] for found in measured))
     data = []
     for label in labels:

@@ -32,7 +32,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(carry_out(dataclasses.replace(order, device=device), pipe.send))
 
 
-def carry_out(order: Order, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Carry out one order and give its last event: done with the result, or failed with the reason."""
     from headwise.comparing.run.execution import execute
     from headwise.files.errors import StudyError, explain

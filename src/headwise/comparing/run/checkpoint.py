@@ -90,7 +90,8 @@ def _read(path: Path) -> Checkpoint:
 def _checksum(tensors: dict[str, Tensor], state: str) -> int:
     value = zlib.crc32(state.encode())
     for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), value))
+        content: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content, zlib.crc32(name.encode(), value))
     return value
 
 

@@ -7,7 +7,9 @@ AdamW and Adam with L2, direct and as products of factors. Float64 on the CPU, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from headwise.studies.low_rank_toy import presentation
 from headwise.studies.low_rank_toy.adam_paths import DECAYS, two_scalars
@@ -20,7 +22,14 @@ QUESTION = (
 )
 
 
-def run(out: Path, *, seeds: int | None = None, jobs: int = 1, device: str = "cpu", progress=None) -> dict:
+def run(
+    out: Path,
+    *,
+    seeds: int | None = None,
+    jobs: int = 1,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Carry out the toy on `seeds` random problems (5 by default) and return its findings; `jobs` and `device` change nothing."""
     say = progress or (lambda text: None)
     seeds = seeds or 5

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 OPTIMUM, CURVATURE = (1.0, 0.2), ((1.0, 0.3), (0.3, 1.0))  # of the loss of two scalars: ½(w − w*)ᵀH(w − w*)
 DECAYS = {1e-8: 0.3, 1.0: 0.3, 10.0: 0.03, 100.0: 0.003}  # AdamW's decay λ at each ε; Adam gets L2 of strength ε·λ
 ADAM_STEPS = 3000
 
 
-def two_scalars(epsilon: float, factorised: bool) -> dict:
+def two_scalars(epsilon: float, factorised: bool) -> dict[str, Any]:
     """Minimise the loss of two scalars with AdamW and with Adam + L2 of strength ε·λ; return the paths, ends and fixed points.
 
     `factorised` writes each scalar as a product of two parameters, so that L2 on them acts as L1 on the scalar. "residual" is how far
@@ -17,8 +23,8 @@ def two_scalars(epsilon: float, factorised: bool) -> dict:
 
     decay = DECAYS[epsilon]
     # With a large ε Adam divides the gradient by it: the rate grows along, so that all paths take comparable steps.
-    settings = {"lr": 0.05 * epsilon if epsilon >= 1 else 0.002, "eps": epsilon, "foreach": False}
-    found = {"epsilon": epsilon, "factorised": factorised, "strength": epsilon * decay}
+    settings: dict[str, Any] = {"lr": 0.05 * epsilon if epsilon >= 1 else 0.002, "eps": epsilon, "foreach": False}
+    found: dict[str, Any] = {"epsilon": epsilon, "factorised": factorised, "strength": epsilon * decay}
     for kind, optimizer, strength in (
         ("AdamW", torch.optim.AdamW, decay),
         ("Adam + L2", torch.optim.Adam, epsilon * decay),
@@ -29,13 +35,19 @@ def two_scalars(epsilon: float, factorised: bool) -> dict:
         path = _descend(parts, optimizer(parts, weight_decay=strength, **settings))
         found[kind] = {"path": path, "end": path[-1]}
         if kind == "AdamW":
-            left = [decay * part.detach() + part.grad / (part.grad.abs() + epsilon) for part in parts]
+            left = [decay * part.detach() + _pull(part.grad, epsilon) for part in parts]
             found["residual"] = max(float(part.abs().max()) for part in left)
     found["distance"] = sum((x - y) ** 2 for x, y in zip(found["AdamW"]["end"], found["Adam + L2"]["end"])) ** 0.5
     return found | {"solution": regularized_optimum(found["strength"], factorised)}
 
 
-def _descend(parts, optimizer) -> list[list[float]]:
+def _pull(gradient: Tensor | None, epsilon: float) -> Tensor:
+    """Return what AdamW moves a parameter by at rest, over its rate: g/(|g| + ε)."""
+    assert gradient is not None
+    return gradient / (gradient.abs() + epsilon)
+
+
+def _descend(parts: list[Tensor], optimizer: torch.optim.Optimizer) -> list[list[float]]:
     import torch
 
     curvature, optimum = (torch.tensor(values, dtype=torch.float64) for values in (CURVATURE, OPTIMUM))

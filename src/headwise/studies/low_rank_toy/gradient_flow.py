@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float64]
+    Velocity = Callable[[Matrix, Matrix], tuple[Matrix, Matrix]]
+
 SINGULAR_VALUES = (3.0, 2.0, 1.4, 0.8, 0.4, 0.1)
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 SHAPE = (12, 10)  # of M; the factors have as many columns as M has singular values
@@ -9,7 +19,7 @@ TIME, STEP, EVERY = 80.0, 0.02, 25  # of the gradient flow; a record every 25 st
 LAW_UNTIL = 1e-9  # of its start: below, rounding is all that is left of ‖AᵀA − BᵀB‖
 
 
-def problem(seed: int):
+def problem(seed: int) -> tuple[Matrix, Matrix, Matrix]:
     """Return M with the given singular values and unbalanced random factors A (12, 6) and B (10, 6)."""
     import numpy as np
 
@@ -21,7 +31,7 @@ def problem(seed: int):
     return target, 0.5 * rng.standard_normal((SHAPE[0], rank)), 0.2 * rng.standard_normal((SHAPE[1], rank))
 
 
-def flow(seed: int, strength: float, loss_factor: float = 1.0) -> dict:
+def flow(seed: int, strength: float, loss_factor: float = 1.0) -> dict[str, Any]:
     """Follow the gradient flow of loss_factor·½‖ABᵀ − M‖² + λ/2(‖A‖² + ‖B‖²) and return its course and its end.
 
     Also the end of the nuclear-norm problem on the product, and the largest ratio of the norms' gap to its bound.
@@ -30,11 +40,11 @@ def flow(seed: int, strength: float, loss_factor: float = 1.0) -> dict:
 
     target, a, b = problem(seed)
 
-    def velocity(a, b):
+    def velocity(a: Matrix, b: Matrix) -> tuple[Matrix, Matrix]:
         residual = loss_factor * (a @ b.T - target)
         return -(residual @ b + strength * a), -(residual.T @ a + strength * b)
 
-    start, course = np.linalg.norm(a.T @ a - b.T @ b), []
+    start, course = float(np.linalg.norm(a.T @ a - b.T @ b)), []
     for step in range(round(TIME / STEP) + 1):
         if step % EVERY == 0:
             course.append(_record(step * STEP, a, b, start, strength))
@@ -52,17 +62,18 @@ def flow(seed: int, strength: float, loss_factor: float = 1.0) -> dict:
     }
 
 
-def _runge_kutta(velocity, a, b):
+def _runge_kutta(velocity: Velocity, a: Matrix, b: Matrix) -> tuple[Matrix, Matrix]:
     first = velocity(a, b)
     second = velocity(a + STEP / 2 * first[0], b + STEP / 2 * first[1])
     third = velocity(a + STEP / 2 * second[0], b + STEP / 2 * second[1])
     last = velocity(a + STEP * third[0], b + STEP * third[1])
-    return tuple(
+    moved_a, moved_b = (
         x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4) for x, k1, k2, k3, k4 in zip((a, b), first, second, third, last)
     )
+    return moved_a, moved_b
 
 
-def _record(time: float, a, b, start: float, strength: float) -> dict:
+def _record(time: float, a: Matrix, b: Matrix, start: float, strength: float) -> dict[str, Any]:
     import numpy as np
 
     spread = a.T @ a - b.T @ b
@@ -79,7 +90,7 @@ def _record(time: float, a, b, start: float, strength: float) -> dict:
     }
 
 
-def _nuclear(target, strength: float) -> list[float]:
+def _nuclear(target: Matrix, strength: float) -> list[float]:
     """Minimise ½‖W − M‖² + λ‖W‖_* by proximal gradient steps, without using its closed form."""
     import numpy as np
 

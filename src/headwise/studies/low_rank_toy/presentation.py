@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from headwise.studies.low_rank_toy.adam_paths import ADAM_STEPS, CURVATURE, DECAYS, OPTIMUM
 from headwise.studies.low_rank_toy.gradient_flow import LAW_UNTIL, SHAPE, SINGULAR_VALUES, STEP, STRENGTHS, TIME
 
+# what one gradient flow, or one pair of paths, gave
+Found = dict[str, Any]
 
-def paragraphs(flows, unhalved, paths, seeds: int) -> list[str]:
+
+def paragraphs(flows: list[Found], unhalved: list[Found], paths: list[Found], seeds: int) -> list[str]:
     """Return the findings in words, every figure from the data; the first paragraph is the answer."""
     decaying = [found for found in flows if found["strength"] > 0]
     off, nuclear = _largest(decaying, "thresholded"), _largest(decaying, "nuclear")
@@ -33,19 +39,19 @@ def paragraphs(flows, unhalved, paths, seeds: int) -> list[str]:
     ]
 
 
-def _largest(flows, key: str) -> float:
+def _largest(flows: list[Found], key: str) -> float:
     return max(abs(x - y) for found in flows for x, y in zip(found["end"], found[key]))
 
 
-def _point(w) -> str:
+def _point(w: Sequence[float]) -> str:
     return "(" + ", ".join(f"{x:.4f}" for x in w) + ")"
 
 
-def _from_optimum(found: dict) -> float:
+def _from_optimum(found: Found) -> float:
     return sum((x - y) ** 2 for x, y in zip(found["AdamW"]["end"], OPTIMUM)) ** 0.5
 
 
-def singular_table(flows) -> dict:
+def singular_table(flows: list[Found]) -> Found:
     """Return the final singular values beside both predictions."""
     columns = [
         "λ",
@@ -65,7 +71,7 @@ def singular_table(flows) -> dict:
     return {"title": "Singular values", "columns": columns, "rows": rows}
 
 
-def law_table(flows, unhalved) -> dict:
+def law_table(flows: list[Found], unhalved: list[Found]) -> Found:
     """Return how well the balance follows its law, and how much of the bound the gap of the norms uses."""
     columns = ["loss", "λ", "largest relative error of e^(−2λt)", "final norm gap (mean)", "largest share of the bound"]
     rows = []
@@ -77,7 +83,7 @@ def law_table(flows, unhalved) -> dict:
     return {"title": "Balance and norms", "columns": columns, "rows": rows}
 
 
-def scalar_table(paths) -> dict:
+def scalar_table(paths: list[Found]) -> Found:
     """Return where both optimizers end."""
     columns = [
         "parameters",
@@ -108,7 +114,7 @@ def scalar_table(paths) -> dict:
     return {"title": "Two scalars", "columns": columns, "rows": rows}
 
 
-def flow_charts(flows) -> list[dict]:
+def flow_charts(flows: list[Found]) -> list[Found]:
     """Return the charts of the gradient flow of one problem."""
     gap, balance = "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*", "‖AᵀA − BᵀB‖"
     over_time = {"x": "time t", "series": "curve"}
@@ -138,7 +144,7 @@ def flow_charts(flows) -> list[dict]:
     ]
 
 
-def _thresholds(flows) -> list[dict]:
+def _thresholds(flows: list[Found]) -> list[Found]:
     return [
         {"singular value of M": s, "after training": end, "λ": f"{found['strength']:g}"}
         for found in flows
@@ -146,7 +152,7 @@ def _thresholds(flows) -> list[dict]:
     ]
 
 
-def _balances(flows, name: str) -> list[dict]:
+def _balances(flows: list[Found], name: str) -> list[Found]:
     return [
         {"time t": point["time"], name: point[key], "curve": f"λ = {found['strength']:g}, {words}"}
         for found in flows
@@ -156,7 +162,7 @@ def _balances(flows, name: str) -> list[dict]:
     ]
 
 
-def _gaps(flows, name: str) -> list[dict]:
+def _gaps(flows: list[Found], name: str) -> list[Found]:
     return [
         {"time t": point["time"], name: point["gap"], "curve": f"λ = {found['strength']:g}"}
         for found in flows
@@ -165,7 +171,7 @@ def _gaps(flows, name: str) -> list[dict]:
     ]
 
 
-def _singular_courses(found: dict) -> list[dict]:
+def _singular_courses(found: Found) -> list[Found]:
     return [
         {"time t": point["time"], "singular value": value, "curve": f"s = {s:g} → {max(s - found['strength'], 0):g}"}
         for point in found["course"]
@@ -174,7 +180,7 @@ def _singular_courses(found: dict) -> list[dict]:
     ]
 
 
-def scalar_charts(paths) -> list[dict]:
+def scalar_charts(paths: list[Found]) -> list[Found]:
     """Return the paths of the two scalars at the smallest and the largest ε."""
     charts = []
     for factorised, words in ((False, "scalars"), (True, "products of two factors")):
@@ -189,7 +195,7 @@ def scalar_charts(paths) -> list[dict]:
     return charts
 
 
-def settings(seeds: int) -> dict:
+def settings(seeds: int) -> Found:
     """Return everything that the figures depend on."""
     flow_settings = {
         "singular_values": SINGULAR_VALUES,

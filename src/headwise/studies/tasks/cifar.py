@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import io
@@ -17,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from headwise.comparing.metric import Metric
 from headwise.comparing.task import Task
 from headwise.files.download import download
 from headwise.files.durable import write_bytes
@@ -84,6 +86,14 @@ class Cifar(Task):
     mlp_dim: int = 128
     patch: int = 4
 
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Give accuracy and loss; a diverged run counts as chance, which the number of classes decides."""
+        chance = 1 / SOURCES[self.name].classes
+        return tuple(
+            dataclasses.replace(metric, failure=chance) if metric.name == self.metric_name else metric
+            for metric in super().all_metrics()
+        )
+
     def model(self) -> VisionTransformer:
         """Build the blog's ViT."""
         shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim", "patch"})
@@ -97,7 +107,8 @@ class Cifar(Task):
         names = source.train if split == "train" else source.test
         return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
 
-    def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+    # its first argument is named `inputs`: it gets and gives the inputs alone
+    def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
         """Scale bytes to [-1, 1]."""
         return inputs.float().div_(127.5).sub_(1.0)
 
