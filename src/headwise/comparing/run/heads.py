@@ -15,9 +15,9 @@ from headwise.comparing.run.train import Training
 from headwise.core.call import Call
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
+from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Figures
 from headwise.watching.weights import Weights
 
 # held-out examples that are read: enough for means, and few enough to cost less than an epoch
