@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwise.comparing.results.folder import RunFolder, StudyFolder
+from headwise.watching.records import Alert, Record, alerts_among, figures_among
 
 READINGS = 16  # drawn per run, evenly spaced, first and last included: more would not be told apart on a screen
 # Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it would be megabytes.
@@ -16,8 +17,8 @@ DRAWN = (
     "head_redundancy"
 ).split()
 
-Records = list[dict[str, Any]]
-Found = dict[tuple[str, str, Any], list[float]]
+Records = list[Record]
+Figures = dict[tuple[str, str, Any], list[float]]
 Means = dict[tuple[str, str, Any], float]
 
 
@@ -28,19 +29,19 @@ class Readings:
     """
 
     def __init__(self, study: StudyFolder) -> None:
-        self.alerts: list[tuple[RunFolder, dict[str, Any]]] = []
+        self.alerts: list[tuple[RunFolder, Alert]] = []
         self.first: dict[str, tuple[RunFolder, Records]] = {}
         self.seeds: dict[str, int] = defaultdict(int)
-        layers: Found = defaultdict(list)
-        steps: Found = defaultdict(list)
+        layers: Figures = defaultdict(list)
+        steps: Figures = defaultdict(list)
         for label in study.arms:
             for run in study.of(label):
                 records = run.health()
                 if not records:
                     continue
                 self.seeds[label] += 1
-                self.alerts += [(run, record) for record in records if record.get("alert")]
-                readings = [record for record in records if not record.get("alert") and finite(record.get("value"))]
+                self.alerts += [(run, alert) for alert in alerts_among(records)]
+                readings = [record for record in figures_among(records) if finite(record["value"])]
                 self.first.setdefault(label, (run, readings))
                 _add(label, readings, layers, steps)
         self.by_layer, self.by_step = _means(layers), _means(steps)
@@ -62,7 +63,7 @@ class Readings:
         return span([r["value"] for _, records in self.first.values() for r in records if r["statistic"] == statistic])
 
 
-def _add(label: str, readings: Records, layers: Found, steps: Found) -> None:
+def _add(label: str, readings: Records, layers: Figures, steps: Figures) -> None:
     last: dict[str, int] = {}
     for record in readings:
         last[record["statistic"]] = max(record["step"], last.get(record["statistic"], 0))
@@ -74,11 +75,11 @@ def _add(label: str, readings: Records, layers: Found, steps: Found) -> None:
             layers[label, name, named(record)].append(record["value"])
 
 
-def _means(found: Found) -> Means:
+def _means(found: Figures) -> Means:
     return {key: math.fsum(values) / len(values) for key, values in found.items()}
 
 
-def layer_names(records: Records) -> Callable[[dict[str, Any]], Any]:
+def layer_names(records: Records) -> Callable[[Record], Any]:
     """Return how a record's layer is named: by depth, or by its site where several sites share a depth (encoder and decoder)."""
     at_depth: dict[Any, set[Any]] = {}
     for record in records:

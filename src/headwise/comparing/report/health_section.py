@@ -18,9 +18,13 @@ from headwise.comparing.results.folder import RunFolder, StudyFolder
 from headwise.pages.charts import heat_map
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
+from headwise.watching.records import Alert, Record
 
 ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
 LABELS = 150  # pixels for the names of arms
+
+# one mark of a chart: its places and its value
+Mark = dict[str, Any]
 
 
 def health_sections(study: StudyFolder) -> list[Section]:
@@ -44,12 +48,12 @@ def health_sections(study: StudyFolder) -> list[Section]:
     return [Section("Health of the heads", join(_alerts(found.alerts, found.watched), overview, *folds), intro)]
 
 
-def _alerts(alerts: list[tuple[RunFolder, dict[str, Any]]], watched: int) -> Any:
+def _alerts(alerts: list[tuple[RunFolder, Alert]], watched: int) -> Any:
     if not alerts:
         return prose([f"No alert was raised in {watched} watched run{'s' if watched != 1 else ''}."])
     columns = [Column("arm"), Column("seed", number=True), Column("step", number=True), Column("alert")]
     columns.append(Column("what it says and what to do", wide=True))
-    rows = [[run.arm, run.seed, record.get("step"), record["alert"], _words(record)] for run, record in alerts[:ALERTS]]
+    rows = [[run.arm, run.seed, alert["step"], alert["alert"], _words(alert)] for run, alert in alerts[:ALERTS]]
     raised = (
         f"{len(alerts)} alert{'s' if len(alerts) != 1 else ''} in {watched} watched run{'s' if watched != 1 else ''}"
     )
@@ -59,9 +63,9 @@ def _alerts(alerts: list[tuple[RunFolder, dict[str, Any]]], watched: int) -> Any
     return fold(raised + left_out, table(columns, rows, caption="Alerts"), opened=len(alerts) <= FEW)
 
 
-def _words(record: dict[str, Any]) -> Cell:
-    parts = [str(record[key]) for key in ("sentence", "remedy") if record.get(key)]
-    return Cell("; ".join(parts) or None, small=str(record.get("source") or ""))
+def _words(alert: Alert) -> Cell:
+    parts = [words for words in (alert["sentence"], alert["remedy"]) if words]
+    return Cell("; ".join(parts) or None, small=alert["source"])
 
 
 def _overview(found: Readings, study: StudyFolder) -> Any:
@@ -146,7 +150,7 @@ def _map(name: str, records: Records, domain: tuple[float, float], base: Records
     return maps
 
 
-def _over_steps(rows: Records, title: str, caption: str, style: dict[str, Any], whole: bool) -> Any:
+def _over_steps(rows: list[Mark], title: str, caption: str, style: dict[str, Any], whole: bool) -> Any:
     if whole:
         chart = heat_map(rows, x="step", y="layer", packed=True, **style)
     else:
@@ -158,7 +162,7 @@ def _over_steps(rows: Records, title: str, caption: str, style: dict[str, Any], 
     return figure(chart, title=title, caption=caption)
 
 
-def _rows(records: Records, shown: set[int]) -> Records:
+def _rows(records: Records, shown: set[int]) -> list[Mark]:
     named = layer_names(records)
     return [
         {"layer": named(r), "head": _head(r), "step": r["step"], "value": float(f"{r['value']:.4g}")}
@@ -183,7 +187,7 @@ def _loss(run: RunFolder) -> Any:
     )
 
 
-def _head(record: dict[str, Any]) -> Any:
+def _head(record: Record) -> Any:
     if record.get("group") is not None:
         return f"group {record['group']}"
     return record["head"] if record.get("head") is not None else "all"
