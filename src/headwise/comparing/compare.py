@@ -104,7 +104,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
             _write_study(comparison, orders, notes)
-            results = carry_out(comparison, orders)
+            results = run_orders(comparison, orders)
             # again: now every result says where it came from
             _write_study(comparison, orders, notes)
             return results
@@ -117,7 +117,7 @@ def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) 
         write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
 
 
-def carry_out(
+def run_orders(
     comparison: Comparison,
     orders: list[Order],
     then: Callable[[Order, RunResult], Order | None] = lambda order, result: None,
