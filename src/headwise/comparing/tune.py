@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwise.comparing.arms.arm import Arm, read_arm
-from headwise.comparing.compare import Comparison, run_orders
+from headwise.comparing.comparison import Comparison
 from headwise.comparing.metric import Metric
+from headwise.comparing.order_queue import run_orders
 from headwise.comparing.results.answer import count
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration, derive
