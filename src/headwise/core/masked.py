@@ -19,11 +19,16 @@ def hide_other_regions(mask: Tensor) -> Tensor:
     return mask.masked_fill(mask < APART, float("-inf"))
 
 
+def visible(mask: Tensor) -> Tensor:
+    """Give where a mask, bool or additive, lets a key be seen, bool of its shape."""
+    return mask if mask.dtype == torch.bool else mask > MASKED
+
+
 def allowed_keys(mask: Tensor | None, causal: bool, queries: slice, keys: int, device: torch.device) -> Tensor | None:
     """Give which keys each of some queries may see, bool (B|1, H|1, T|1, N), or None where all may see all."""
     allowed = None
     if mask is not None:
-        allowed = mask if mask.dtype == torch.bool else mask > MASKED
+        allowed = visible(mask)
         while allowed.dim() < 4:
             allowed = allowed.unsqueeze(0)
     if not causal:

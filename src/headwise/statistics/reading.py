@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.core.masked import MASKED
+from headwise.core.masked import visible
 
 
 class SiteFacts(NamedTuple):
@@ -216,4 +216,4 @@ class Reading:
 
 
 def _allowed_of(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > MASKED
+    return visible(mask)
