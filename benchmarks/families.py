@@ -29,7 +29,7 @@ from shrink import build
 from torch import Tensor, nn
 
 from headwise import RelaxedAttention, hosts
-from headwise.regularizing.handle import regularize
+from headwise.regularizing.regularize import regularize
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 NEUTRAL = RelaxedAttention(gamma=0.0, matched_inference=True)

@@ -61,9 +61,9 @@ _HOME = {
     "Method": "core.method",
     "Site": "core.site",
     "Regularized": "regularizing.handle",
-    "regularize": "regularizing.handle",
+    "regularize": "regularizing.regularize",
     "handle": "regularizing.handle",
-    "sites": "regularizing.handle",
+    "sites": "hosts.finding",
     "parse": "methods.text",
     "parameter_groups": "regularizing.parameter_groups",
     "VShape": "core.schedule",
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from headwise.core.schedule import Ramp as Ramp
     from headwise.core.schedule import VShape as VShape
     from headwise.core.site import Site as Site
+    from headwise.hosts.finding import sites as sites
     from headwise.methods import AttentionNormPenalty as AttentionNormPenalty
     from headwise.methods import AttnScale as AttnScale
     from headwise.methods import Decorrelation as Decorrelation
@@ -129,9 +130,8 @@ if TYPE_CHECKING:
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
-    from headwise.regularizing.handle import regularize as regularize
-    from headwise.regularizing.handle import sites as sites
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
+    from headwise.regularizing.regularize import regularize as regularize
     from headwise.watching.callback import WatchCallback as WatchCallback
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard

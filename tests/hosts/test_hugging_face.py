@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, DropKey, NeuTRENO, RelaxedAttention
-from headwise.regularizing.handle import regularize, sites
+from headwise.hosts.finding import sites
+from headwise.regularizing.regularize import regularize
 
 LOADED = [(family, kind) for family in FAMILIES.values() for kind in family.implementations]
 each_loaded = pytest.mark.parametrize(

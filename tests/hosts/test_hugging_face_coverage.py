@@ -12,7 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import headwise
 from headwise import DropColumn, DropHead, NeuTRENO, RelaxedAttention, ValueResidual
-from headwise.regularizing.handle import regularize, sites
+from headwise.hosts.finding import sites
+from headwise.regularizing.regularize import regularize
 
 # Windows
 

@@ -16,7 +16,7 @@ from headwise.hosts.declared import is_cross
 from headwise.hosts.transformers.adapter import eager_function
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.site import describe
-from headwise.regularizing.handle import regularize
+from headwise.regularizing.regularize import regularize
 
 
 def routed_layer(name: str, implementation: str) -> nn.Module:

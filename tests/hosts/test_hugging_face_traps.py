@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import headwise
 from headwise import DropColumn, DropHead, RelaxedAttention
 from headwise.hosts.transformers.call import routed
-from headwise.regularizing.handle import regularize
+from headwise.regularizing.regularize import regularize
 
 LLAMA = FAMILIES["Llama"]
 BOTH = pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -143,6 +143,13 @@ def test_kernels_without_a_mask_matrix_are_refused(kind: str) -> None:
     with pytest.raises(
         RuntimeError, match=rf"now asks for the attention implementation '{kind}'.*set_attn_implementation\('sdpa'\)"
     ):
+        routed(layer, q, q, q, None)
+
+
+def test_naming_our_implementation_by_hand_is_answered_with_the_call_to_make() -> None:
+    model = LLAMA.build("sdpa")
+    layer, q = model.model.layers[0].self_attn, torch.zeros(1, 4, 2, 8)
+    with pytest.raises(RuntimeError, match=r"headwise\.regularize\(model, \.\.\.\) instead of .*attn_implementation='headwise'"):
         routed(layer, q, q, q, None)
 
 

@@ -70,7 +70,7 @@ def merged(made):
 
 
 def sites(model):
-    from headwise.regularizing.handle import sites
+    from headwise.hosts.finding import sites
 
     return sites(model)
 

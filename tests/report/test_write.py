@@ -13,7 +13,7 @@ import pytest
 from report.synthetic_study import NINE, in_version_0_1, write_study
 
 import headwise.comparing.report
-from headwise.comparing.results.stored import read_json
+from headwise.comparing.results.stored import read_whole_json
 from headwise.pages.shell import Cell, Column, Section, figure, page, table
 
 TWO = ("baseline", "Other(p=0.1)")
@@ -28,7 +28,7 @@ def test_a_folder_of_neither_kind_is_refused(tmp_path):
 def test_the_csv_holds_the_unrounded_figures_of_every_outcome(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
     headwise.comparing.report.write(folder)
-    analysis = read_json(folder / "analysis.json")
+    analysis = read_whole_json(folder / "analysis.json")
     rows = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["arm"], row["outcome"]) for row in rows[:2]] == [(arm, "test/accuracy") for arm in TWO]
     assert {row["outcome"] for row in rows} == set(analysis["outcomes"])
@@ -44,7 +44,7 @@ def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):
     headwise.comparing.report.write(folder)
     runs = list(csv.DictReader((folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["arm"], row["seed"]) for row in runs] == [(arm, str(seed)) for arm in TWO for seed in range(3)]
-    stored = read_json(folder / "runs" / "000100000002" / "result.json")
+    stored = read_whole_json(folder / "runs" / "000100000002" / "result.json")
     assert {name: float(runs[5][name]) for name in stored["metrics"]} == stored["metrics"]
     assert (runs[4]["status"], runs[4]["diverged_at_step"]) == ("diverged", "10")
     epochs = list(csv.DictReader((folder / "epochs.csv").read_text(encoding="utf-8").splitlines()))
@@ -82,7 +82,7 @@ def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
 def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
-    difference = read_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]
+    difference = read_whole_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]
     assert f"{100 * difference['mean']:+.2f}" in html
     assert f'data-value="{difference["mean"]}"' in html
     assert "headwise compare synthetic --seeds 10" in html
@@ -218,7 +218,7 @@ def test_results_of_several_environments_are_counted_and_told_apart(tmp_path):
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     assert html.count("The results come from 2 environments, which differ in commit, version: torch") == 2
     assert "0000000" in html and "1111111" in html and "<dt>runs</dt><dd>3</dd>" in html
-    found = read_json(folder / "analysis.json")["environments"]
+    found = read_whole_json(folder / "analysis.json")["environments"]
     assert [(entry["runs"], entry["commit"]) for entry in found] == [(3, "0000000"), (1, "1111111")]
 
 
@@ -348,7 +348,7 @@ def test_the_forest_plot_holds_a_dot_for_each_seed_and_the_numbers(tmp_path):
     html = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
     (spec,) = specifications(html, "paired-differences").values()
     rows = [row for rows in spec["datasets"].values() for row in rows]
-    by_seed = read_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]["by_seed"]
+    by_seed = read_whole_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]["by_seed"]
     dots = {row["seed"]: row["value"] for row in rows if "seed" in row}
     assert dots == {seed: pytest.approx(100 * value, rel=1e-6) for seed, value in by_seed.items()}
     assert any("[" in row.get("number", "") for row in rows) and {"from": -1.0, "to": 1.0} in rows

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.row_readings import MatrixFreeReadings
+from headwise.attention.matrix_free_readings import MatrixFreeReadings
 from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.method import Method

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from headwise.attention.fused_map import FusedMap
-from headwise.attention.row_readings import MatrixFreeReadings
+from headwise.attention.matrix_free_readings import MatrixFreeReadings
 from headwise.core.call import Call
 from headwise.core.method import Method
 

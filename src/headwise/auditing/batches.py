@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.auditing.errors import CheckpointError
-from headwise.auditing.tensor_files import read_json
+from headwise.auditing.tensor_files import read_object
 from headwise.files.optional_imports import load
 
 SEQUENCES, LENGTH, IMAGES = 8, 256, 16
@@ -103,7 +103,7 @@ class Batches:
         if size is None:
             raise CheckpointError("this model takes no images: pass text=")
         found = self.folder / "preprocessor_config.json" if self.folder else None
-        settings = read_json(found) if found is not None and found.is_file() else {}
+        settings = read_object(found) if found is not None and found.is_file() else {}
         channels = getattr(part, "num_channels", 3)
         half = [0.5] * channels
         return {

@@ -85,7 +85,7 @@ class TensorFiles:
 
     @classmethod
     def _of_index(cls, index: Path) -> TensorFiles:
-        shards = read_json(index).get("weight_map")
+        shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(f"{index} has no weight_map: it is no index of shards. Download it again")
         for name in dict.fromkeys(shards.values()):
@@ -116,7 +116,7 @@ def opened(path: Path) -> Any:
         ) from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that must hold an object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from headwise.auditing.claims import check_depths
 from headwise.auditing.configs import config_of, quiet, structure_of
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.shallow import Shallow
-from headwise.auditing.tensor_files import TensorFiles, read_json
+from headwise.auditing.tensor_files import TensorFiles, read_object
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
 
@@ -32,7 +32,7 @@ class TransformersFolder:
         self.folder, self.name = folder, folder.name or folder.resolve().name
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
-        self.settings = read_json(folder / "config.json")
+        self.settings = read_object(folder / "config.json")
         self.config = config_of(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
         build = partial(structure_of, folder, settings=self.settings)

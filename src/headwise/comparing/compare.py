@@ -3,82 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
+from headwise.comparing.order_queue import run_orders
 from headwise.comparing.results.records import EnvironmentRecord, MetricRecord, RunEntry, RunResult, StudyRecord
-from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.preflight import check_task, evaluations_of
 from headwise.comparing.study import Study
+from headwise.comparing.tune import tune
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
-from headwise.files.provenance import describe_environment, distinct_environments
-
-# runs that fail for the same reason, none having finished, before the others are not tried
-SAME_FAILURES = 3
-
-
-class Engine(Protocol):
-    """Carry out orders and give events; see headwise.comparing.engines."""
-
-    # whether runs share a processor with others
-    parallel: bool
-
-    def submit(self, order: Order) -> None: ...
-
-    def events(self) -> Iterator[dict[str, Any]]: ...
-
-    def close(self) -> None: ...
-
-
-class Listener(Protocol):
-    """Show how a study goes on."""
-
-    def plan(self, total: int, finished: int) -> None: ...
-
-    def hear(self, order: Order, event: dict[str, Any]) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm."""
-
-    study: Study
-    out: Path
-    engine: Engine
-    listener: Listener
-    data: Path | None = None
-    watch: bool = False
-    trials: int = 0
-    command: str = "headwise compare"
-    environment: dict[str, Any] = field(default_factory=describe_environment)
-
-    def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
-        """Give the order for one run of this study."""
-        return Order(
-            configuration,
-            folder=self.out.resolve() / part / configuration.identity,
-            task_place=self.study.task_place,
-            data=self.data,
-            watch=self.watch and part == "runs",
-            device=self.study.device,
-            alone=not self.engine.parallel,
-            environment=self.environment,
-        )
+from headwise.files.provenance import distinct_environments
 
 
 def compare(comparison: Comparison) -> list[RunResult]:
@@ -98,13 +44,11 @@ def compare(comparison: Comparison) -> list[RunResult]:
             notes = list(comparison.study.notes)
             if comparison.trials:
                 _refuse_several_processes(comparison.study)
-                from headwise.comparing.tune import tune
-
                 configurations, found = tune(comparison)
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
             _write_study(comparison, orders, notes)
-            results = carry_out(comparison, orders)
+            results = run_orders(comparison, orders)
             # again: now every result says where it came from
             _write_study(comparison, orders, notes)
             return results
@@ -115,65 +59,6 @@ def compare(comparison: Comparison) -> list[RunResult]:
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
     if is_first_process():
         write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
-
-
-def carry_out(
-    comparison: Comparison,
-    orders: list[Order],
-    then: Callable[[Order, RunResult], Order | None] = lambda order, result: None,
-    *,
-    total: int | None = None,
-    finished: int = 0,
-) -> list[RunResult]:
-    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
-
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises StudyError
-    when runs failed, after the others have ended.
-    """
-    results: dict[str, RunResult] = {}
-    known: dict[str, Order] = {}
-    failures: list[tuple[Order, dict[str, Any]]] = []
-
-    def submit(order: Order) -> None:
-        known[order.identity] = order
-        while (result := order.result()) is not None:
-            results[order.identity] = result
-            following = then(order, result)
-            if following is None:
-                return
-            order = following
-            known[order.identity] = order
-        comparison.engine.submit(order)
-
-    for order in orders:
-        submit(order)
-    comparison.listener.plan(total or len(orders), finished + len(results))
-    for event in comparison.engine.events():
-        order = known[event["run"]]
-        if event["event"] == "failed":
-            failures.append((order, event))
-            if _concerns_all(failures, results):
-                break
-            comparison.listener.say(
-                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
-            )
-            continue
-        comparison.listener.hear(order, event)
-        if event["event"] == "done":
-            results[order.identity] = event["result"]
-            following = then(order, event["result"])
-            if following is not None:
-                submit(following)
-    if failures:
-        raise StudyError(_describe_failures(failures))
-    return [results[order.identity] for order in orders]
-
-
-def _concerns_all(failures: list[tuple[Order, dict[str, Any]]], results: dict[str, RunResult]) -> bool:
-    """Tell whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
-    reasons = [event["reason"] for _, event in failures]
-    same = len(reasons) >= SAME_FAILURES and len(set(reasons)) == 1 and not results
-    return same or failures[-1][1].get("fatal", False) or failures[-1][0].configuration.processes > 1
 
 
 def _refuse_several_processes(study: Study) -> None:
@@ -236,22 +121,3 @@ def locked(out: Path) -> Iterator[None]:
         raise StudyError(
             f"another headwise is working in {out} ({who}). Wait for it to end, or choose another --out."
         ) from None
-
-
-def _describe_failures(failures: list[tuple[Order, dict[str, Any]]]) -> str:
-    """Describe the first failure whole, and name the runs of the others with their reasons."""
-    (order, event), *others = failures
-    lines = [f"{o.configuration.arm}, seed {o.configuration.seed}: {e['reason']}" for o, e in others]
-    more = [f"{len(failures)} runs failed; the others:", *lines] if others else []
-    return "\n".join([_describe_failure(order, event), *more])
-
-
-def _describe_failure(order: Order, event: dict[str, Any]) -> str:
-    configuration = order.configuration
-    trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
-    settings = json.dumps(configuration.settings)
-    return (
-        f"{configuration.arm}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
-        f"Its folder is {order.folder}; its settings: {settings}. "
-        "Finished runs and checkpoints are kept: repair the cause and start the same command again."
-    )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headwise.comparing.arms.arm import Arm, read_arm
-from headwise.comparing.compare import Comparison, carry_out
+from headwise.comparing.comparison import Comparison
 from headwise.comparing.metric import Metric
+from headwise.comparing.order_queue import run_orders
 from headwise.comparing.results.answer import count
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.configuration import RunConfiguration, derive
@@ -170,7 +171,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
-    carry_out(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
+    run_orders(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
     found = {arm.text: arm.best() for arm in arms}
     final = [
         study.configuration(found[text][0].label, seed, settings={"learning_rate": found[text][0].rate})

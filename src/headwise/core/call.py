@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.core import key_means, random_draws
 from headwise.core.call_context import CallContext
-from headwise.core.masked import MASKED
+from headwise.core.masked import allowed_keys
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
@@ -120,23 +120,10 @@ class Call:
         An additive mask forbids what it lowers by 9,000 or more.
         """
         if not self._allowed_known:
-            self._allowed, self._allowed_known = self._find_allowed(), True
+            at_hand = slice(0, self.queries) if self.query_block is None else self.query_block
+            self._allowed = allowed_keys(self.mask, self.causal, at_hand, self.keys, self.q.device)
+            self._allowed_known = True
         return self._allowed
-
-    def _find_allowed(self) -> Tensor | None:
-        allowed = None
-        if self.mask is not None:
-            allowed = self.mask if self.mask.dtype == torch.bool else self.mask > MASKED
-            while allowed.dim() < 4:
-                allowed = allowed.unsqueeze(0)
-        if not self.causal:
-            return allowed
-        # Query i of a block is query start + i of the call.
-        total = self.queries if self.query_block is None else self.query_block.stop
-        start = 0 if self.query_block is None else self.query_block.start
-        query = torch.arange(start, total, device=self.q.device)[:, None]
-        order = (torch.arange(self.keys, device=self.q.device) <= query)[None, None]
-        return order if allowed is None else allowed & order
 
     def allowed_counts(self) -> Tensor:
         """Give how many keys each query may see, float (B|1, H|1, T|1, 1), at least 1."""

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from headwise.core.kernels_ran import KernelsRan
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
-
-
-@dataclass
-class KernelsRan:
-    """Which ways of computing attention ran so far.
-
-    Compiled graphs write these fields too. Each stands there from the start and is only ever written by the computation: a
-    field that a graph never reads compiles without a guard, while a set that grows would be read, and compiled again.
-    """
-
-    explicit: bool = False
-    fused: bool = False
-    fused_wider: bool = False
-    row_statistics: bool = False
-
-    def names(self) -> tuple[str, ...]:
-        """Give the names that reports show, sorted."""
-        shown = {
-            "explicit": self.explicit,
-            "fused": self.fused,
-            "fused, one coordinate wider": self.fused_wider,
-            "rows": self.row_statistics,
-        }
-        return tuple(name for name, ran in shown.items() if ran)
 
 
 class PassingCall(Protocol):

@@ -1,7 +1,8 @@
-"""Masked: what an additive mask adds at least to a key that a query may see."""
+"""Masked: what an additive mask adds at least to a key that a query may see, and which keys that leaves."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 # Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not allowed. Biases
@@ -16,3 +17,23 @@ APART = -50.0
 def hide_other_regions(mask: Tensor) -> Tensor:
     """Give the additive mask of a shifted window with -inf where it keeps regions apart."""
     return mask.masked_fill(mask < APART, float("-inf"))
+
+
+def visible(mask: Tensor) -> Tensor:
+    """Give where a mask, bool or additive, lets a key be seen, bool of its shape."""
+    return mask if mask.dtype == torch.bool else mask > MASKED
+
+
+def allowed_keys(mask: Tensor | None, causal: bool, queries: slice, keys: int, device: torch.device) -> Tensor | None:
+    """Give which keys each of some queries may see, bool (B|1, H|1, T|1, N), or None where all may see all."""
+    allowed = None
+    if mask is not None:
+        allowed = visible(mask)
+        while allowed.dim() < 4:
+            allowed = allowed.unsqueeze(0)
+    if not causal:
+        return allowed
+    # Queries of a block are counted from the start of their call, as keys are.
+    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    order = (torch.arange(keys, device=device) <= query)[None, None]
+    return order if allowed is None else allowed & order

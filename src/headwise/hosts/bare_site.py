@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from headwise.core import live_sites
 from headwise.core.call import Call
-from headwise.core.call_context import KernelsRan, PassingCall
+from headwise.core.call_context import PassingCall
 from headwise.core.forward import Entered, Forward, Running
+from headwise.core.kernels_ran import KernelsRan
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site

@@ -46,6 +46,11 @@ def find(model: nn.Module) -> list[Candidate]:
     return found
 
 
+def sites(model: nn.Module) -> list[Site]:
+    """Give the reachable attention sites of a model, regularized or not."""
+    return [f.site for f in find(model) if f.adapter is not None]
+
+
 def _wraps(module: nn.Module) -> bool:
     # Of nested attention-like modules the innermost is the one to name.
     return any(looks_like_attention(inner) for inner in module.modules() if inner is not module)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
+from headwise.core.row_readings import RowReadings
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.row_readings import RowReadings
 
 
 class AttentionNormPenalty(Method):

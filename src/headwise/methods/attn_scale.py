@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Attend, Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 
 
 class AttnScale(Method):

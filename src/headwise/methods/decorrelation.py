@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
+from headwise.core.row_readings import RowReadings
+from headwise.core.site import Site
 from headwise.methods.real_tokens import key_counts, only_real_rows
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.row_readings import RowReadings
-    from headwise.core.site import Site
 
 
 class Decorrelation(Method):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.methods.kept_keys import kept_keys
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
 
 
 class DropAttention(Method):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Attend, Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
 
 
 class DropColumn(Method):

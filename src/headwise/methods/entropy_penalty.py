@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.row_readings import RowReadings
+from headwise.core.row_readings import RowReadings
 
 
 class EntropyPenalty(Method):

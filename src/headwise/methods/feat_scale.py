@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from headwise import projections
+from headwise.core.call import Call
 from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 from headwise.projections import ProjectionError
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
 
 
 class FeatScale(Method):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise import projections
 from headwise.core import random_draws
+from headwise.core.call import Call
 from headwise.core.method import Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 
 
 class InputNoise(Method):

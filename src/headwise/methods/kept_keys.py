@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
+from headwise.core.method import Method
 from headwise.methods.real_tokens import whole_of
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method import Method
 
 
 def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1) -> Tensor:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.site import Site
+from headwise.core.site import Site
 
 
 class NeuTRENO(Method):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from headwise import projections
 from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 from headwise.projections.products import factors, refusal
-
-if TYPE_CHECKING:
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
 
 
 class ProductDecay(Method):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.kernels.largest_logits import largest_logits
+from headwise.core.call import Call
 from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.row_readings import RowReadings
+from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import base_of
 from headwise.projections.spectral import Spectral
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method_state import MethodState
-    from headwise.core.row_readings import RowReadings
-    from headwise.core.site import Site
 
 # The key, in the `__dict__` of a module, of the states of all sites that use its weights.
 SHARING = "_headwise_qk_clip"

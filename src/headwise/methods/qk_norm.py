@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headwise.core.call import Call
 from headwise.core.method import Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 
 # As in the configurations of Qwen3 and Gemma 3.
 EPS = 1e-6

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from headwise.core.call import Call
+from headwise.core.call import Call
 
 
 def whole_of(call: Call) -> Call:

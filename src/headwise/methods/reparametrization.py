@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from headwise import hosts, projections
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.projections.block import Block
 from headwise.projections.leaves import leaves
 from headwise.projections.named import sibling_output
 from headwise.projections.spectral import Spectral
-
-if TYPE_CHECKING:
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
 
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
 from headwise.methods.reparametrization import LAYERS, iterate, put_on, refusal, take_off
 from headwise.projections.spectral import Spectral
-
-if TYPE_CHECKING:
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
 
 
 class SigmaReparam(Method):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
 from headwise.core.method import Method
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
 
 
 class SoftCap(Method):

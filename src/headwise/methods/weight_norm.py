@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from headwise.core.method import Method
+from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
+from headwise.core.site import Site
 from headwise.methods.reparametrization import LAYERS, put_on, refusal, take_off
 from headwise.projections.block import Block, multiply_, whole
-
-if TYPE_CHECKING:
-    from headwise.core.method_state import MethodState
-    from headwise.core.site import Site
 
 
 class WeightNorm(Method):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from headwise.core.site import Site
 from headwise.projections.block import Block, ProjectionError
 from headwise.projections.finding import of
 from headwise.projections.site_projections import Projections
-
-if TYPE_CHECKING:
-    from headwise.core.site import Site
 
 
 def factors(found: Projections, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:

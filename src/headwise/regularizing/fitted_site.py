@@ -12,8 +12,9 @@ from torch import Tensor
 from headwise.attention.computation import attention
 from headwise.core import live_sites
 from headwise.core.call import Call
-from headwise.core.call_context import KernelsRan, PassingCall
+from headwise.core.call_context import PassingCall
 from headwise.core.forward import Entered, Running
+from headwise.core.kernels_ran import KernelsRan
 from headwise.core.method import Method, touches_call
 from headwise.core.method_state import MethodState
 from headwise.core.random_draws import mix
@@ -57,7 +58,6 @@ class Fitted:
         self.entered, self.called = Entered(), Entered()
         # Says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word.
         self.later: Entered | None = None
-        self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
         twin = object.__new__(Fitted)

@@ -1,4 +1,4 @@
-"""Regularize: fit methods onto the attention layers of a model that already exists."""
+"""Handle: what a regularized model is steered by, its loss, its step, its report and the way back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise import hosts
 from headwise.core.call import Call
 from headwise.core.call_context import PassingCall
 from headwise.core.forward import Forward
@@ -30,55 +29,11 @@ from headwise.regularizing import (
 from headwise.regularizing.coverage import Coverage, coverage
 from headwise.regularizing.forgotten import Forgotten
 from headwise.regularizing.handle_place import HANDLE, kept_handle
-from headwise.regularizing.plan import Plan, Where, plan
-from headwise.regularizing.progress import check_progress, load_progress, progress
+from headwise.regularizing.plan import Plan
 from headwise.regularizing.strengths import Strengths
+from headwise.regularizing.training_state import check_progress, load_progress, progress
 
-__all__ = ["Regularized", "handle", "regularize"]
-
-
-def regularize(
-    model: nn.Module, *methods: Method, where: Where = None, example: Any = None, seed: int = 0, allow_none: bool = False
-) -> Regularized:
-    """Fit methods onto the attention layers of a model, in place, and give the handle.
-
-    Args:
-        model: any module whose attention goes through transformers' attention interface, `nn.MultiheadAttention` or
-            `F.scaled_dot_product_attention`.
-        methods: in order of action; stages act in their fixed order, methods within a stage as written.
-        where: which sites change: a function of `Site`, or names of sites; None takes every site on which the methods
-            have a meaning.
-        example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients,
-            with random state and buffers restored, where heads or shapes cannot be known otherwise.
-        seed: of the methods' draws; they never touch torch's generators.
-        allow_none: accept no methods at all (a handle that only reads).
-
-    Raises:
-        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
-            names or settings are wrong; the model is untouched then.
-    """
-    made = plan(model, list(methods), where, allow_none, example)
-    problems = _unknown(made)
-    if problems:
-        raise ValueError("\n".join(problems))
-    fitted = Regularized(model, made, seed)
-    # A batch is no part of a model.
-    for found in made.found:
-        found.site.example = None
-    return fitted
-
-
-def _unknown(made: Plan) -> list[str]:
-    problems = []
-    for site, methods in made.chosen:
-        learned = [m for m in methods if m.learns]
-        missing = sorted({n for m in learned for n in m.shapes if getattr(site, n) is None})
-        if learned and missing:
-            problems.append(
-                f"{learned[0]!r} learns parameters whose shapes on {site.name} cannot be known from the module "
-                f"({', '.join(missing)}): pass example=batch to regularize()"
-            )
-    return problems
+__all__ = ["Regularized", "handle"]
 
 
 class Regularized:
@@ -300,11 +255,6 @@ class Regularized:
 
     def __repr__(self) -> str:
         return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"
-
-
-def sites(model: nn.Module) -> list[Site]:
-    """Give the reachable attention sites of a model, regularized or not."""
-    return [f.site for f in hosts.find(model) if f.adapter is not None]
 
 
 def handle(model: nn.Module) -> Regularized:

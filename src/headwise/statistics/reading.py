@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.core.masked import MASKED
+from headwise.core.masked import visible
 
 
 class SiteFacts(NamedTuple):
@@ -177,7 +177,7 @@ class Reading:
         `rows` gives the same positions as a slice where they follow each other, which spares a gather.
         """
         mask = self.mask_at(samples, positions, rows)
-        allowed = None if mask is None else _allowed_of(mask)
+        allowed = None if mask is None else visible(mask)
         if not self.causal:
             return allowed
         seen = torch.arange(self.keys, device=self.q.device) <= positions[:, None, :, None]
@@ -204,7 +204,7 @@ class Reading:
             counts = (every + 1).clamp(max=self.keys) if self.causal else torch.full((1, 1), self.keys, device=device)
             return counts.float()[:, None]
         if self.mask.shape[-2] == 1:
-            allowed = _allowed_of(self.mask)
+            allowed = visible(self.mask)
             if not self.causal:
                 return allowed.sum(-1).float()
             return allowed.long().cumsum(-1)[:, :, 0, every[0].clamp(max=self.keys - 1)].float()
@@ -213,7 +213,3 @@ class Reading:
         blocks = [slice(i, i + size) for i in range(0, self.queries, size)]
         found = [self.allowed(slice(None), every[:, rows], rows) for rows in blocks]
         return torch.cat([allowed.sum(-1) for allowed in found if allowed is not None], -1).float()
-
-
-def _allowed_of(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > MASKED

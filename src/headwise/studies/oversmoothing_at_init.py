@@ -106,7 +106,7 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
 
 def measure(seed: int, arm: Fitted, device: str = "cpu") -> dict[str, Any]:
     """Return token cosine and high-frequency ratio at the input and after each block, and the output itself."""
-    from headwise.regularizing.handle import regularize
+    from headwise.regularizing.regularize import regularize
 
     (model, tokens), (methods, gains) = build(seed, device), arm
     if methods:

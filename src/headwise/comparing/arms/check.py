@@ -35,7 +35,7 @@ def check_arms(texts: tuple[str, ...], task: Task) -> None:
 def _check_where(arm: Arm, task: Task) -> None:
     if arm.where is None:
         return
-    from headwise.regularizing.handle import sites
+    from headwise.hosts.finding import sites
 
     with torch.random.fork_rng(devices=[]):
         arm.where.check(sites(arm.task(task).model()))

@@ -21,7 +21,8 @@ def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> R
     """
     if not arm.methods:
         return None
-    from headwise.regularizing.handle import regularize, sites
+    from headwise.hosts.finding import sites
+    from headwise.regularizing.regularize import regularize
 
     if arm.where is not None:
         arm.where.check(sites(model))

@@ -19,7 +19,7 @@ AGAIN = "Delete it and run the study again: it goes on where it stopped."
 
 def checked_study(path: Path) -> StudyRecord:
     """Return what study.json holds; raise ValueError naming each entry that is absent or of another kind."""
-    found = _dictionary(path, read_json(path))
+    found = _dictionary(path, read_whole_json(path))
     try:
         return _valid(StudyRecord, found)
     except ValidationError as error:
@@ -37,7 +37,7 @@ def checked_study(path: Path) -> StudyRecord:
 
 def checked_analysis(path: Path) -> Analysis:
     """Return what analysis.json holds; raise ValueError for one of another version, naming what makes it anew."""
-    found = _dictionary(path, read_json(path))
+    found = _dictionary(path, read_whole_json(path))
     try:
         return _valid(Analysis, found)
     except ValidationError as error:
@@ -49,7 +49,7 @@ def checked_analysis(path: Path) -> Analysis:
 
 def checked_findings(path: Path) -> FindingsRecord:
     """Return what findings.json holds; raise ValueError when that is not what a study writes."""
-    found = read_json(path)
+    found = read_whole_json(path)
     try:
         return _valid(FindingsRecord, found)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def checked_findings(path: Path) -> FindingsRecord:
 def checked_config(path: Path) -> CellRecord:
     """Return the cell that config.json of a run names; raise ValueError when it names no arm or seed."""
     try:
-        return _valid(CellRecord, _dictionary(path, read_json(path)))
+        return _valid(CellRecord, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
         raise ValueError(f"{path} names no arm and seed. {AGAIN}") from error
 
@@ -68,7 +68,7 @@ def checked_config(path: Path) -> CellRecord:
 def checked_result(path: Path) -> RunResult:
     """Return what result.json of a run holds; raise ValueError when that is no result."""
     try:
-        return _valid(RunResult, _dictionary(path, read_json(path)))
+        return _valid(RunResult, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
         raise ValueError(
             f"{path} holds no result that can be read: {_places(error)} is missing or of another kind "
@@ -101,7 +101,7 @@ def _valid(kind: type[R], found: Any) -> R:
     return kind.model_validate_json(json.dumps(found), strict=True)
 
 
-def read_json(path: Path) -> Any:
+def read_whole_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))

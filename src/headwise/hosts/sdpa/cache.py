@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.masked import MASKED
+from headwise.core.masked import visible
 from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
 
 
@@ -38,7 +38,7 @@ def _end(mask: Tensor, queries: int, keys: int) -> Tensor:
 
     Query i is the token at (tokens before it) + i and sees nothing behind itself; padded queries see less than that.
     """
-    seen = mask if mask.dtype == torch.bool else mask > MASKED
+    seen = visible(mask)
     place = torch.arange(seen.shape[-1], device=seen.device)
     last = torch.where(seen, place, -1).amax((1, 3))
     ahead = torch.arange(queries - last.shape[1], queries, device=seen.device)

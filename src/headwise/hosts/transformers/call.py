@@ -84,7 +84,7 @@ def _standing_on(module: nn.Module) -> tuple[Routed, HostedSite]:
     if adapter is None or adapter.fitted is None:
         raise RuntimeError(
             f"{type(module).__name__} asks for the attention implementation {KEY!r} but no method is fitted on it: "
-            "call headwise.regularize(model, ...) instead of setting attn_implementation={KEY!r}"
+            f"call headwise.regularize(model, ...) instead of setting attn_implementation={KEY!r}"
         )
     return adapter, adapter.fitted
 

@@ -1,4 +1,4 @@
-"""Progress: what a resumed run needs to go on, as plain numbers and text."""
+"""Training state: what a resumed run needs to go on, as plain numbers and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remedies: what helps against each alert, while a model trains and on a checkpoint, and who showed it."""
+"""Alert remedies: what helps against each alert, while a model trains and on a checkpoint, and who showed it."""
 
 from __future__ import annotations
 

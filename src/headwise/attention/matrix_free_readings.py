@@ -1,4 +1,4 @@
-"""Readings of the attention weights that need no T x N matrix."""
+"""Matrix-free readings: row statistics of the attention weights that need no T x N matrix."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+"""Regularize: fit methods onto the attention layers of a model that already exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from headwise.core.method import Method
+from headwise.regularizing.handle import Regularized
+from headwise.regularizing.plan import Plan, Where, plan
+
+
+def regularize(
+    model: nn.Module,
+    *methods: Method,
+    where: Where = None,
+    example: Any = None,
+    seed: int = 0,
+    allow_none: bool = False,
+) -> Regularized:
+    """Fit methods onto the attention layers of a model, in place, and give the handle.
+
+    Args:
+        model: any module whose attention goes through transformers' attention interface, `nn.MultiheadAttention` or
+            `F.scaled_dot_product_attention`.
+        methods: in order of action; stages act in their fixed order, methods within a stage as written.
+        where: which sites change: a function of `Site`, or names of sites; None takes every site on which the methods
+            have a meaning.
+        example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients,
+            with random state and buffers restored, where heads or shapes cannot be known otherwise.
+        seed: of the methods' draws; they never touch torch's generators.
+        allow_none: accept no methods at all (a handle that only reads).
+
+    Raises:
+        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
+            names or settings are wrong; the model is untouched then.
+    """
+    made = plan(model, list(methods), where, allow_none, example)
+    problems = _unknown(made)
+    if problems:
+        raise ValueError("\n".join(problems))
+    fitted = Regularized(model, made, seed)
+    # A batch is no part of a model.
+    for found in made.found:
+        found.site.example = None
+    return fitted
+
+
+def _unknown(made: Plan) -> list[str]:
+    problems = []
+    for site, methods in made.chosen:
+        learned = [m for m in methods if m.learns]
+        missing = sorted({n for m in learned for n in m.shapes if getattr(site, n) is None})
+        if learned and missing:
+            problems.append(
+                f"{learned[0]!r} learns parameters whose shapes on {site.name} cannot be known from the module "
+                f"({', '.join(missing)}): pass example=batch to regularize()"
+            )
+    return problems
