@@ -147,7 +147,7 @@ def growth(rounds: int) -> None:
     """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows)."""
     import psutil
 
-    from headwise.comparing.compare import Comparison
+    from headwise.comparing.comparison import Comparison
     from headwise.comparing.engines.in_process import HereEngine
     from headwise.comparing.run.execution import execute
     from headwise.studies.digits import STUDY as DIGITS

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from headwise.comparing.compare import Comparison, compare
+from headwise.comparing.compare import compare
+from headwise.comparing.comparison import Comparison
 from headwise.comparing.engines.in_process import HereEngine
 from headwise.comparing.study import Study
 from headwise.comparing.task_source import load_task

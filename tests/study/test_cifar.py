@@ -16,7 +16,8 @@ import torch
 from small_studies import ENVIRONMENT, Silent, all_numbers
 
 import headwise.studies.tasks.cifar as cifar
-from headwise.comparing.compare import Comparison, compare
+from headwise.comparing.compare import compare
+from headwise.comparing.comparison import Comparison
 from headwise.comparing.engines.in_process import HereEngine
 from headwise.comparing.study import Study
 from headwise.files import download as downloading

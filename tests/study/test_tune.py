@@ -145,7 +145,7 @@ class Told:
         import optuna
         from small_studies import ENVIRONMENT
 
-        from headwise.comparing.compare import Comparison
+        from headwise.comparing.comparison import Comparison
         from headwise.comparing.engines.in_process import HereEngine
         from headwise.comparing.tune import Search
 

@@ -18,7 +18,7 @@ from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
 
 if TYPE_CHECKING:
-    from headwise.comparing.compare import Engine
+    from headwise.comparing.comparison import Engine
     from headwise.comparing.study import Study
 
 
@@ -68,7 +68,8 @@ def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
     from headwise.comparing.arms.check import check_arms
     from headwise.comparing.choosing import choose_study
-    from headwise.comparing.compare import Comparison, compare
+    from headwise.comparing.compare import compare
+    from headwise.comparing.comparison import Comparison
 
     study = choose_study(request)
     folder = choose_folder(request, study)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headwise.comparing.arms.arm import Arm, read_arm
-from headwise.comparing.compare import Comparison, carry_out
+from headwise.comparing.comparison import Comparison, carry_out
 from headwise.comparing.metric import Metric
 from headwise.comparing.results.answer import count
 from headwise.comparing.results.records import RunResult

@@ -1,0 +1,132 @@
+"""Comparison: one carrying-out of a study, and how its orders go to an engine and its results come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headwise.comparing.failures import Failure, concern_all, describe_failures
+from headwise.comparing.results.records import RunResult
+from headwise.comparing.run.configuration import RunConfiguration
+from headwise.comparing.run.job import Order
+from headwise.comparing.study import Study
+from headwise.files.errors import StudyError
+from headwise.files.provenance import describe_environment
+
+
+class Engine(Protocol):
+    """Carry out orders and give events; see headwise.comparing.engines."""
+
+    # whether runs share a processor with others
+    parallel: bool
+
+    def submit(self, order: Order) -> None: ...
+
+    def events(self) -> Iterator[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Show how a study goes on."""
+
+    def plan(self, total: int, finished: int) -> None: ...
+
+    def hear(self, order: Order, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm."""
+
+    study: Study
+    out: Path
+    engine: Engine
+    listener: Listener
+    data: Path | None = None
+    watch: bool = False
+    trials: int = 0
+    command: str = "headwise compare"
+    environment: dict[str, Any] = field(default_factory=describe_environment)
+
+    def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
+        """Give the order for one run of this study."""
+        return Order(
+            configuration,
+            folder=self.out.resolve() / part / configuration.identity,
+            task_place=self.study.task_place,
+            data=self.data,
+            watch=self.watch and part == "runs",
+            device=self.study.device,
+            alone=not self.engine.parallel,
+            environment=self.environment,
+        )
+
+
+def carry_out(
+    comparison: Comparison,
+    orders: list[Order],
+    then: Callable[[Order, RunResult], Order | None] = lambda order, result: None,
+    *,
+    total: int | None = None,
+    finished: int = 0,
+) -> list[RunResult]:
+    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
+
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises StudyError
+    when runs failed, after the others have ended.
+    """
+    queue = _Queue(comparison.engine, then)
+    failures: list[Failure] = []
+    for order in orders:
+        queue.submit(order)
+    comparison.listener.plan(total or len(orders), finished + len(queue.results))
+    for event in comparison.engine.events():
+        order = queue.known[event["run"]]
+        if event["event"] == "failed":
+            failures.append((order, event))
+            if concern_all(failures, finished=len(queue.results)):
+                break
+            comparison.listener.say(
+                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
+            )
+            continue
+        comparison.listener.hear(order, event)
+        if event["event"] == "done":
+            queue.done(order, event["result"])
+    if failures:
+        raise StudyError(describe_failures(failures))
+    return [queue.results[order.identity] for order in orders]
+
+
+class _Queue:
+    """Hold the orders that were given to an engine and the results there are; an order may be followed by another."""
+
+    def __init__(self, engine: Engine, then: Callable[[Order, RunResult], Order | None]) -> None:
+        self.results: dict[str, RunResult] = {}
+        self.known: dict[str, Order] = {}
+        self._engine, self._then = engine, then
+
+    def submit(self, order: Order) -> None:
+        """Give an order to the engine, or, where it is finished already, the one that follows it."""
+        following: Order | None = order
+        while following is not None:
+            order = following
+            self.known[order.identity] = order
+            result = order.result()
+            if result is None:
+                self._engine.submit(order)
+                return
+            self.results[order.identity] = result
+            following = self._then(order, result)
+
+    def done(self, order: Order, result: RunResult) -> None:
+        """Keep a result and submit what follows."""
+        self.results[order.identity] = result
+        following = self._then(order, result)
+        if following is not None:
+            self.submit(following)
