@@ -32,7 +32,7 @@ from headwise.methods import (
     RelaxedAttention,
     ValueResidual,
 )
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 FIRST = [
     DropColumn(),
@@ -54,7 +54,7 @@ def variants(method, shape, causal: bool, device: str, dtype: torch.dtype) -> di
     """Give the three computations of one row: plain, the method, its textbook form; and plain again, for the spread."""
     q, k, v, first = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(4))
     grad = torch.randn(shape, device=device, dtype=dtype)
-    fitted = fit_alone([method], lone_site(q, k), first_values=first)
+    fitted = fit_standalone([method], standalone_site(q, k), first_values=first)
 
     def plain() -> None:
         F.scaled_dot_product_attention(q, k, v, is_causal=causal).backward(grad)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 def peak(run) -> int:
@@ -31,7 +31,7 @@ def ratios(methods, causal: bool, size: int = 8192) -> list[tuple[object, float]
         F.scaled_dot_product_attention(q, k, v, is_causal=causal).backward(grad)
 
     def with_method(method) -> None:
-        fitted = fit_alone([method], lone_site(q, k), first_values=first)
+        fitted = fit_standalone([method], standalone_site(q, k), first_values=first)
         out, penalty = attend_with([method], q, k, v, fitted=fitted, causal=causal)
         torch.autograd.backward([out, penalty], [grad, None]) if penalty.requires_grad else out.backward(grad)
 

@@ -28,6 +28,22 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("studies", "cli"),
     ("headwise", "study", "report", "__main__"),
 )
+TITLES = (
+    "ground: files and pages",
+    "words that methods are written in",
+    "attention, and its weights",
+    "collections: one file each",
+    "regularize: the first verb",
+    "watch, audit, compare: the other verbs",
+    "what a user runs",
+    "doors: names that users import",
+)
+# Rooms that a contributor adds a file to.
+GROWING = ("methods", "statistics", "hosts", "studies")
+
+# The picture's measures, in pixels.
+WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 122
+OPEN = "#e6f3e2"
 
 
 @dataclass(frozen=True)
@@ -137,30 +153,75 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def draw(house: House) -> str:
-    """Draw the floors as an SVG, the highest at the top; each room tells what it is for and which rooms it uses."""
-    wide, high, left = 1000, 118, 44
+    """Draw the floors as an SVG under a roof, the highest at the top; each room tells what it is for and what it uses."""
+    ground = ROOF + HIGH * (len(FLOORS) - 1)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high * len(FLOORS) + 8}" font-family="sans-serif">',
-        f'<rect width="{wide}" height="{high * len(FLOORS) + 8}" fill="#ffffff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{ground + 58}" viewBox="0 0 {WIDE} {ground + 58}" '
+        'font-family="Helvetica, Arial, sans-serif">',
+        f'<rect width="{WIDE}" height="{ground + 58}" fill="#ffffff"/>',
+        '<defs><marker id="head" viewBox="0 0 10 10" refX="5" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
+        '<path d="M0 0 L10 5 L0 10 z" fill="#b4552d"/></marker></defs>',
+        f'<polygon points="{LEFT - 12},{ROOF} {(LEFT + RIGHT) / 2:.0f},8 {RIGHT + 12},{ROOF}" fill="#efe3d6" stroke="#a98"/>',
+        *_roof(),
     ]
-    for level, rooms in enumerate(FLOORS):
-        top = high * (len(FLOORS) - 1 - level) + 8
-        parts.append(f'<text x="12" y="{top + 46}" font-size="20" fill="#667">{level}</text>')
-        step = (wide - left - 10) / len(rooms)
-        for place, room in enumerate(rooms):
-            parts += _room(house, room, left + step * place, top, step - 10, high - 14)
+    for level, rooms in enumerate(FLOORS[:-1]):
+        parts += _floor(house, level, rooms, ground - HIGH * (level + 1))
+    parts += [
+        f'<line x1="{LEFT - 12}" y1="{ground + 4}" x2="{RIGHT + 12}" y2="{ground + 4}" stroke="#665544" stroke-width="4"/>',
+        f'<path d="M{RIGHT + 32} {ROOF + 10} V{ground - 12}" stroke="#b4552d" stroke-width="3" marker-end="url(#head)"/>',
+        f'<text transform="translate({RIGHT + 52} {(ROOF + ground) // 2}) rotate(90)" text-anchor="middle" font-size="15" '
+        'fill="#b4552d">imports point down, or stay on the floor</text>',
+        f'<rect x="{LEFT}" y="{ground + 22}" width="18" height="18" rx="4" fill="{OPEN}" stroke="#5a8f5a"/>',
+        f'<text x="{LEFT + 26}" y="{ground + 36}" font-size="14" fill="#234">a room that grows: one new file, '
+        "and its guide says how</text>",
+    ]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _roof() -> list[str]:
+    middle = (LEFT + RIGHT) / 2
+    lines = [(TITLES[-1], 17, "#432", ROOF - 44), (", ".join(FLOORS[-1]), 14, "#654", ROOF - 18)]
+    return [
+        f'<text x="{middle:.0f}" y="{y}" text-anchor="middle" font-size="{size}" fill="{colour}">{html.escape(text)}</text>'
+        for text, size, colour, y in lines
+    ]
+
+
+def _floor(house: House, level: int, rooms: tuple[str, ...], top: float) -> list[str]:
+    band = "#f4f6f9" if level % 2 else "#e9edf3"
+    drawn = [
+        f'<rect x="{LEFT - 6}" y="{top}" width="{RIGHT - LEFT + 12}" height="{HIGH}" fill="{band}"/>',
+        f'<text x="12" y="{top + 42}" font-size="30" font-weight="bold" fill="#89a">{level}</text>',
+    ]
+    for number, line in enumerate(_wrapped(TITLES[level], 15)):
+        drawn.append(f'<text x="40" y="{top + 30 + 18 * number}" font-size="15" fill="#345">{html.escape(line)}</text>')
+    step = (RIGHT - LEFT) / len(rooms)
+    for place, room in enumerate(rooms):
+        drawn += _room(house, room, LEFT + step * place + 5, top + 7, step - 10, HIGH - 14)
+    return drawn
 
 
 def _room(house: House, room: str, x: float, y: float, width: float, height: float) -> list[str]:
     used = sorted({house.room(a.imported) for a in house.arrows if house.room(a.importer) == room} - {room})
-    texts = [(room, 16, "#123"), (house.purpose(room), 11, "#345"), (f"uses {', '.join(used) or 'torch alone'}", 10, "#678")]
-    box = f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="#eef3fa" stroke="#8aa"/>'
-    drawn, at = [box], y + 6
-    for text, size, colour in texts:
-        for line in _wrapped(text, int(width / (0.56 * size))):
-            at += size + 4
-            drawn.append(f'<text x="{x + 8:.0f}" y="{at:.0f}" font-size="{size}" fill="{colour}">{html.escape(line)}</text>')
+    purpose = house.purpose(room).replace("`", "")
+    named, _, said = purpose.partition(": ")
+    # A room's own sentence often begins with the name that stands above it here.
+    purpose = said if said and len(named.split()) <= 3 else purpose
+    texts = [
+        (room, 18, "#123", "bold"),
+        (purpose if purpose.startswith("headwise") else purpose[:1].upper() + purpose[1:], 13, "#234", "normal"),
+        (f"uses {', '.join(used)}" if used else "uses no other room", 11, "#678", "normal"),
+    ]
+    fill, edge = (OPEN, "#5a8f5a") if room in GROWING else ("#ffffff", "#8aa")
+    box = f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" stroke="{edge}"/>'
+    drawn, at = [box], y + 4
+    for text, size, colour, weight in texts:
+        for line in _wrapped(text, int((width - 16) / (0.48 * size))):
+            at += size + 3
+            drawn.append(
+                f'<text x="{x + 9:.0f}" y="{at:.0f}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
+                f"{html.escape(line)}</text>"
+            )
     return drawn
 
 

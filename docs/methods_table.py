@@ -10,7 +10,7 @@ import torch
 
 from headwise import methods
 from headwise.core.method import REGISTRY, STAGES, TWINS, Method
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- methods: begin (python docs/methods_table.py) -->", "<!-- methods: end -->"
@@ -55,7 +55,7 @@ def matrix_free(cls: type[Method]) -> str:
 def runs_fused(method: Method) -> bool:
     """Run one training call, large enough that the matrix is not the faster way, and see which kernel served it."""
     q = torch.randn(1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
-    fitted = fit_alone([method], lone_site(q, q))
+    fitted = fit_standalone([method], standalone_site(q, q))
     attend_with([method], q, q, q, fitted=fitted)
     return "explicit" not in fitted.kernels
 

@@ -27,16 +27,37 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fused_attention_is_given_back():
-    """Let no test file leave a fitted model behind that routes the next file's attention."""
-    yield
-    import torch.nn.functional as F
+# As it is before any test, and as each file must leave it.
+PLAIN = torch.nn.functional.scaled_dot_product_attention
 
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_behind(request):
+    """Fail the test file that leaves a fitted model, or something in fused attention's place, to the next file."""
+    failed = request.session.testsfailed
+    yield
+    told = _taken_back()
+    # The traceback of a failed test keeps its models alive, and the file is red already.
+    if told and request.session.testsfailed == failed:
+        pytest.fail(f"{request.path.name} leaves behind {' and '.join(told)}: remove() what it regularizes", pytrace=False)
+
+
+def _taken_back():
+    """Name what was left, and take it back all the same, so that the next file is not blamed for it."""
+    told = []
     live = sys.modules.get("headwise.core.live_sites")
     if live is not None:
+        # Models that were thrown away without remove() lie in cycles: they are no leak.
         gc.collect()
-        for fitted in live.live_sites():
+        sites = live.live_sites()
+        if sites:
+            told.append(f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}")
+        for fitted in sites:
             fitted.alive = False
-        if "headwise.attention.softmax" in sys.modules:
-            F.scaled_dot_product_attention = sys.modules["headwise.attention.softmax"].fused
+    now = torch.nn.functional.scaled_dot_product_attention
+    if now is not PLAIN:
+        told.append(f"{now!r} in the place of F.scaled_dot_product_attention")
+        torch.nn.functional.scaled_dot_product_attention = PLAIN
+        if "headwise.hosts.sdpa.call" in sys.modules:
+            sys.modules["headwise.hosts.sdpa.call"].standing.on = False
+    return told

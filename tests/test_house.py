@@ -75,3 +75,9 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
 
 def test_the_picture_is_what_the_code_gives(plan):
     assert plan.PICTURE.read_text(encoding="utf-8") == plan.draw(plan.House()), "run python docs/draw_house.py"
+
+
+@pytest.mark.parametrize("word", ["nhead", "n_kv_heads", "dim_head", "q_lin", "q_norm"])
+def test_names_by_which_models_keep_heads_and_projections_stand_once(plan, word):
+    holding = [path.name for path in plan.SOURCE.rglob("*.py") if f'"{word}"' in path.read_text(encoding="utf-8")]
+    assert holding == ["names.py"]

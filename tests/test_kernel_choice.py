@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from headwise.methods.text import parse
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 def kernels(text, tokens, heads=330):
     q = torch.randn(1, heads, tokens, 4, generator=torch.Generator().manual_seed(0))
     methods = parse(text)
-    fitted = fit_alone(methods, lone_site(q, q))
+    fitted = fit_standalone(methods, standalone_site(q, q))
     attend_with(methods, q, q, q, fitted=fitted)
     return fitted.kernels
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import headwise
 from headwise import methods as all_methods
 from headwise.attention import computation as attention
 from headwise.core.method import REGISTRY, TWINS, Method
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 B, H, T, D = 2, 4, 9, 8
 
@@ -99,8 +100,8 @@ def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.
     """Give the output, the penalty, the gradients of all inputs and learned parameters, and the kernels that ran."""
     inputs, settings = tensors(kind, dtype)
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}
-    site = lone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
-    fitted = fit_alone(methods, site, first_values=leaves["first_values"])
+    site = standalone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
+    fitted = fit_standalone(methods, site, first_values=leaves["first_values"])
     g = torch.Generator().manual_seed(1)
     for name, parameter in site.module.named_parameters():
         with torch.no_grad():
@@ -206,6 +207,32 @@ def test_ordered_pairs_that_share_a_stage_agree(first: Method) -> None:
                     raise AssertionError(f"{a!r} + {b!r} on a {kind} call: {error}") from error
 
 
+@pytest.mark.parametrize("method", [*(REGISTRY[name]() for name in all_methods.__all__), *map(build, VARIANTS)], ids=repr)
+def test_an_instance_holds_its_settings_and_nothing_else(method: Method) -> None:
+    assert vars(method).keys() == method.settings().keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "in_evaluation", "draws"),
+    [
+        ("RelaxedAttention(gamma=0.3)", False, False),
+        ("RelaxedAttention(gamma=0.3, fuzziness=0.1)", False, True),
+        ("RelaxedAttention(gamma=0.3, matched_inference=True)", True, False),
+        ("Decorrelation()", False, False),
+        ("Decorrelation(probes=3)", False, True),
+        ("DropHead()", False, True),
+        ("NeuTRENO()", True, False),
+    ],
+)
+def test_a_method_says_with_its_settings_when_it_acts_and_whether_it_draws(
+    text: str, in_evaluation: bool, draws: bool
+) -> None:
+    method = build(text)
+    assert method.acts_in(training=True)
+    assert (method.acts_in(training=False), method.draws()) == (in_evaluation, draws)
+
+
 def test_every_method_of_the_package_is_exported() -> None:
     classes = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("headwise.methods")}
     assert classes == set(all_methods.__all__)
+    assert classes <= set(headwise.__all__)

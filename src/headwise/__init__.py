@@ -72,7 +72,7 @@ _HOME = {
     "watch": "watching.watch",
     "JsonLines": "watching.logs",
     "TensorBoard": "watching.logs",
-    "Thresholds": "watching.alerts",
+    "Thresholds": "watching.thresholds",
     "audit": "auditing.audit",
 }
 
@@ -132,8 +132,8 @@ if TYPE_CHECKING:
     from headwise.regularizing.handle import regularize as regularize
     from headwise.regularizing.handle import sites as sites
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
-    from headwise.watching.alerts import Thresholds as Thresholds
     from headwise.watching.callback import WatchCallback as WatchCallback
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard
+    from headwise.watching.thresholds import Thresholds as Thresholds
     from headwise.watching.watch import watch as watch

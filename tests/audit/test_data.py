@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers as tf
@@ -92,3 +95,66 @@ def test_positions_that_are_counted_from_after_the_padding_are_left_free(tmp_pat
     folder = saved(tf.RobertaModel(config), tmp_path / "model")
     found = audit(folder, text=data["text"])
     assert any(r["statistic"] == "attention_entropy" for r in found.records)
+
+
+def test_calls_are_read_as_they_are_in_evaluation(tmp_path, data, monkeypatch):
+    from headwise.watching.recorder import Recorder
+
+    modes, take = [], Recorder.take
+
+    def spied(self, call, *others):
+        take(self, call, *others)
+        modes.append(call.training)
+
+    monkeypatch.setattr(Recorder, "take", spied)
+    found = audit(saved(bert(), tmp_path / "model"), text=data["text"])
+    assert modes == [False, False]
+    assert any(record["statistic"] == "stream_cosine" for record in found.records)
+
+
+BLOCKED = """
+import builtins, importlib, sys
+
+# For headwise alone: torch and transformers look for some of them on their own account.
+own, load = builtins.__import__, importlib.import_module
+
+def refused(name):
+    if name.split(".")[0] in {blocked}:
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+def watched(name, globals=None, *others, **given):
+    if str((globals or {{}}).get("__name__")).startswith("headwise"):
+        refused(name)
+    return own(name, globals, *others, **given)
+
+def loaded(name, package=None):
+    if sys._getframe(1).f_globals["__name__"].startswith("headwise"):
+        refused(name)
+    return load(name, package)
+
+builtins.__import__, importlib.import_module = watched, loaded
+import headwise
+
+found = headwise.audit({folder!r}, text={text!r})
+assert found.records and found.to_json(), "nothing was read"
+assert not [name for name in sys.modules if name.startswith(("headwise.comparing", "headwise.studies"))]
+"""
+
+
+def test_an_audit_needs_none_of_the_packages_of_studies(tmp_path, data):
+    blocked = [
+        "accelerate",
+        "altair",
+        "jinja2",
+        "optuna",
+        "psutil",
+        "pydantic",
+        "rich",
+        "scipy",
+        "sklearn",
+        "vl_convert",
+    ]
+    folder = saved(bert(), tmp_path / "model")
+    code = BLOCKED.format(blocked=blocked, folder=str(folder), text=str(data["text"]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

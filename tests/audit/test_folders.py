@@ -7,11 +7,10 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.auditing.audit import audit
 from headwise.auditing.opening import open_checkpoint
 from headwise.auditing.weights import read_checkpoint
-from headwise.projections import projections
 from headwise.statistics.weights import read_weights, weight_reading
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
@@ -45,7 +44,7 @@ def figures_of(model: nn.Module) -> dict:
     """Compute the records' values on the model in memory."""
     want = {}
     for found in hosts.find(model):
-        for name, values in read_weights(weight_reading(found.site, projections(found.site, model))).items():
+        for name, values in read_weights(weight_reading(found.site, projections.find(found.site, model))).items():
             want.update({(found.site.name, name, i): v for i, v in enumerate(values.tolist())})
     return want
 

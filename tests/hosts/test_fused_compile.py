@@ -11,7 +11,7 @@ from tiny_timm import WHOLE, images, made
 
 import headwise
 from headwise.attention import softmax
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import open_sites
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _fresh_compiler():
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
-    assert fused_call.current.top is None
+    assert open_sites.current.top is None
     assert F.scaled_dot_product_attention is softmax.fused
 
 

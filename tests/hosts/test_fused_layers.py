@@ -29,7 +29,7 @@ from headwise import (
     ValueResidual,
 )
 from headwise.attention import softmax
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 
@@ -37,7 +37,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     yield
-    assert fused_call.current.top is None
+    assert open_sites.current.top is None
     assert F.scaled_dot_product_attention is softmax.fused
 
 
@@ -72,7 +72,7 @@ def test_two_calls_in_one_forward_both_go_through_the_methods():
     handle = headwise.regularize(model, DropHead(p=0.5), Decorrelation(strength=1.0))
     model(x)
     assert int(handle.fitted[0].counter) == 2
-    assert len(handle._ledger) == 2
+    assert len(handle._penalties) == 2
     handle.remove()
 
 

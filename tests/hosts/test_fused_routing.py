@@ -22,7 +22,7 @@ from headwise import (
 )
 from headwise.attention import softmax
 from headwise.core.method import Method
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import call, open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 
@@ -30,7 +30,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     yield
-    assert fused_call.current.top is None
+    assert open_sites.current.top is None
     assert F.scaled_dot_product_attention is softmax.fused
 
 
@@ -129,7 +129,7 @@ def test_models_are_removed_in_any_order_and_the_last_gives_the_function_back(or
     handles.append(headwise.handle(models[2]))
     regularized = models[0](x)
     for done, index in enumerate(order):
-        assert F.scaled_dot_product_attention is fused_call.routed
+        assert F.scaled_dot_product_attention is call.routed
         handles[index].remove()
         assert torch.equal(models[index](x), plain)
         for left in order[done + 1 :]:
@@ -143,7 +143,7 @@ def test_a_model_thrown_away_without_remove_gives_the_function_back():
     twin = copy.deepcopy(model)
     del model
     gc.collect()
-    assert F.scaled_dot_product_attention is fused_call.routed
+    assert F.scaled_dot_product_attention is call.routed
     del twin
     gc.collect()
     assert F.scaled_dot_product_attention is softmax.fused

@@ -20,7 +20,7 @@ from headwise import (
     RelaxedAttention,
 )
 from headwise.attention import softmax
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 
@@ -28,7 +28,7 @@ STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     yield
-    assert fused_call.current.top is None
+    assert open_sites.current.top is None
     assert F.scaled_dot_product_attention is softmax.fused
 
 
@@ -110,7 +110,7 @@ def test_a_call_that_is_checkpointed_inside_of_the_forward_has_the_same_gradient
         handle = headwise.regularize(model, *headwise.parse(methods))
         (model(x).square().sum() + handle.loss()).backward()
         gradients.append([p.grad for p in model.parameters()])
-        assert len(handle._ledger) == 0
+        assert len(handle._penalties) == 0
         handle.remove()
     for plain, checkpointed in zip(*gradients, strict=True):
         torch.testing.assert_close(checkpointed, plain)

@@ -72,13 +72,13 @@ def test_all_windows_of_a_sample_share_its_draw_on_timm(name, example):
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_what_an_example_shows_is_what_timm_is_known_for(name):
-    declared = {s.name: (s.windowed, s.rows) for s in headwise.sites(WINDOWED[name]())}
+    declared = {s.name: (s.windowed, s.row_order) for s in headwise.sites(WINDOWED[name]())}
     model = WINDOWED[name]()
     handle = headwise.regularize(model, AttnScale(), example=images())
     for f in handle.fitted:
-        if f.site.rows:
-            assert (f.site.windowed, f.site.rows) == declared[f.site.name]
-    assert any(f.site.rows for f in handle.fitted)
+        if f.site.row_order:
+            assert (f.site.windowed, f.site.row_order) == declared[f.site.name]
+    assert any(f.site.row_order for f in handle.fitted)
     handle.remove()
 
 
@@ -91,7 +91,7 @@ def test_the_order_of_windows_of_ones_own_is_seen_on_an_example(order):
     # The same kernel, on windows in another order.
     assert_same_to_rounding(model(x), plain)
     rows = {"samples first": "sample-major", "windows first": "window-major"}[order]
-    assert [(f.site.windowed, f.site.rows) for f in handle.fitted] == [(True, rows)] * 2
+    assert [(f.site.windowed, f.site.row_order) for f in handle.fitted] == [(True, rows)] * 2
     # The rows as the methods see them: those of a sample side by side.
     said, truth = rows_and_truth(model, x, "layers.1")
     assert said.tolist() == truth.tolist() == [0] * 4 + [1] * 4 + [2] * 4
@@ -226,7 +226,7 @@ def test_a_batch_that_stands_second_is_seen_on_an_example():
     handle.remove()
     handle = headwise.regularize(model, DropHead(p=0.5), example=x)
     model(x).sum().backward()
-    assert [(f.site.windowed, f.site.rows) for f in handle.fitted] == [(False, "own")]
+    assert [(f.site.windowed, f.site.row_order) for f in handle.fitted] == [(False, "own")]
     handle.remove()
 
 

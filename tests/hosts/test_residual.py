@@ -164,8 +164,8 @@ def test_the_branch_is_scaled_behind_its_dropout(kind, p, mode):
     handle = headwise.regularize(net, FeatScale(), example=kwargs or args)
     with torch.no_grad():
         for fitted in handle.fitted:
-            fitted.stores[0].mean_gain.fill_(0.7)
-            fitted.stores[0].rest_gain.fill_(-0.4)
+            fitted.states[0].tensor("mean_gain").fill_(0.7)
+            fitted.states[0].tensor("rest_gain").fill_(-0.4)
     outs = []
     for model in (net, copy.deepcopy(net), twin):
         torch.manual_seed(3)
@@ -235,3 +235,21 @@ def test_code_without_source_that_may_drop_is_refused():
     exec(code, space)
     assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.1)))[0])
     assert obstacle(headwise.sites(nn.Sequential(space["Hidden"](0.0)))[0]) is None
+
+
+class OwnDropout(nn.Module):
+    """A dropout by its name that keeps its probability under another one."""
+
+    def forward(self, x):
+        return F.dropout(x, 0.1, self.training)
+
+
+def test_a_dropout_that_keeps_no_p_counts_as_one_where_the_source_is_missing():
+    space = {"nn": nn, "Plain": Plain, "OwnDropout": OwnDropout}
+    code = (
+        "class Hidden(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.attn, self.drop = Plain(32), OwnDropout()\n"
+        "    def forward(self, x):\n        return x + self.drop(self.attn(x))\n"
+    )
+    exec(code, space)
+    assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"]()))[0])

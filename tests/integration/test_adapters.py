@@ -167,11 +167,11 @@ def test_qkclip_on_a_trained_base_scales_base_and_adapter_to_the_threshold():
     made.requires_grad_(True)
     handle = headwise.regularize(made, QKClip(threshold=0.05), where=lambda site: "layers.0" in site.name)
     weight_hosts.loss_of(made, weight_hosts.ids())
-    tall = handle.fitted[0].stores[0].largest.clone()
+    tall = handle.fitted[0].states[0].tensor("largest").clone()
     assert (tall > 0.05).all()
     handle.after_step()
     weight_hosts.loss_of(made, weight_hosts.ids())
-    torch.testing.assert_close(handle.fitted[0].stores[0].largest, torch.full_like(tall, 0.05), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(handle.fitted[0].states[0].tensor("largest"), torch.full_like(tall, 0.05), rtol=1e-4, atol=1e-6)
 
 
 def test_a_frozen_layer_is_left_out_of_clipping_and_the_report_says_so():

@@ -58,6 +58,19 @@ def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name
         assert len(set(losses)) == len(losses), "every step must draw anew"
 
 
+def test_noting_which_kernel_ran_costs_no_second_graph():
+    """The note is written by the graph itself and changes with the first call: a graph that read it would be made again."""
+    model = fresh(HOSTS["own"])
+    handle = headwise.regularize(model, headwise.DropHead(p=0.4), headwise.RelaxedAttention(gamma=0.3))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    assert not any(f.kernels for f in handle.fitted)
+    for _ in range(3):
+        HOSTS["own"].run(compiled)
+    assert counter.frame_count == 1
+    assert all(f.kernels == {"fused"} for f in handle.fitted)
+
+
 def test_inductor_runs_random_and_carrying_methods():
     model = fresh(HOSTS["own"])
     handle = headwise.regularize(model, headwise.DropHead(p=0.4), headwise.NeuTRENO(strength=0.6), headwise.DropColumn(p=0.3))

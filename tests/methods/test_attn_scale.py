@@ -3,12 +3,12 @@ import torch
 from naive import PADDING, qkv
 
 from headwise.methods import AttnScale, RelaxedAttention
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 def scaled(gains, q, k, v, training=True, form="fast", **settings):
-    fitted = fit_alone([AttnScale()], lone_site(q, k))
-    gain = fitted.stores[0].gain
+    fitted = fit_standalone([AttnScale()], standalone_site(q, k))
+    gain = fitted.states[0].tensor("gain")
     with torch.no_grad():
         gain.copy_(torch.tensor(gains))
     return attend_with(fitted.methods, q, k, v, fitted=fitted, training=training, form=form, **settings)[0], gain

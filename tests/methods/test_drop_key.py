@@ -3,7 +3,7 @@ import torch
 from naive import PADDING, logits, qkv, seen_weights
 
 from headwise.methods import DropKey
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 @pytest.mark.parametrize("unit", ["column", "element"])
@@ -49,7 +49,7 @@ def test_a_row_without_any_allowed_key_gives_zero(unit, form):
 def test_end_p_is_reached_linearly_at_the_last_layer():
     q, k, _ = qkv()
     ps = [
-        float(fit_alone([DropKey(p=0.3, end_p=0.1)], lone_site(q, k, depth=depth, layers=5)).values[0]["p"])
+        float(fit_standalone([DropKey(p=0.3, end_p=0.1)], standalone_site(q, k, depth=depth, layers=5)).values[0]["p"])
         for depth in range(5)
     ]
     torch.testing.assert_close(torch.tensor(ps), torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1]))

@@ -5,16 +5,16 @@ from naive import PADDING, qkv
 from headwise.core.call import Call
 from headwise.core.site import Site
 from headwise.methods import FeatScale
-from headwise.regularizing.standalone import fit_alone, lone_site
+from headwise.regularizing.standalone import fit_standalone, standalone_site
 
 
 def scaled(mean_gain, rest_gain, y, **settings):
     q, k, v = qkv()
     method = FeatScale()
-    fitted = fit_alone([method], lone_site(q, k, hidden=y))
+    fitted = fit_standalone([method], standalone_site(q, k, hidden=y))
     with torch.no_grad():
-        fitted.stores[0].mean_gain.fill_(mean_gain)
-        fitted.stores[0].rest_gain.fill_(rest_gain)
+        fitted.states[0].tensor("mean_gain").fill_(mean_gain)
+        fitted.states[0].tensor("rest_gain").fill_(rest_gain)
     return method.branch(y, Call(fitted, q, k, v, **settings))
 
 
@@ -56,6 +56,6 @@ def test_sites_without_all_tokens_at_hand_are_refused(fact, reason):
 def test_a_cached_call_is_refused_with_the_remedy():
     q, k, v = qkv(t=1, n=6)
     method = FeatScale()
-    fitted = fit_alone([method], lone_site(q, k, hidden=torch.ones(2, 1, 12)))
+    fitted = fit_standalone([method], standalone_site(q, k, hidden=torch.ones(2, 1, 12)))
     with pytest.raises(ValueError, match="1 queries and 6 keys; run it without a cache"):
         method.branch(torch.ones(2, 1, 12), Call(fitted, q, k, v))

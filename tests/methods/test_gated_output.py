@@ -3,15 +3,15 @@ import torch
 from naive import qkv
 
 from headwise.methods import GatedOutput
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 @pytest.mark.parametrize("per", ["head", "element"])
 def test_the_gate_is_a_sigmoid_of_the_layers_input(per):
     q, k, v = qkv()
     x = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(4))
-    fitted = fit_alone([GatedOutput(per=per)], lone_site(q, k, hidden=x))
-    weight, bias = fitted.stores[0].weight, fitted.stores[0].bias
+    fitted = fit_standalone([GatedOutput(per=per)], standalone_site(q, k, hidden=x))
+    weight, bias = fitted.states[0].tensor("weight"), fitted.states[0].tensor("bias")
     torch.nn.init.normal_(weight)
     out = attend_with(fitted.methods, q, k, v, fitted=fitted, hidden=x, training=False)[0]
     gate = torch.sigmoid(torch.einsum("btc,gc->btg", x, weight) + bias).view(2, 6, 3, -1).permute(0, 2, 1, 3)

@@ -4,11 +4,11 @@ from naive import qkv
 from torch import nn
 from torch.nn import functional as F
 
-from headwise.core import random_draws as draws
+from headwise.core import random_draws
 from headwise.core.call import Call
 from headwise.core.site import Site
 from headwise.methods import InputNoise
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 B, T, C, H = 3, 10, 12, 3
 
@@ -19,7 +19,7 @@ def tokens(seed=0):
 
 def noise_on(x, method):
     q, k, v = qkv(b=x.shape[0])
-    fitted = fit_alone([method], lone_site(q, k, hidden=x))
+    fitted = fit_standalone([method], standalone_site(q, k, hidden=x))
     return method.hidden(x, Call(fitted, q, k, v, training=True, samples=x.shape[0])) - x
 
 
@@ -61,7 +61,7 @@ def test_per_head_noise_is_a_noisy_copy_of_the_input_for_each_head():
     site, module = with_projections()
     x = tokens()
     method = InputNoise(scale=0.5, unit="std", per_head=True)
-    fitted = fit_alone([method], site)
+    fitted = fit_standalone([method], site)
     out = attend_with([method], *projected(module, x), fitted=fitted, hidden=x)[0]
     out.square().sum().backward()
     found = module.in_proj_weight.grad.clone()
@@ -72,7 +72,7 @@ def test_per_head_noise_is_a_noisy_copy_of_the_input_for_each_head():
     level = 0.5 * x.flatten(1).std(1, correction=0)[:, None, None]
     heads = []
     for head in range(H):
-        noise = draws.normal(call.open_pass().key, call.salt(method, f"head {head}"), tuple(x.shape), x.device)
+        noise = random_draws.normal(call.open_pass().key, call.salt(method, f"head {head}"), tuple(x.shape), x.device)
         q, k, v = (part[:, head] for part in projected(module, x + level * noise))
         heads.append((q @ k.mT / 2).softmax(-1) @ v)
     wanted = torch.stack(heads, 1)
@@ -84,10 +84,10 @@ def test_per_head_noise_is_a_noisy_copy_of_the_input_for_each_head():
 def test_heads_get_noise_of_their_own():
     site, _ = with_projections()
     method = InputNoise(scale=1.0, unit="std", per_head=True)
-    fitted = fit_alone([method], site)
+    fitted = fit_standalone([method], site)
     call = Call(fitted, *(torch.zeros(B, H, T, 4) for _ in range(3)))
     first, second = (
-        draws.normal(call.open_pass().key, call.salt(method, f"head {h}"), (5000,), call.q.device) for h in (0, 1)
+        random_draws.normal(call.open_pass().key, call.salt(method, f"head {h}"), (5000,), call.q.device) for h in (0, 1)
     )
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.06
 
@@ -96,7 +96,7 @@ def test_per_head_noise_keeps_no_noisy_copies():
     site, module = with_projections()
     x = tokens()
     method = InputNoise(scale=0.5, unit="std", per_head=True)
-    fitted = fit_alone([method], site)
+    fitted = fit_standalone([method], site)
     made = [p.detach() for p in projected(module, x)]
     call = Call(fitted, *made, hidden=x, training=True)
     kept = []
@@ -113,7 +113,7 @@ def test_a_host_that_scales_its_queries_gets_scaled_noise():
     method = InputNoise(scale=0.5, unit="std", per_head=True)
     added = []
     for factor in (1.0, 0.25):
-        call = Call(fit_alone([method], site), factor * q, k, v, hidden=x, training=True)
+        call = Call(fit_standalone([method], site), factor * q, k, v, hidden=x, training=True)
         added.append(method.inputs(factor * q, k, v, call)[0] - factor * q)
     torch.testing.assert_close(added[1], 0.25 * added[0], atol=1e-5, rtol=1e-4)
 
@@ -124,7 +124,7 @@ def test_cross_attention_gets_noise_on_its_queries_alone():
     x = tokens()
     q, k, v = (p.detach() for p in projected(module, x))
     method = InputNoise(scale=0.5, unit="std", per_head=True)
-    call = Call(fit_alone([method], site), q, 2 * k, 2 * v, hidden=x, training=True)
+    call = Call(fit_standalone([method], site), q, 2 * k, 2 * v, hidden=x, training=True)
     noisy = method.inputs(q, 2 * k, 2 * v, call)
     assert (noisy[0] != q).all() and torch.equal(noisy[1], 2 * k) and torch.equal(noisy[2], 2 * v)
 
@@ -142,9 +142,9 @@ def test_per_head_noise_refuses_what_is_no_plain_projection():
     x = tokens()
     q, k, v = (p.detach() for p in projected(module, x))
     with pytest.raises(ValueError, match="no multiple of the projection of the layer's input; use per_head=False"):
-        attend_with([method], q.flip(-1), k, v, fitted=fit_alone([method], site), hidden=x)
+        attend_with([method], q.flip(-1), k, v, fitted=fit_standalone([method], site), hidden=x)
     with pytest.raises(ValueError, match=r"needs the layer's input \(B, T, C\) at mha, got None"):
-        attend_with([method], q, k, v, fitted=fit_alone([method], site))
+        attend_with([method], q, k, v, fitted=fit_standalone([method], site))
 
 
 def test_unknown_units_are_refused():

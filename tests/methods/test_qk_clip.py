@@ -61,10 +61,10 @@ def test_all_forwards_of_a_step_count_and_the_next_step_starts_anew():
     want = torch.maximum(largest(net, batches[0]), largest(net, batches[1]))
     for batch in batches:
         loss_of(net, batch)
-    store = handle.fitted[0].stores[0]
-    torch.testing.assert_close(store.largest, want, rtol=1e-5, atol=1e-6)
+    state = handle.fitted[0].states[0]
+    torch.testing.assert_close(state.tensor("largest"), want, rtol=1e-5, atol=1e-6)
     handle.after_step()
-    assert (store.largest == float("-inf")).all()
+    assert (state.tensor("largest") == float("-inf")).all()
 
 
 def test_evaluation_does_not_count_and_the_state_dict_stays_plain():
@@ -73,7 +73,7 @@ def test_evaluation_does_not_count_and_the_state_dict_stays_plain():
     handle = headwise.regularize(net, QKClip())
     net.eval()
     net(ids())
-    assert (handle.fitted[0].stores[0].largest == float("-inf")).all()
+    assert (handle.fitted[0].states[0].tensor("largest") == float("-inf")).all()
     assert list(net.state_dict()) == keys
 
 
@@ -84,7 +84,7 @@ def test_a_recomputed_layer_counts_once():
     handle = headwise.regularize(net, QKClip(threshold=1e6))
     x = net.embedding(batch)
     checkpoint(net.layers[0], x, use_reentrant=False).sum().backward()
-    torch.testing.assert_close(handle.fitted[0].stores[0].largest, largest(net, batch), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(handle.fitted[0].states[0].tensor("largest"), largest(net, batch), rtol=1e-5, atol=1e-6)
 
 
 def test_training_outputs_are_those_without_it():
@@ -115,13 +115,13 @@ def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole
     net = model()
     alone = headwise.regularize(net, QKClip())
     net(ids())
-    wanted = [f.stores[0].largest.clone() for f in alone.fitted]
+    wanted = [f.states[0].tensor("largest").clone() for f in alone.fitted]
     alone.remove()
     # On the matrix, and on the matrix in blocks of queries, the same.
     monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
     handle = headwise.regularize(net, *others, QKClip())
     net(ids())
-    torch.testing.assert_close(handle.fitted[0].stores[-1].largest, wanted[0])
+    torch.testing.assert_close(handle.fitted[0].states[-1].tensor("largest"), wanted[0])
 
 
 def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum():
@@ -130,7 +130,7 @@ def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum
     handle = headwise.regularize(net, QKClip(threshold=0.01, balance=0.5))
     before = net.layers[0].c_attn.weight.detach()[:WIDTH].clone()
     net(ids()).sum().backward()
-    joint = torch.stack([f.stores[0].largest for f in handle.fitted]).amax(0)
+    joint = torch.stack([f.states[0].tensor("largest") for f in handle.fitted]).amax(0)
     handle.after_step()
     eta = (0.01 / joint).clamp(max=1).repeat_interleave(SIZE)[:, None]
     torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:WIDTH], before * eta**0.5)
@@ -144,12 +144,12 @@ def test_padded_queries_do_not_count_so_that_padding_does_not_move_the_maximum(w
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
     handle = headwise.regularize(net, QKClip(threshold=1e6))
-    store, real = handle.fitted[0].stores[0], torch.randn(2, 5, WIDTH)
+    state, real = handle.fitted[0].states[0], torch.randn(2, 5, WIDTH)
 
     def seen(x, padding=None):
-        store.largest.fill_(float("-inf"))
+        state.tensor("largest").fill_(float("-inf"))
         net[0](x, x, x, key_padding_mask=padding, need_weights=whole == 64)
-        return store.largest.clone()
+        return state.tensor("largest").clone()
 
     alone = seen(real)
     padded = torch.cat([real, 50 * torch.randn(2, 4, WIDTH)], dim=1)

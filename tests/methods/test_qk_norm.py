@@ -3,18 +3,18 @@ from naive import qkv, weights
 
 from headwise.core.site import Site
 from headwise.methods import QKNorm
-from headwise.regularizing.standalone import attend_with, fit_alone, lone_site
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
 
 def test_queries_and_keys_get_unit_mean_square_times_the_heads_gain():
     q, k, v = qkv()
-    fitted = fit_alone([QKNorm()], lone_site(q, k))
-    store = fitted.stores[0]
+    fitted = fit_standalone([QKNorm()], standalone_site(q, k))
+    state = fitted.states[0]
     with torch.no_grad():
-        store.query_gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
-        store.key_gain.copy_(torch.tensor([1.0, 0.5, 1.0]))
-    unit_q = q / q.square().mean(-1, keepdim=True).sqrt() * store.query_gain.detach()[:, None, None]
-    unit_k = k / k.square().mean(-1, keepdim=True).sqrt() * store.key_gain.detach()[:, None, None]
+        state.tensor("query_gain").copy_(torch.tensor([1.0, 2.0, 3.0]))
+        state.tensor("key_gain").copy_(torch.tensor([1.0, 0.5, 1.0]))
+    unit_q = q / q.square().mean(-1, keepdim=True).sqrt() * state.tensor("query_gain").detach()[:, None, None]
+    unit_k = k / k.square().mean(-1, keepdim=True).sqrt() * state.tensor("key_gain").detach()[:, None, None]
     for training in (True, False):
         out = attend_with(fitted.methods, 100 * q, 7 * k, v, fitted=fitted, training=training)[0]
         torch.testing.assert_close(out, weights(unit_q, unit_k) @ v)
@@ -23,10 +23,10 @@ def test_queries_and_keys_get_unit_mean_square_times_the_heads_gain():
 def test_grouped_keys_learn_one_gain_per_key_head():
     q, _, _ = qkv(h=4)
     _, k, v = qkv(h=2)
-    fitted = fit_alone([QKNorm()], lone_site(q, k))
-    assert fitted.stores[0].key_gain.shape == (2,)
+    fitted = fit_standalone([QKNorm()], standalone_site(q, k))
+    assert fitted.states[0].tensor("key_gain").shape == (2,)
     attend_with(fitted.methods, q, k, v, fitted=fitted)[0].square().sum().backward()
-    assert (fitted.stores[0].key_gain.grad != 0).all()
+    assert (fitted.states[0].tensor("key_gain").grad != 0).all()
 
 
 def test_it_gives_the_same_behind_rotary_positions_as_before_them():
@@ -50,15 +50,15 @@ def test_hosts_that_normalise_themselves_are_refused():
 
 def test_the_layer_norm_of_vit_22b_subtracts_the_mean_first():
     q, k, v = qkv()
-    fitted = fit_alone([QKNorm(norm="layer")], lone_site(q, k))
+    fitted = fit_standalone([QKNorm(norm="layer")], standalone_site(q, k))
     with torch.no_grad():
-        fitted.stores[0].query_gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        fitted.states[0].tensor("query_gain").copy_(torch.tensor([1.0, 2.0, 3.0]))
 
     def unit(x):
         x = x - x.mean(-1, keepdim=True)
         return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
-    gain = fitted.stores[0].query_gain.detach()[:, None, None]
+    gain = fitted.states[0].tensor("query_gain").detach()[:, None, None]
     out = attend_with(fitted.methods, q + 3, k - 1, v, fitted=fitted)[0]
     torch.testing.assert_close(out, weights(unit(q) * gain, unit(k)) @ v)
 

@@ -293,7 +293,7 @@ def test_qk_clip_scales_weight_normed_heads():
     handle = headwise.regularize(net, WeightNorm(), QKClip(threshold=0.01))
     before = net.layers[0].c_attn.weight.detach().clone()
     loss_of(net, ids())
-    largest = handle.fitted[0].stores[1].largest.clone()
+    largest = handle.fitted[0].states[1].tensor("largest").clone()
     handle.after_step()
     eta = (0.01 / largest).sqrt().repeat_interleave(8)[:, None]
     torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:24], before[:24] * eta)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headwise
-from headwise import FeatScale, GatedOutput, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam
+from headwise import FeatScale, GatedOutput, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam, projections
 from headwise.core.site import Site
-from headwise.projections import ProjectionError, projections
+from headwise.projections import ProjectionError
 from headwise.statistics.weights import read_weights, weight_reading, weight_reasons
 
 HEADS, SIZE, WIDTH = 2, 4, 6
@@ -51,7 +51,7 @@ EVERY = {"q": 3, "k": 3, "v": 3, "o": 3}
 
 def test_a_block_maps_patches_as_its_convolution_does():
     attn = ConvAttention({"q": 3, "o": 3})
-    found = projections(Site("attn", attn))
+    found = projections.find(Site("attn", attn))
     patches = F.unfold(X, 3, padding=1)
     made = found.q.weight() @ patches + found.q.bias()[:, None]
     torch.testing.assert_close(made, attn.q_proj(X).flatten(2))
@@ -119,7 +119,7 @@ def test_grouped_convolutions_are_no_matrix_and_refused_by_name(method, kind):
     with pytest.raises(ValueError, match=rf"attn makes its {kind} by attn\.{name}, a grouped convolution \(groups=2\)"):
         headwise.regularize(model, method, example=X)
     with pytest.raises(ProjectionError, match=rf"attn\.{name} is a grouped convolution"):
-        getattr(projections(Site("attn", model.attn)), kind).weight()
+        getattr(projections.find(Site("attn", model.attn)), kind).weight()
 
 
 def test_weights_of_grouped_convolutions_are_not_read():
@@ -139,17 +139,17 @@ def test_methods_that_need_rows_of_heads_alone_act_on_every_convolution(kinds):
     handle = headwise.regularize(model, QKClip(threshold=1e-3), FeatScale(), GatedOutput(), example=X)
     before = model.attn.q_proj(X)
     model.train()(X)
-    largest = handle.fitted[0].stores[0].largest.clone()
+    largest = handle.fitted[0].states[0].tensor("largest").clone()
     handle.after_step()
     factor = ((1e-3 / largest) ** 0.5).repeat_interleave(SIZE)[:, None, None]
     torch.testing.assert_close(model.attn.q_proj(X), before * factor, rtol=1e-4, atol=1e-6)
-    assert handle.fitted[0].stores[1].mean_gain.shape == (WIDTH,)
+    assert handle.fitted[0].states[1].tensor("mean_gain").shape == (WIDTH,)
 
 
 def test_transposed_convolutions_are_refused_by_name():
     with pytest.raises(ProjectionError, match=r"attn has attn\.q_proj, a transposed convolution"):
-        projections(Site("attn", ConvAttention({}, turned="q")))
-    assert "a transposed convolution" in projections(Site("attn", ConvAttention({}, turned="o"))).missing["o"]
+        projections.find(Site("attn", ConvAttention({}, turned="q")))
+    assert "a transposed convolution" in projections.find(Site("attn", ConvAttention({}, turned="o"))).missing["o"]
 
 
 def test_the_floor_of_the_entropy_is_not_taken_from_patches():

@@ -8,8 +8,9 @@ from projections import fused_toys as toys
 from projections.fused_toys import HEADS, SIZE, WIDTH, FusedToy
 from torch import nn
 
+from headwise import projections
 from headwise.core.site import Site
-from headwise.projections import ProjectionError, projections
+from headwise.projections import ProjectionError
 
 ORDERS = [toys.stacked, toys.reversed_stack, toys.interleaved, toys.entries_first, toys.heads_then_entries]
 
@@ -19,7 +20,7 @@ ORDERS = [toys.stacked, toys.reversed_stack, toys.interleaved, toys.entries_firs
 def test_blocks_hold_the_weights_the_layer_was_made_of(order, past):
     toy = FusedToy(order)
     toy.past = past
-    found = projections(Site("layer", toy))
+    found = projections.find(Site("layer", toy))
     for block, weight, bias in zip((found.q, found.k, found.v), toy.parts, toy.biases, strict=True):
         assert torch.equal(block.by_head(), weight)
         assert torch.equal(block.bias(), bias.flatten())
@@ -31,7 +32,7 @@ def test_blocks_hold_the_weights_the_layer_was_made_of(order, past):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_grouped_keys_and_values_are_told_apart(order, groups):
     toy = FusedToy(order, groups=groups, bias=False)
-    found = projections(Site("layer", toy))
+    found = projections.find(Site("layer", toy))
     assert (found.heads, found.kv_heads) == (HEADS, groups)
     for block, weight in zip((found.q, found.k, found.v), toy.parts, strict=True):
         assert torch.equal(block.by_head(), weight)
@@ -40,9 +41,9 @@ def test_grouped_keys_and_values_are_told_apart(order, groups):
 
 def test_rows_in_no_known_order_are_refused_by_name():
     with pytest.raises(
-        ProjectionError, match=r"layer has one fused layer\.mix with 96 rows for q, k, v in no known order"
+        ProjectionError, match=r"layer has one layer\.mix with 96 rows for q, k, v in no known order"
     ):
-        projections(Site("layer", FusedToy(toys.shuffled)))
+        projections.find(Site("layer", FusedToy(toys.shuffled)))
 
 
 @pytest.mark.parametrize("past", [False, True])
@@ -52,7 +53,7 @@ def test_looking_leaves_no_trace(past):
     before = {name: value.clone() for name, value in toy.state_dict().items()}
     plain = nn.functional.scaled_dot_product_attention
     state = torch.get_rng_state()
-    projections(Site("layer", toy))
+    projections.find(Site("layer", toy))
     assert all(torch.equal(value, before[name]) for name, value in toy.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert toy.training
@@ -79,8 +80,8 @@ def test_a_layer_that_needs_more_inputs_asks_for_an_example_and_takes_it():
     model = nn.ModuleDict({"layer": layer})
     model.forward = lambda x: layer(x, torch.ones(WIDTH))
     with pytest.raises(ProjectionError, match=r"layer could not be run \(TypeError.*pass example= with a batch"):
-        projections(Site("layer", layer))
-    found = projections(Site("layer", layer), model, example=torch.randn(5, 6, WIDTH))
+        projections.find(Site("layer", layer))
+    found = projections.find(Site("layer", layer), model, example=torch.randn(5, 6, WIDTH))
     assert torch.equal(found.k.by_head(), layer.inner.parts[1])
 
 
@@ -96,7 +97,7 @@ class Explicit(nn.Module):
 
 def test_a_layer_that_computes_attention_itself_is_refused_with_the_reason():
     with pytest.raises(ProjectionError, match="computes attention itself: neither F"):
-        projections(Site("layer", Explicit()))
+        projections.find(Site("layer", Explicit()))
 
 
 class LowRank(FusedToy):
@@ -115,7 +116,7 @@ def test_factors_in_a_row_are_refused_with_the_remedy():
     with pytest.raises(
         ProjectionError, match=r"makes its q by layer\.mix and layer\.down and layer\.up; merge adapters"
     ):
-        projections(Site("layer", LowRank()))
+        projections.find(Site("layer", LowRank()))
 
 
 class Convolved(nn.Module):
@@ -132,20 +133,20 @@ class Convolved(nn.Module):
 
 def test_a_pointwise_convolution_is_a_projection_and_a_grouped_one_is_refused_by_name():
     layer = Convolved(1, 1)
-    found = projections(Site("layer", layer))
+    found = projections.find(Site("layer", layer))
     assert torch.equal(found.v.weight(), layer.qkv.weight[2 * WIDTH :, :, 0])
     assert found.v.heads == 3
     assert found.o is None
     with pytest.raises(
         ProjectionError, match=r"layer\.qkv, a grouped convolution \(groups=3\), in which heads share no matrix"
     ):
-        projections(Site("layer", Convolved(3, 1)))
+        projections.find(Site("layer", Convolved(3, 1)))
     with pytest.raises(ProjectionError, match=r"a convolution over \(3,\), which is no single matrix"):
-        projections(Site("layer", Convolved(1, 3)))
+        projections.find(Site("layer", Convolved(1, 3)))
 
 
 def test_a_missing_block_is_named_with_the_method_that_needs_it():
-    found = projections(Site("layer", Convolved(1, 1)))
+    found = projections.find(Site("layer", Convolved(1, 1)))
     with pytest.raises(
         ProjectionError, match="NuclearDecay needs the output projection; layer has no output projection"
     ):
@@ -154,7 +155,7 @@ def test_a_missing_block_is_named_with_the_method_that_needs_it():
 
 def test_scaling_a_head_of_an_interleaved_block_touches_its_rows_and_bias_alone():
     toy = FusedToy(toys.interleaved)
-    found = projections(Site("layer", toy))
+    found = projections.find(Site("layer", toy))
     found.k.scale_(torch.tensor([1.0, 0.5, 1.0, 3.0]))
     scale = torch.tensor([1.0, 0.5, 1.0, 3.0])[:, None]
     assert torch.equal(found.k.by_head(), toy.parts[1] * scale[..., None])

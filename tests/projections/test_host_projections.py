@@ -8,9 +8,9 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.core.site import Site
-from headwise.projections import Projections, capture, projections
+from headwise.projections import Projections, capture
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -77,7 +77,7 @@ def test_transformers_layers_compute_with_their_blocks(name):
     if name == "t5":
         batch["decoder_input_ids"] = batch["input_ids"]
     site = found_in(model)[0]
-    found = projections(site, model)
+    found = projections.find(site, model)
     assert not found.missing
     assert found.layout == LAYOUTS.get(name, "separate")
     # Rotary models turn q and k after the projection; OPT scales q.
@@ -94,7 +94,7 @@ def test_timm_layers_compute_with_their_blocks(name):
             parameter.add_(0.05 * torch.randn_like(parameter))
     site = Site("blocks.0.attn", model.blocks[0].attn)
     image = torch.randn(1, 3, *model.patch_embed.img_size)
-    found = projections(site, model, image)
+    found = projections.find(site, model, image)
     assert found.layout == "stacked (3, H, d) as q, k, v"
     if "vit" not in name:
         assert found.q.bias_name == "q_bias"
@@ -110,7 +110,7 @@ def test_windowed_timm_layers_are_seen_through_an_example(name):
     model = timm.create_model(name)
     sites = found_in(model)
     for site in sites[:2]:
-        found = projections(site, model, torch.randn(1, 3, 224, 224))
+        found = projections.find(site, model, torch.randn(1, 3, 224, 224))
         assert found.verified
         assert not found.missing
         assert found.heads == site.module.num_heads if name.startswith("twins") else site.module.heads
@@ -127,7 +127,7 @@ def test_multihead_attention_is_known_by_definition(options):
     for name, parameter in module.named_parameters():
         if "bias" in name:
             nn.init.normal_(parameter)
-    found = projections(Site("attn", module))
+    found = projections.find(Site("attn", module))
     x, y, z = (
         torch.randn(2, 5, 16),
         torch.randn(2, 6, options.get("kdim", 16)),
@@ -148,6 +148,6 @@ def test_multihead_attention_is_known_by_definition(options):
 def test_scaling_keys_scales_the_learned_extra_key_along():
     module = nn.MultiheadAttention(8, 2, add_bias_kv=True)
     before = module.bias_k.detach().clone()
-    projections(Site("attn", module)).k.scale_(torch.tensor([0.5, 1.0]))
+    projections.find(Site("attn", module)).k.scale_(torch.tensor([0.5, 1.0]))
     assert torch.equal(module.bias_k[..., :4], before[..., :4] * 0.5)
     assert torch.equal(module.bias_k[..., 4:], before[..., 4:])

@@ -8,7 +8,7 @@ from small_models import HOSTS, Own, fresh
 
 import headwise
 from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
-from headwise.core.method_state import Store
+from headwise.core.method_state import MethodState
 
 
 def fitted(method, seed=0):
@@ -118,5 +118,5 @@ def test_learned_parameters_of_a_model_without_numbers_have_none_either(text):
 def test_quantized_weights_do_not_set_the_precision_of_what_is_learned():
     layer = torch.nn.Module()
     layer.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
-    store = Store(layer, "AttnScale")
-    assert store.parameter("gain", torch.zeros(2)).dtype == torch.float32
+    state = MethodState(layer, "AttnScale")
+    assert state.parameter("gain", torch.zeros(2)).dtype == torch.float32

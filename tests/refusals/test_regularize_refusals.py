@@ -27,8 +27,8 @@ class Exploding(Method):
     no_neutral = "it never gets that far"
     learns = True
 
-    def build(self, site, store):
-        store.parameter("gain", torch.zeros(1))
+    def build(self, site, state):
+        state.parameter("gain", torch.zeros(1))
         if site.depth == site.layers - 1:
             raise ValueError("no room left")
 

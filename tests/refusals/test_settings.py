@@ -11,6 +11,10 @@ from headwise import DropHead, DropKey, VShape
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY, Method
 
+# A name for a type, as a method's author may have one: only the type behind it says what a setting may hold.
+Share = float
+Count = int | None
+
 CLASSES = [REGISTRY[name] for name in shelf.__all__]
 FIELDS = [(cls, field) for cls in CLASSES for field in dataclasses.fields(cls)]
 NUMBERS = [(cls, f) for cls, f in FIELDS if isinstance(f.default, (int, float)) and not isinstance(f.default, bool)]
@@ -108,3 +112,22 @@ def test_a_schedule_that_cannot_be_is_refused():
         VShape(start=0.2, end=0.1, warmup=9, total=5)
     with pytest.raises(ValueError, match="Ramp needs steps >= 1, got 0"):
         headwise.Ramp(start=0.0, end=1.0, steps=0)
+
+
+@pytest.fixture
+def named_types():
+    class Named(Method):
+        """Has settings whose types have names of their own."""
+
+        share: "Share" = 0.5
+        count: "Count" = 3
+
+    yield Named
+    del REGISTRY["Named"]
+
+
+def test_the_types_of_settings_are_read_and_not_their_text(named_types):
+    assert repr(named_types(share=1)) == "Named(share=1.0)"
+    assert named_types(count=None).count is None
+    with pytest.raises(TypeError, match=r"Named\.count must be a whole number, got 2\.5"):
+        named_types(count=2.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from report.synthetic_study import write_study
 
 import headwise.comparing.report
@@ -91,6 +92,7 @@ def test_the_health_of_nine_runs_with_thirty_heads_takes_less_than_two_megabytes
 def test_an_alert_is_shown_with_its_remedy_and_source(tmp_path):
     alert = reading(50) | {
         "alert": "entropy collapse",
+        "threshold": 0.05,
         "sentence": "it fell",
         "remedy": "bound it",
         "source": "a paper",
@@ -102,7 +104,8 @@ def test_an_alert_is_shown_with_its_remedy_and_source(tmp_path):
 
 
 def test_many_alerts_are_cut_and_the_cut_is_told(tmp_path):
-    alerts = [reading(step) | {"alert": "sink", "sentence": f"at {step}", "remedy": "wait"} for step in range(150)]
+    said = {"alert": "sink", "threshold": 0.5, "remedy": "wait", "source": "a paper"}
+    alerts = [reading(step) | said | {"sentence": f"at {step}"} for step in range(150)]
     text = body(watched(tmp_path, alerts))
     assert "150 alerts in 1 watched run; the first 100 are listed" in text
     assert "at 99; wait" in text
@@ -114,3 +117,9 @@ def test_readings_that_are_not_finite_leave_a_gap(tmp_path):
     html = headwise.comparing.report.write(study.path).read_text(encoding="utf-8")
     assert '"value":null' not in html
     assert "attention entropy (nats)" in html
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    study = watched(tmp_path, [reading(0), {"site": "blocks.0.attn", "step": 1}])
+    with pytest.raises(ValueError, match=r"health.jsonl, line 2, is no record of health: depth"):
+        health_sections(study)

@@ -171,11 +171,11 @@ def test_a_sample_of_all_queries_is_the_whole():
 )
 def test_sampled_rows_have_the_figures_of_their_rows(kind):
     call = reading(kind)
-    from headwise.statistics import Rows
+    from headwise.statistics import RowFigures
 
     needs = ("top", "entropy", "peak", "distance", "roughness", "centred")
-    whole = Rows(call, needs)
-    part = Rows(call, needs, Queries.of(call, 11, torch.Generator().manual_seed(5)))
+    whole = RowFigures(call, needs)
+    part = RowFigures(call, needs, Queries.of(call, 11, torch.Generator().manual_seed(5)))
     index = part.queries.positions[:, None].expand(-1, call.heads, -1)
     valid = part.queries.valid.expand(-1, call.heads, -1) > 0
     assert valid.sum() > 20

@@ -153,3 +153,14 @@ def test_every_remedy_names_methods_that_exist():
     named = {word for remedy in REMEDIES.values() for word in re.findall(r"\b[A-Z][A-Za-z]+\b", remedy.text)}
     assert len(named & set(REGISTRY)) > 5
     assert {word for word in named if sum(map(str.isupper, word)) > 1} <= set(REGISTRY)
+
+
+def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
+    from headwise.auditing import weight_alerts
+    from headwise.watching import rules
+    from headwise.watching.remedies import REMEDIES, remedy_for_weights
+
+    told = {rule.alert for rule in rules.RULES}
+    of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}
+    used = [REMEDIES[alert] for alert in told] + [remedy_for_weights(alert) for alert in of_weights]
+    assert {id(remedy) for remedy in used} == {id(remedy) for remedy in REMEDIES.values()}

@@ -1,5 +1,6 @@
 """What a user chooses, and chooses wrongly: sites, statistics, rows, and the order of watch and regularize."""
 
+import copy
 import gc
 
 import pytest
@@ -112,3 +113,58 @@ def test_watched_first_and_regularized_then_is_refused_with_the_order():
     headwise.regularize(model, headwise.DropHead(p=0.2))
     with pytest.raises(ValueError, match=r"is regularized already with .*DropHead"):
         headwise.regularize(model, headwise.DropHead(p=0.2))
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_model_that_is_watched_alone_is_not_regularized(name):
+    model = fresh(HOSTS[name])
+    watch = headwise.watch(model, every=1)
+    with pytest.raises(ValueError, match="is not regularized"):
+        headwise.handle(model)
+    watch.remove()
+
+
+def test_a_part_of_a_watched_model_cannot_be_regularized():
+    model = fresh(HOSTS["own"])
+    watch = headwise.watch(model, every=1)
+    with pytest.raises(ValueError, match=r"^blocks.0.attn is watched by headwise.watch"):
+        headwise.regularize(model.blocks[0], headwise.DropHead(p=0.2))
+    watch.remove()
+
+
+def test_two_watches_share_no_site_and_the_refused_one_changes_nothing():
+    model = fresh(HOSTS["own"])
+    first = headwise.watch(model, every=1, on_alert=None, where=["blocks.0.attn"], statistics=["max_logit"])
+    hooks = len(model._forward_pre_hooks)
+    with pytest.raises(ValueError, match=r"blocks.0.attn is watched already"):
+        headwise.watch(model, every=1)
+    assert len(model._forward_pre_hooks) == hooks
+    second = headwise.watch(model, every=1, on_alert=None, where=["blocks.1.attn"], statistics=["max_logit"])
+    model(VECTORS)
+    for watch in (first, second):
+        watch.step()
+        assert watch.records()
+        watch.remove()
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTS if "dropout" not in name])
+def test_the_copy_of_a_watched_model_can_be_regularized_and_watched(name):
+    host = HOSTS[name]
+    model = fresh(host)
+    watch = headwise.watch(model, every=1, on_alert=None, statistics=["max_logit"])
+    twin, other = copy.deepcopy(model), copy.deepcopy(model)
+    handle = headwise.regularize(twin, headwise.Temperature(value=0.25))
+    assert not torch.equal(host.run(twin), host.run(model))
+    handle.remove()
+    again = headwise.watch(other, every=1, on_alert=None, statistics=["max_logit"])
+    host.run(other)
+    again.step()
+    watch.step()
+    assert by_key(again.records()) == by_key(watch.records())
+    assert again.records()
+    again.remove()
+    watch.remove()
+    for one in (twin, other, model):
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in one.modules())
+        assert not any(m.__dict__.get("forward") for m in one.modules())

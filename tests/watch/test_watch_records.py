@@ -26,7 +26,7 @@ def test_a_head_of_which_nothing_was_counted_has_no_record():
     from types import SimpleNamespace
 
     from headwise.statistics import Tally
-    from headwise.watching.records import Figures
+    from headwise.watching.figures import Figures
 
     site = SimpleNamespace(name="a", depth=0)
     tally = Tally(torch.tensor([1.0, 0.0, torch.nan]), torch.tensor([2.0, 0.0, 2.0]))

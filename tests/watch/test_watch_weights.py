@@ -30,7 +30,7 @@ class Plain(nn.Module):
         return self.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
-def losses(model, steps=4, watch=None):
+def losses(model, steps=4, watch=None, handle=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for _ in range(steps):
@@ -39,8 +39,9 @@ def losses(model, steps=4, watch=None):
         optimizer.step()
         optimizer.zero_grad()
         found.append(loss.item())
-        if watch is not None:
-            watch.step()
+        for one in (handle and handle.after_step, watch and watch.step):
+            if one is not None:
+                one()
     return found
 
 
@@ -78,9 +79,9 @@ def test_reading_the_weights_of_sigma_reparam_changes_no_bit():
     found = []
     for watched in (False, True):
         model = fresh(HOSTS["own"])
-        headwise.regularize(model, headwise.SigmaReparam())
+        handle = headwise.regularize(model, headwise.SigmaReparam())
         watch = headwise.watch(model, every=1, on_alert=None) if watched else None
-        found.append(losses(model, watch=watch))
+        found.append(losses(model, watch=watch, handle=handle))
     assert found[0] == found[1]
     assert any(r["statistic"] == "spectral_norm_qk" for r in watch.records())
 

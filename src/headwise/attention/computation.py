@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.row_readings import Rows
-from headwise.attention.softmax import fused, logits, normalize
+from headwise.attention.matrix import on_matrix
+from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
 from headwise.core.method import Method
 
@@ -46,76 +43,25 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
     for method in active:
         if method.overrides("inputs"):
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
-    # Made before attention, its gradient is made after that of attention, when attention's own tensors are gone.
+    # What is made before attention has its gradient made after that of attention, when attention's own tensors are gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
-    if any(m.random or m.penalizes for m in active):
-        call.open_pass()  # before any block, for a block may be run again
+    if any(m.draws() or m.penalizes for m in active):
+        # Before any block, for a block may be run again.
+        call.open_pass()
     out, weights, made = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or call.sinks is not None
     if form == "fast" and not matrix and not _small(call, active):
-        out = _fast(call, active)
+        out = without_matrix(call, active)
     if out is None:
+        # A matrix-free try that gave up half-way may have penalised already; the matrix does it again.
         del call.penalties[made:]
         call.norms.clear()
-        out, weights = _explicit(call, active, need_weights)
-        call.context.ran("explicit")
+        out, weights = on_matrix(call, active, need_weights, WHOLE)
+        call.context.ran.explicit = True
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)
     return out, weights
-
-
-def _fast(call: Call, active: Sequence[Method]) -> Tensor | None:
-    """Compute without the matrix, or give None where some method's matrix-free form is not exact here."""
-    q, k, keep = call.q, call.k, None
-    edits: list[Method] = []
-    kept_after: Tensor | None = None
-    for method in active:
-        if method.overrides("logits"):
-            if method.overrides("scores"):
-                edited_scores = method.scores(q, k, call)
-                if edited_scores is None:
-                    return None
-                q, k = edited_scores
-                continue
-            kept = method.keep(call) if method.overrides("keep") else None
-            if kept is None:
-                return None
-            keep = kept if keep is None else keep & kept
-        elif method.overrides("weights"):
-            if method.overrides("keep"):
-                # Renormalised dropping is a mask only where nothing edited the weights before it.
-                kept = None if edits or kept_after is not None else method.keep(call)
-                if kept is None:
-                    return None
-                kept_after = kept
-            elif not method.overrides("attend") or (call.dropout > 0 and not method.commutes_with_dropout):
-                return None
-            else:
-                edits.append(method)
-    rows = Rows(call, q, k, keep)
-    if not _read(call, active, rows):
-        return None
-    if rows.output() is not None and not edits and kept_after is None and call.dropout == 0:
-        call.context.ran("rows")
-        return rows.output()
-    both = keep if kept_after is None else kept_after if keep is None else keep & kept_after
-    attend = Fused(call, q, k, both)
-    call.context.ran("fused, one coordinate wider" if attend.width else "fused")
-    step: Callable[[Tensor], Tensor] = attend
-    for method in edits:
-        edited = method.attend(step, call)
-        if edited is None:
-            return None
-        step = edited
-    return step(call.v)
-
-
-def _read(call: Call, active: Sequence[Method], rows: Rows) -> bool:
-    readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
-    if readers and call.mask is not None and call.mask.requires_grad:
-        return False
-    return all(m.overrides("read_free") and m.read_free(rows, call) is not NotImplemented for m in readers)
 
 
 def _small(call: Call, active: Sequence[Method]) -> bool:
@@ -139,87 +85,3 @@ def _kinds(method: Method) -> list[str]:
     if method.overrides("read"):
         found.append("edit")
     return found
-
-
-class Fused:
-    """The map v -> A v by the fused kernel, for q, k, a mask and columns that are kept."""
-
-    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
-        self.q, self.k, self.scale, self.dropout = q, k, call.scale, call.dropout
-        self.mask, self.causal, self.width = call.mask, call.causal, 0
-        if keep is None:
-            return
-        if self.mask is None and not self.causal:
-            self.mask = keep
-        elif self.mask is None and keep.shape[2] == 1:
-            self._widen(keep)
-        else:
-            allowed = call.allowed()
-            self.causal = False
-            if self.mask is not None and self.mask.dtype != torch.bool:
-                self.mask = self.mask.masked_fill(~(keep & allowed), float("-inf"))
-            else:
-                self.mask = keep & allowed
-
-    def _widen(self, keep: Tensor) -> None:
-        # Causal with dropped columns: one more coordinate puts them at -infinity, so no T x N mask is needed.
-        self.width = 8 - self.q.shape[-1] % 8
-        far = -6e4 if self.k.dtype == torch.float16 else -1e9
-        extra = torch.where(keep[:, :, 0, :, None], 0.0, far).to(self.k.dtype)
-        self.k = torch.cat([self.k, F.pad(extra, (0, self.width - 1)).expand(*self.k.shape[:3], self.width)], dim=-1)
-        one = torch.ones_like(self.q[..., :1])
-        self.q = torch.cat([self.q, F.pad(one, (0, self.width - 1))], dim=-1)
-
-    def __call__(self, v: Tensor) -> Tensor:
-        size = v.shape[-1]
-        if self.width:
-            v = F.pad(v, (0, self.q.shape[-1] - size))
-        o = fused(self.q, self.k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=self.scale)
-        return o[..., :size] if self.width else o
-
-
-def _explicit(call: Call, active: Sequence[Method], need_weights: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute on the matrix, as the papers write it; in blocks of queries where it is large."""
-    size = call.batch * call.heads * call.keys
-    whole = need_weights or any(m.overrides("read") and not m.rowwise for m in active) or size * call.queries <= WHOLE
-    if whole:
-        return _matrix(call, active, call.q, call.k, call.v)[:2]
-    step = max(1, WHOLE // size)
-    outs, sums = [], []
-    for start in range(0, call.queries, step):
-        part = call.block(slice(start, min(start + step, call.queries)))
-        run = partial(_part, part, active)
-        if torch.is_grad_enabled():
-            out, *found = checkpoint(run, part.q, call.k, call.v, use_reentrant=False)
-        else:
-            out, *found = run(part.q, call.k, call.v)
-        outs.append(out)
-        sums.append(found)
-    merged = [torch.stack(terms).sum(0) for terms in zip(*sums, strict=True)]
-    call.penalties.extend(zip(merged[::2], merged[1::2], strict=True))
-    return torch.cat(outs, dim=2), None
-
-
-def _part(part: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    part.penalties = []
-    out = _matrix(part, active, q, k, v)[0]
-    return (out, *(x for pair in part.penalties for x in pair))
-
-
-def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    s = logits(call, q, k)
-    for method in active:
-        if method.overrides("logits"):
-            s = method.logits(s, call)
-    a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))
-    for method in active:
-        if method.overrides("read"):
-            method.read(a, call)
-        elif method.overrides("read_free"):
-            method.read_free(Rows(call, q, k, None), call)
-    for method in active:
-        if method.overrides("weights"):
-            a = method.weights(a, call)
-    if call.dropout > 0:
-        a = F.dropout(a, call.dropout)
-    return a.to(v.dtype) @ v, a

@@ -1,17 +1,16 @@
-"""Rows: readings of the attention weights that need no T x N matrix."""
+"""Readings of the attention weights that need no T x N matrix."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.kernels.row_statistics import AttendRows, logits_block, spans
-from headwise.attention.softmax import fused, normalize
+from headwise.attention.kernels.row_statistics import AttendRows
+from headwise.attention.softmax import fused
 from headwise.core.call import Call
 
 
-class Rows:
+class MatrixFreeReadings:
     """What a method may read of A (after masks and logit edits, before weight edits) without the matrix."""
 
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
@@ -40,8 +39,9 @@ class Rows:
             return mask, self.call.causal
         allowed = self.call.allowed()
         kept = keep if allowed is None else keep & allowed
-        hard = mask is None or mask.dtype == torch.bool
-        return (kept if hard else mask.masked_fill(~kept, float("-inf"))), False  # type: ignore[union-attr]
+        if mask is None or mask.dtype == torch.bool:
+            return kept, False
+        return mask.masked_fill(~kept, float("-inf")), False
 
     def _all(self) -> tuple[Tensor, ...]:
         if self._statistics is None:
@@ -69,17 +69,6 @@ class Rows:
         mask = self.mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(z.dtype)
+        # The kernel takes one dtype; z tells in which the reading is wanted.
         q, k = self.q.to(z.dtype), self.k.to(z.dtype)
         return fused(q, k, z, attn_mask=mask, is_causal=self.causal, scale=self.call.scale)
-
-    def attend_transposed(self, z: Tensor) -> Tensor:
-        """Give A^T z for z (B, H, T, D) in fp32, block by block of queries; differentiable."""
-        total = torch.zeros(*z.shape[:2], self.k.shape[2], z.shape[-1], dtype=torch.promote_types(self.q.dtype, torch.float32), device=z.device)
-        for rows in spans(self.q, self.k):
-            total = total + checkpoint(self._transposed, self.q[:, :, rows], self.k, z[:, :, rows], rows.start, use_reentrant=False)
-        return total
-
-    def _transposed(self, q: Tensor, k: Tensor, z: Tensor, start: int) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
-            a = normalize(logits_block(q, k, self.mask, self.causal, self.call.scale, start), empty=self.mask is not None)
-            return a.transpose(-1, -2) @ z.to(a.dtype)

@@ -16,6 +16,7 @@ def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
     """Give the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
     s = q @ k.transpose(-1, -2) * call.scale
     s = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
+    # As Gemma 2 does: capped before the mask, for tanh would make -inf a finite logit.
     if call.softcap is not None:
         s = call.softcap * torch.tanh(s / call.softcap)
     if call.mask is not None and call.mask.dtype != torch.bool:
@@ -28,8 +29,9 @@ def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
 def _hard(call: Call) -> Tensor:
     allowed = call.allowed()
     assert allowed is not None
+    # An additive mask is in the sum already, with its own values: only causality is still to be cut off.
     if call.causal and call.mask is not None and call.mask.dtype != torch.bool:
-        start = 0 if call.rows is None else call.rows.start
+        start = 0 if call.query_block is None else call.query_block.start
         query = torch.arange(start, start + call.queries, device=call.q.device)[:, None]
         return (torch.arange(call.keys, device=call.q.device) <= query)[None, None]
     return allowed
@@ -42,5 +44,6 @@ def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Te
         return torch.cat([s, column], dim=-1).softmax(-1)[..., :-1]
     if not empty:
         return s.softmax(-1)
+    # The softmax of a row of -inf is nan, and its gradient too: such a row is computed as zeros and taken out afterwards.
     none = (s == float("-inf")).all(-1, keepdim=True)
     return s.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-import headwise
 from headwise.auditing.batches import Batch
 from headwise.auditing.checkpoint import Checkpoint
 from headwise.auditing.errors import CheckpointError
-from headwise.core.call import Call
-from headwise.regularizing.fitted_site import Fitted
 from headwise.statistics import STATISTICS
-from headwise.watching.alerts import Judge, Thresholds
+from headwise.watching.alerts import Judge
+from headwise.watching.figures import Figures
+from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Figures
-from headwise.watching.stream import Stream
+from headwise.watching.records import Alert, Record
+from headwise.watching.site_observer import SiteObserver
+from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights
-
-Record = dict[str, Any]
-
-
-class _Looking:
-    """Brings the calls of a model in eval mode to a recorder that was made for training."""
-
-    def __init__(self, recorder: Recorder, fitted: Fitted, model: torch.nn.Module) -> None:
-        self.recorder = recorder
-        self.stream = Stream(fitted, model, lambda left: recorder.take_final(fitted.site, left))
-
-    def __call__(self, call: Call, out: Tensor) -> None:
-        call.training = True
-        self.recorder.take(call, out, self.stream, self.stream.take())
 
 
 def read_activations(
     checkpoint: Checkpoint, text: Path | None, images: Path | None, thresholds: Thresholds | None = None
-) -> tuple[list[Record], list[Record], dict[str, Any]]:
+) -> tuple[list[Record], list[Alert], dict[str, dict[str, str]]]:
     """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply and why.
 
     A checkpoint is read once, so every figure is judged as it stands.
@@ -50,29 +34,28 @@ def read_activations(
     batches = made.of(text, images)
     both = ". It has a part for texts and one for images: pass text= and images=" if made.joint else ""
     model = checkpoint.whole()
-    handle = headwise.regularize(model, allow_none=True)
     weights = Weights(list(STATISTICS))
-    recorder = Recorder(list(STATISTICS), None, weights)
-    looking: list[_Looking] = []
+    # The calls of a model in evaluation are read, not those of a training.
+    recorder = Recorder(list(STATISTICS), None, weights, training=False)
+    places = Places(model, None)
+    observers: list[SiteObserver] = []
     try:
-        weights.look(model, [fitted.site for fitted in handle.fitted])
-        for fitted in handle.fitted:
-            looking.append(_Looking(recorder, fitted, model))
-            fitted.observer, fitted.armed = looking[-1], True
+        sites = [one.site for one in places.sites]
+        weights.look(model, sites)
+        for one in places.sites:
+            observers.append(SiteObserver(one, recorder, model))
+            one.observer, one.armed = observers[-1], True
         for batch in batches:
             _run(model, batch, both if None in (text, images) else "")
+        tallies = [(site, recorder.tallies.get(site.index, {})) for site in sites]
         figures = [
-            figure
-            for fitted in handle.fitted
-            for name, tally in recorder.tallies.get(fitted.site.index, {}).items()
-            if (figure := Figures.of(fitted.site, 0, name, tally)) is not None
+            figure for site, known in tallies for name in known if (figure := Figures.of(site, 0, name, known[name]))
         ]
-        names = {fitted.site.index: fitted.site.name for fitted in handle.fitted}
-        reasons = {names[index]: found for index, found in recorder.reasons.items()}
+        reasons = {site.name: recorder.reasons[site.index] for site in sites if site.index in recorder.reasons}
     finally:
-        for one in looking:
-            one.stream.remove()
-        handle.remove()
+        for observer in observers:
+            observer.remove()
+        places.leave()
     records = [record for figure in figures for record in figure.records()]
     return records, Judge(thresholds or Thresholds(), at_once=True).alerts(records), reasons
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headwise.auditing.activations import read_activations
 from headwise.auditing.errors import CheckpointError
-from headwise.auditing.judging import WeightThresholds, weight_alerts
 from headwise.auditing.opening import open_checkpoint
-from headwise.auditing.result import Audit
+from headwise.auditing.records import AuditAlert, AuditRecord
+from headwise.auditing.report import Audit
+from headwise.auditing.weight_alerts import WeightThresholds, weight_alerts
 from headwise.auditing.weights import read_checkpoint
 from headwise.files.provenance import commit, hardware, versions
-from headwise.watching.alerts import Thresholds
+from headwise.watching.thresholds import Thresholds
 
 __all__ = ["Audit", "CheckpointError", "WeightThresholds", "audit"]
 
@@ -51,14 +53,14 @@ def audit(
     start = time.perf_counter()
     opened = open_checkpoint(checkpoint)
     read = read_checkpoint(opened, progress)
-    records, alerts = list(read.records), weight_alerts(read, thresholds or WeightThresholds())
+    records: list[AuditRecord] = [*read.records]
+    alerts: list[AuditAlert] = [*weight_alerts(read, thresholds or WeightThresholds())]
     reasons: dict[str, dict[str, str]] = {}
     if text is not None or images is not None:
-        from headwise.auditing.activations import read_activations
-
         file, folder = (None if path is None else Path(path) for path in (text, images))
         more, raised, reasons = read_activations(opened, file, folder, activation_thresholds)
-        records, alerts = records + more, alerts + raised
+        records += more
+        alerts += raised
     result = Audit(
         checkpoint=opened.name,
         kind=opened.kind,

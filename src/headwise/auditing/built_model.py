@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise import projections
 from headwise.auditing.batches import Batches
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
 from headwise.core.site import Site
 from headwise.files.optional_imports import load
 from headwise.methods.text import suggest
-from headwise.projections import Projections, projections
+from headwise.projections import Projections
 
 
 class BuiltModel:
@@ -32,7 +33,7 @@ class BuiltModel:
         example = None
         if self._image is not None:
             example = torch.zeros(1, len(self._image["mean"]), *self._image["size"])
-        return projections(site, self.model, example)
+        return projections.find(site, self.model, example)
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Read parameters by their names."""

@@ -45,7 +45,7 @@ class Checkpoint(Protocol):
 @contextmanager
 def weights_in_place(checkpoint: Checkpoint, found: Projections) -> Iterator[None]:
     """Put the real weights of one site into the structure, and take them out again."""
-    places = {}
+    places: dict[str, tuple[nn.Module, str, nn.Parameter]] = {}
     for block in found.blocks:
         if (parameter := block.module._parameters.get(block.name)) is not None and parameter.device.type == "meta":
             places.setdefault(block.where, (block.module, block.name, parameter))

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from headwise.auditing.audit import audit
-from headwise.auditing.result import Audit
+from headwise.auditing.report import Audit
+from headwise.auditing.terminal import show
 from headwise.files.optional_imports import load
 
 
@@ -17,8 +18,6 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
     Raises:
         CheckpointError: where the checkpoint cannot be read, with the remedy.
     """
-    from headwise.auditing.terminal import show
-
     console = load("rich.console", "study").Console()
     bars = load("rich.progress", "study")
     columns = (

@@ -50,13 +50,13 @@ def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Modu
     if wanted is not None and not isinstance(wanted, str):
         raise CheckpointError(f"{file} names the architecture {wanted!r}, which is no name")
     cls = getattr(transformers, wanted, None) if wanted else None
-    known = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
-    if known and not isinstance(config, cls.config_class):
+    known: Any = cls if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel) else None
+    if known is not None and not isinstance(config, known.config_class):
         raise CheckpointError(
             f"{file} is of the model type {settings['model_type']!r} and names the architecture {wanted}, which is of another"
         )
     with torch.device("meta"), _refused(file, "gives no model"), quiet():
-        return cls(config) if known else transformers.AutoModel.from_config(config)
+        return known(config) if known is not None else transformers.AutoModel.from_config(config)
 
 
 def _check_type(file: Path, settings: dict[str, Any]) -> None:

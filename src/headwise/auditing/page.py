@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any
 
-from headwise.auditing.judging import place
-from headwise.auditing.result import Audit
+from headwise.auditing.records import AuditRecord, place_of
+from headwise.auditing.result import AuditResult
 from headwise.auditing.summary import lead, overview, title_of
 from headwise.auditing.weights import PRODUCTS
 from headwise.pages.charts import heat_map
@@ -15,12 +15,11 @@ from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
-Record = dict[str, Any]
 # Maps whose cells carry their head's singular values.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
 
 
-def audit_page(audit: Audit) -> str:
+def audit_page(audit: AuditResult) -> str:
     """Give the whole page as one HTML string."""
     names = list(dict.fromkeys(record["statistic"] for record in audit.records))
     weights = [name for name in names if name not in STATISTICS]
@@ -48,13 +47,13 @@ def audit_page(audit: Audit) -> str:
     return page(f"Audit of {audit.checkpoint}", sections, eyebrow="headwise audit", lead=lead(audit), facts=facts)
 
 
-def _worst(audit: Audit) -> Any:
+def _worst(audit: AuditResult) -> Any:
     columns = [Column("head"), Column("score", number=True), Column("why", wide=True)]
-    rows = [[place(w), w["score"], "; ".join(w["reasons"]) or "nothing stands out"] for w in audit.worst(10)]
+    rows = [[place_of(w), w["score"], "; ".join(w["reasons"]) or "nothing stands out"] for w in audit.worst(10)]
     return table(columns, rows)
 
 
-def _alerts(audit: Audit) -> Any:
+def _alerts(audit: AuditResult) -> Any:
     if not audit.alerts:
         return prose(["No figure is beyond its limit."])
     columns = [
@@ -65,7 +64,7 @@ def _alerts(audit: Audit) -> Any:
     ]
     rows = [
         [
-            place(a),
+            place_of(a),
             Cell(a["alert"], tone="worse"),
             Cell(f"{a['sentence']}. {a['remedy']}.", small=a["source"]),
             a["value"],
@@ -75,7 +74,7 @@ def _alerts(audit: Audit) -> Any:
     return table(columns, rows)
 
 
-def _map(audit: Audit, name: str) -> Any:
+def _map(audit: AuditResult, name: str) -> Any:
     records = [record for record in audit.records if record["statistic"] == name]
     statistic, _, kind = name.rpartition("_")
     traced = statistic in TRACED and kind in PRODUCTS
@@ -84,7 +83,7 @@ def _map(audit: Audit, name: str) -> Any:
     rows = []
     for record in records:
         value = record["value"]
-        row = {"layer": record["depth"] if by_depth else record["site"], "head": _column(record)}
+        row: dict[str, Any] = {"layer": record["depth"] if by_depth else record["site"], "head": _column(record)}
         row["value"] = float(f"{value:.4g}") if math.isfinite(value) else None
         if traced and record["head"] is not None:
             spectrum = audit.spectra.get(f"{record['site']}|{record['head']}|{kind}", [])
@@ -95,8 +94,8 @@ def _map(audit: Audit, name: str) -> Any:
     return figure(chart, title=title_of(name), caption=caption, trace="singular values" if traced else "")
 
 
-def _column(record: Record) -> str | int:
-    if record.get("group") is not None:
+def _column(record: AuditRecord) -> str | int:
+    if "group" in record:
         return f"group {record['group']}"
     return "layer" if record["head"] is None else record["head"]
 
@@ -106,7 +105,7 @@ def _caption(name: str) -> str:
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split()) if cls else ""
 
 
-def _overview(audit: Audit) -> Any:
+def _overview(audit: AuditResult) -> Any:
     columns = [
         Column("statistic"),
         *(Column(n, number=n != "at") for n in ("lowest", "at", "median", "highest")),
@@ -118,7 +117,7 @@ def _overview(audit: Audit) -> Any:
     )
 
 
-def _notes(audit: Audit) -> Any:
+def _notes(audit: AuditResult) -> Any:
     reasons: dict[str, list[str]] = {}
     for layer in audit.layers:
         for name, why in {**layer["reasons"], **audit.reasons.get(layer["site"], {})}.items():
@@ -131,7 +130,7 @@ def _notes(audit: Audit) -> Any:
     )
 
 
-def _made(audit: Audit) -> list[tuple[str, str]]:
+def _made(audit: AuditResult) -> list[tuple[str, str]]:
     facts = [
         ("checkpoint", f"{audit.checkpoint} ({audit.kind}, {audit.model})"),
         ("command", audit.command or "headwise.audit"),

@@ -1,20 +1,27 @@
-"""Audit: what was read of a checkpoint, and the files it can be written to."""
+"""Result: what an audit read of a checkpoint, and its short form on disk."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from headwise.auditing.judging import worst_heads
+from typing_extensions import TypedDict
 
-Record = dict[str, Any]
+from headwise.auditing.judging import worst_heads
+from headwise.auditing.records import AuditAlert, AuditRecord, Layer, WorstHead
+
+
+class FiguresOfStatistic(TypedDict):
+    """One statistic in short form: whether it is per "head", "group" or "layer", and per site its values in order."""
+
+    per: str
+    values: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class AuditResult:
     """The health of a checkpoint's heads.
 
     Attributes:
@@ -31,9 +38,9 @@ class Audit:
     checkpoint: str
     kind: str
     model: str
-    records: list[Record]
-    alerts: list[Record]
-    layers: list[Record]
+    records: list[AuditRecord]
+    alerts: list[AuditAlert]
+    layers: list[Layer]
     spectra: dict[str, list[float]]
     unused: list[str] = field(default_factory=list)
     data: str | None = None
@@ -44,7 +51,7 @@ class Audit:
     hardware: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def worst(self, most: int = 5) -> list[Record]:
+    def worst(self, most: int = 5) -> list[WorstHead]:
         """Give the worst heads first: site, depth, head, score and the reasons in words."""
         return worst_heads(self.records, self.alerts, most)
 
@@ -62,9 +69,9 @@ class Audit:
             note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()
         ]
 
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """Give the records in short form: per statistic whether it is per "head", "group" or "layer", and per site its values in order."""
-        made: dict[str, dict[str, Any]] = {}
+    def figures(self) -> dict[str, FiguresOfStatistic]:
+        """Give the records in short form, by statistic."""
+        made: dict[str, FiguresOfStatistic] = {}
         for record in self.records:
             per = "group" if "group" in record else "layer" if record["head"] is None else "head"
             found = made.setdefault(record["statistic"], {"per": per, "values": {}})
@@ -81,25 +88,6 @@ class Audit:
             for key, value in content.items()
         ]
         return "{\n" + ",\n".join(rows) + "\n}\n"
-
-    def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in .md."""
-        page = Path(out)
-        page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(self._report(page.suffix), encoding="utf-8")
-        beside = page.with_suffix(".json")
-        beside.write_text(self.to_json(), encoding="utf-8")
-        return page, beside
-
-    def _report(self, suffix: str) -> str:
-        if suffix == ".md":
-            from headwise.auditing.summary import markdown
-
-            return markdown(self)
-        from headwise.auditing.page import audit_page
-
-        return audit_page(self)
 
 
 def _few(sites: list[str], most: int = 3) -> str:

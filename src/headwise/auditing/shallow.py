@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.core.site import Site
-from headwise.projections import Block, ProjectionError, Projections, projections
+from headwise.projections import Block, ProjectionError, Projections
 from headwise.projections.leaves import leaves
 
 DEPTH = re.compile(r"^(num_|n_)?(hidden_|encoder_|decoder_)?layers?$|^num_(en|de)coder_layers$|^depth$")
@@ -53,7 +53,7 @@ class Shallow:
             raise ProjectionError(f"{site.name} has no like in a model of the same config with {LAYERS} layers")
         twin, found = self._seen[key]
         if found is None:
-            found = projections(twin, self.model)
+            found = projections.find(twin, self.model)
             self._seen[key] = (twin, found)
         return _moved(found, twin, site, model)
 

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
 
-from headwise.auditing.judging import distances, in_words, place, worrying
-from headwise.auditing.result import Audit
-from headwise.auditing.weights import PRODUCTS
+from typing_extensions import TypedDict
+
+from headwise.auditing.judging import distances, worrying
+from headwise.auditing.records import AuditRecord, place_of
+from headwise.auditing.result import AuditResult
+from headwise.auditing.weights import PRODUCTS, in_words
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
-Record = dict[str, Any]
+
+class Range(TypedDict):
+    """A statistic's smallest, median and largest value over all heads, and where the extremes stand."""
+
+    statistic: str
+    lowest: float
+    at: str
+    median: float
+    highest: float
+    where: str
+
+
+class Extreme(TypedDict):
+    """A statistic's most worrying value, where it stands, the median, and how far apart they are."""
+
+    statistic: str
+    worst: float
+    at: str
+    median: float
+    away: float
 
 
 def title_of(statistic: str) -> str:
@@ -28,9 +49,9 @@ def title_of(statistic: str) -> str:
     return in_words(statistic) + (f" ({unit})" if unit else "")
 
 
-def overview(audit: Audit) -> list[Record]:
+def overview(audit: AuditResult) -> list[Range]:
     """Give for each statistic its smallest, median and largest value and where the extremes stand."""
-    rows = []
+    rows: list[Range] = []
     for name in dict.fromkeys(record["statistic"] for record in audit.records):
         found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
         if not found:
@@ -49,9 +70,9 @@ def overview(audit: Audit) -> list[Record]:
     return rows
 
 
-def most_worrying(audit: Audit) -> list[Record]:
+def most_worrying(audit: AuditResult) -> list[Extreme]:
     """Give for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
-    rows = []
+    rows: list[Extreme] = []
     for name, side in worrying().items():
         found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
         if not found:
@@ -59,20 +80,27 @@ def most_worrying(audit: Audit) -> list[Record]:
         middle, away = distances([r["value"] for r in found])
         sign = 1 if side == "high" else -1
         far, at = max((sign * distance, index) for index, distance in enumerate(away))
-        row = {"statistic": in_words(name), "worst": found[at]["value"], "at": short(found[at], audit)}
-        rows.append({**row, "median": middle, "away": far})
+        rows.append(
+            {
+                "statistic": in_words(name),
+                "worst": found[at]["value"],
+                "at": short(found[at], audit),
+                "median": middle,
+                "away": far,
+            }
+        )
     return sorted(rows, key=lambda row: -row["away"])
 
 
-def short(record: Record, audit: Audit) -> str:
+def short(record: AuditRecord, audit: AuditResult) -> str:
     """Name a place in few letters, by depth where that is clear: "layer 3 head 1"."""
     depths = [layer["depth"] for layer in audit.layers]
     if len(set(depths)) < len(depths):
-        return place(record)
-    return place({**record, "site": f"layer {record['depth']}"})
+        return place_of(record)
+    return place_of(record, f"layer {record['depth']}")
 
 
-def lead(audit: Audit) -> str:
+def lead(audit: AuditResult) -> str:
     """Say in one sentence how the checkpoint is."""
     heads = sum(layer.get("heads") or 0 for layer in audit.layers)
     ill = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
@@ -84,11 +112,11 @@ def lead(audit: Audit) -> str:
     return f"{count} on {len(ill)} of {heads} heads in {len(audit.layers)} layers."
 
 
-def markdown(audit: Audit) -> str:
+def markdown(audit: AuditResult) -> str:
     """Give the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
     lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", ""]
     lines += _table(
-        ["head", "score", "why"], [[place(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
+        ["head", "score", "why"], [[place_of(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
     )
     if audit.alerts:
         lines += ["", "## Alerts", ""]

@@ -102,7 +102,7 @@ class TensorFiles:
 @contextmanager
 def opened(path: Path) -> Any:
     """Open a safetensors file; what is wrong with it becomes a sentence."""
-    safetensors = load("safetensors", "study")
+    safetensors = load("safetensors", "hf")
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}")
     size = path.stat().st_size

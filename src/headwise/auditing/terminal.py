@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.auditing.judging import place
-from headwise.auditing.result import Audit
+from headwise.auditing.records import place_of
+from headwise.auditing.result import AuditResult
 from headwise.auditing.summary import lead, most_worrying
 from headwise.files.optional_imports import load
 
 ALERTS = 10
 
 
-def show(audit: Audit, console: Any) -> None:
+def show(audit: AuditResult, console: Any) -> None:
     """Print an audit on a rich console."""
     text = load("rich.text", "study").Text
     console.print()
@@ -34,14 +34,14 @@ def show(audit: Audit, console: Any) -> None:
         console.print(text(f"note: {note}", style="dim"))
 
 
-def _worst(audit: Audit) -> Any:
+def _worst(audit: AuditResult) -> Any:
     table = _table("The worst heads", "head", "score", "why")
     for head in audit.worst():
-        table.add_row(place(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
+        table.add_row(place_of(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
     return table
 
 
-def _overview(audit: Audit) -> Any:
+def _overview(audit: AuditResult) -> Any:
     table = _table("All heads", "statistic", "worst", "at", "median")
     for row in most_worrying(audit):
         table.add_row(row["statistic"], f"{row['worst']:.4g}", row["at"], f"{row['median']:.4g}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise import projections
 from headwise.auditing.batches import Batches
 from headwise.auditing.checkpoint import unfitting
 from headwise.auditing.claims import check_depths
@@ -18,7 +19,7 @@ from headwise.auditing.errors import CheckpointError
 from headwise.auditing.shallow import Shallow
 from headwise.auditing.tensor_files import TensorFiles, read_json
 from headwise.core.site import Site
-from headwise.projections import ProjectionError, Projections, projections
+from headwise.projections import ProjectionError, Projections
 
 
 class TransformersFolder:
@@ -51,7 +52,7 @@ class TransformersFolder:
         """
         self._check_sizes(site)
         try:
-            return projections(site, self.model)
+            return projections.find(site, self.model)
         except ProjectionError:
             self._shallow = self._shallow or Shallow(self.config, type(self.model))
             return self._shallow.projections(site, self.model)
@@ -82,14 +83,14 @@ class TransformersFolder:
             CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
         """
         if self._whole is None:
+            # Of transformers; for torch's own modules there is no such loader.
+            cls: Any = type(self.model)
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
             # The config as it was read: that of the folder may name kernels to fetch.
             settings["config"] = self.config
             try:
                 with quiet():
-                    model, told = type(self.model).from_pretrained(
-                        str(self.folder), output_loading_info=True, **settings
-                    )
+                    model, told = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
             except ImportError:
                 raise
             except Exception as error:
@@ -155,7 +156,7 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
     return found, converts, unused
 
 
-def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
+def _rename(model: Any, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
     """Give a tensor's name in the model, and whether it is taken as it is.
 
     transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
@@ -174,7 +175,7 @@ def _rename(model: nn.Module, name: str, wanted: dict[str, Any]) -> tuple[str, b
     return target, converted is None
 
 
-def _with_prefix(model: nn.Module, name: str, wanted: dict[str, Any]) -> str:
+def _with_prefix(model: Any, name: str, wanted: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     choices = (name, prefix + name, name.removeprefix(prefix))
     return next((choice for choice in choices if choice in wanted), name)

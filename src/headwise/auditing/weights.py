@@ -6,19 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise import hosts
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
+from headwise.auditing.records import Layer, WeightRecord
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.product import Product
 
-Record = dict[str, Any]
 # Widths up to which one thread is faster.
 SMALL = 2048
 # Layers whose reasons are listed where none can be read.
@@ -33,9 +32,9 @@ class Read:
     `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the model has not.
     """
 
-    records: list[Record] = field(default_factory=list)
+    records: list[WeightRecord] = field(default_factory=list)
     spectra: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
-    layers: list[Record] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
 
@@ -80,18 +79,17 @@ def _of_attention(names: list[str], sites: list[str]) -> list[str]:
 
 
 def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> None:
-    layer: Record = {"site": site.name, "depth": site.depth, "stack": site.stack, "cross": site.is_cross}
-    read.layers.append(layer)
     try:
         found = checkpoint.projections(site)
     except ProjectionError as error:
-        read.layers[-1] |= {"layout": None, "missing": dict.fromkeys(PRODUCTS, str(error)), "notes": [], "reasons": {}}
+        read.layers.append(_layer(site, None, dict.fromkeys(PRODUCTS, str(error)), [], {}))
         return
     with weights_in_place(checkpoint, found):
         reading = weight_reading(site, found)
         broken = [b.where for b in found.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
-        layer |= {"layout": found.layout, "missing": reading.missing, "notes": list(reading.notes)}
-        layer |= {"heads": found.heads, "kv_heads": found.kv_heads, "reasons": weight_reasons(reading)}
+        layer = _layer(site, found.layout, reading.missing, list(reading.notes), weight_reasons(reading))
+        layer["heads"], layer["kv_heads"] = found.heads, found.kv_heads
+        read.layers.append(layer)
         if broken:
             read.not_finite += list(dict.fromkeys(broken))
             layer["reasons"] = {"all": f"{broken[0]} holds NaN or infinity"}
@@ -101,6 +99,19 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                 read.records += _records(site, name, values, found.heads)
             for kind, product in reading.products.items():
                 _keep_spectra(read, site, kind, product)
+
+
+def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:
+    return {
+        "site": site.name,
+        "depth": site.depth,
+        "stack": site.stack,
+        "cross": site.is_cross,
+        "layout": layout,
+        "missing": missing,
+        "notes": notes,
+        "reasons": reasons,
+    }
 
 
 @contextmanager
@@ -119,25 +130,29 @@ def threads_for(reading: WeightReading, most: int) -> int:
     return 1 if all(product.width <= SMALL for product in reading.products.values()) else most
 
 
-def _records(site: Site, name: str, values: Tensor, heads: int) -> list[Record]:
+def _records(site: Site, name: str, values: Tensor, heads: int) -> Iterator[WeightRecord]:
     statistic, _, kind = name.rpartition("_")
     per_group = WEIGHT_STATISTICS[statistic].per == "group" and len(values) < heads
-    made = []
     for index, value in enumerate(values.double().tolist()):
-        place = {"head": None, "group": index} if per_group else {"head": index}
-        made.append(
-            {
-                "site": site.name,
-                "depth": site.depth,
-                **place,
-                "statistic": name,
-                "product": PRODUCTS[kind],
-                "value": value,
-            }
-        )
-    return made
+        record: WeightRecord = {
+            "site": site.name,
+            "depth": site.depth,
+            "head": None if per_group else index,
+            "statistic": name,
+            "product": PRODUCTS[kind],
+            "value": value,
+        }
+        if per_group:
+            record["group"] = index
+        yield record
 
 
 def _keep_spectra(read: Read, site: Site, kind: str, product: Product) -> None:
     for head, values in enumerate(product.spectrum.tolist()):
         read.spectra[site.name, head, kind] = values
+
+
+def in_words(statistic: str) -> str:
+    """Give a statistic's name in words, with its product."""
+    name, _, kind = statistic.rpartition("_")
+    return f"{name.replace('_', ' ')} of {PRODUCTS[kind]}" if kind in PRODUCTS else statistic.replace("_", " ")

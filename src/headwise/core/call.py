@@ -3,67 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headwise.core import random_draws as draws
+from headwise.core import key_means, random_draws
+from headwise.core.call_context import CallContext
 from headwise.core.masked import MASKED
 from headwise.core.method import Method
-from headwise.core.method_state import Store
+from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
-
-CHUNK = 128
-
-
-class CallContext(Protocol):
-    """What a call asks of whatever it passes through: a fitted site, or one that is only looked at."""
-
-    @property
-    def site(self) -> Site:
-        """Give the site."""
-        ...
-
-    def active(self, training: bool) -> Sequence[Method]:
-        """Give the methods that act in this mode, in order."""
-        ...
-
-    @property
-    def shares_values(self) -> bool:
-        """Tell whether the layers above get this site's values."""
-        ...
-
-    def strength(self, method: Method, name: str) -> Tensor:
-        """Give the live field `name` of a method as a 0-d fp32 tensor."""
-        ...
-
-    def state_of(self, method: Method) -> Store:
-        """Give what a method keeps on the site."""
-        ...
-
-    def salt(self, method: Method) -> int:
-        """Give what tells the draws of a method from those of all others."""
-        ...
-
-    def open_pass(self) -> Pass:
-        """Count one pass through the site, or find the one that it repeats."""
-        ...
-
-    def sites_of(self, method: Method) -> int:
-        """Give the number of sites on which a method acts."""
-        ...
-
-    def first_values(self, call: Call) -> Tensor | None:
-        """Give the values of the stack's first self attention, or None on that site itself."""
-        ...
-
-    def ran(self, kernel: str) -> None:
-        """Take note of which kernel served a call."""
-        ...
 
 
 class Call:
@@ -78,7 +29,7 @@ class Call:
         softcap: the host's c of c * tanh(s / c), or None.
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
-        rows: the slice of queries in a block, None when all are at hand.
+        query_block: the slice of queries in a block, None when all are at hand.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
     """
 
@@ -102,19 +53,22 @@ class Call:
         self.context = context
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
+        # Hosts that say nothing scale by the root of the head size, as torch's kernel does.
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.softcap, self.sinks = softcap, sinks
         self.training, self.hidden = training, hidden
         self.batch, self.heads, self.queries = q.shape[0], q.shape[1], q.shape[2]
         self.keys = k.shape[2]
+        # On windowed hosts a batch entry is a window, and a sample has several.
         self.samples = self.batch if samples is None else samples
-        self.rows: slice | None = None
+        self.query_block: slice | None = None
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
         # set on a block of queries: the call it is cut from
         self.whole: Call | None = None
         self._pass: Pass | None = None
+        # None is an answer too ("all keys"): the flag says whether the mask was asked already.
         self._allowed: Tensor | None = None
         self._allowed_known = False
 
@@ -129,31 +83,27 @@ class Call:
             self._pass = self.context.open_pass()
         return self._pass
 
-    # Settings and parameters
-
     def value(self, method: Method, name: str) -> Tensor:
         """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
         return self.context.strength(method, name)
 
-    def store(self, method: Method) -> Store:
+    def state(self, method: Method) -> MethodState:
         """Give the method's own parameters on this site."""
         return self.context.state_of(method)
 
-    # Draws
-
-    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", rows_dim: int | None = None) -> Tensor:
+    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", query_dim: int | None = None) -> Tensor:
         """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
 
-        With `rows_dim` (the dimension of queries, the one before the last) a block of queries gets its part of the draw.
+        With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of the draw.
         """
-        if rows_dim is not None and rows_dim != len(shape) - 2:
-            raise ValueError(f"rows_dim must be the dimension before the last of {shape}, got {rows_dim}")
-        rows = self.rows if rows_dim is not None else None
-        return draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, rows)
+        if query_dim is not None and query_dim != len(shape) - 2:
+            raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
+        block = self.query_block if query_dim is not None else None
+        return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
 
     def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
-        return draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
+        return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
     def salt(self, method: Method, name: str) -> int:
         """Give what tells the draws of a method and name from all others of the pass."""
@@ -163,8 +113,6 @@ class Call:
         """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
         times = self.batch // self.samples
         return draw if times == 1 else draw.repeat_interleave(times, dim=0)
-
-    # Allowed keys
 
     def allowed(self) -> Tensor | None:
         """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
@@ -183,8 +131,9 @@ class Call:
                 allowed = allowed.unsqueeze(0)
         if not self.causal:
             return allowed
-        total = self.queries if self.rows is None else self.rows.stop
-        start = 0 if self.rows is None else self.rows.start
+        # Query i of a block is query start + i of the call.
+        total = self.queries if self.query_block is None else self.query_block.stop
+        start = 0 if self.query_block is None else self.query_block.start
         query = torch.arange(start, total, device=self.q.device)[:, None]
         order = (torch.arange(self.keys, device=self.q.device) <= query)[None, None]
         return order if allowed is None else allowed & order
@@ -206,20 +155,12 @@ class Call:
     def mean_over_keys(self, v: Tensor) -> Tensor:
         """Give the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
         if self.mask is None and not self.causal:
-            # A sum's gradient is a view as large as v, a mean's a copy; fp32 keeps a long sum of half precision in range.
-            return (v.sum(dim=2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32)) / self.keys).to(v.dtype)
+            return key_means.mean_over_all(v, self.keys)
         if self.mask is None:
-            return _causal_mean(v, self.queries)
+            return key_means.mean_over_earlier(v, self.queries)
         allowed = self.allowed()
         assert allowed is not None
-        if allowed.shape[2] == 1 or self.queries * self.keys <= 1 << 20:
-            return self._mean(allowed, v)
-        return torch.cat([self._mean(rows, v) for rows in allowed.split(CHUNK * 8, dim=2)], dim=2)
-
-    def _mean(self, allowed: Tensor, v: Tensor) -> Tensor:
-        weights = allowed.to(v.dtype)
-        counts = allowed.sum(-1, keepdim=True).clamp(min=1).to(v.dtype)
-        return (weights.expand(*v.shape[:2], *weights.shape[2:]) @ v) / counts
+        return key_means.mean_over_allowed(v, allowed, self.queries * self.keys)
 
     def real_queries(self) -> Tensor | None:
         """Give which queries are real tokens, bool (B|1, T|1), or None where all are.
@@ -231,11 +172,10 @@ class Call:
         allowed = self.allowed()
         assert allowed is not None
         real = allowed.any(-1).any(1)
-        if not self.site.is_cross and self.queries == self.keys and self.rows is None:
+        # In a cache's call, or a block's, the keys are other tokens than the queries.
+        if not self.site.is_cross and self.queries == self.keys and self.query_block is None:
             real = real & allowed.any(2).any(1)
         return real
-
-    # Penalties
 
     def penalize(self, method: Method, value: Tensor, per: str = "query") -> None:
         """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
@@ -264,44 +204,42 @@ class Call:
         """
         if method.over_layers == "mean":
             strength = strength / self.context.sites_of(method)
+        # Cloned, for set() writes the next step's strength into the same tensor before backward may read this one.
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
         """Give the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
-        real = self.real_rows()
+        real = self.real_queries_at_hand()
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
             return share
-        whole = self if self.rows is None else self.whole
+        # A block alone does not know how many real queries its sample has in all.
+        whole = self.whole or self
         every = whole.real_queries()
         if every is None or every.shape[1] != whole.queries:
             return share / whole.queries
         return share / every.sum(1, keepdim=True).clamp(min=1)
 
-    def real_rows(self) -> Tensor | None:
+    def real_queries_at_hand(self) -> Tensor | None:
         """Give which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
-        if self.rows is None:
+        if self.query_block is None:
             return self.real_queries()
         assert self.whole is not None
         whole = self.whole.real_queries()
-        return whole if whole is None or whole.shape[1] == 1 else whole[:, self.rows]
-
-    # Other layers
+        return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
     def first_values(self) -> Tensor | None:
         """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
         return self.context.first_values(self)
 
-    # Blocks
-
-    def block(self, rows: slice) -> Call:
+    def block(self, queries: slice) -> Call:
         """Give the call restricted to a block of queries; draws are those of the whole."""
         mask = self.mask
         if mask is not None and mask.shape[-2] != 1:
-            mask = mask[..., rows, :]
+            mask = mask[..., queries, :]
         part = Call(
             self.context,
-            self.q[:, :, rows],
+            self.q[:, :, queries],
             self.k,
             self.v,
             mask=mask,
@@ -314,26 +252,11 @@ class Call:
             hidden=self.hidden,
             samples=self.samples,
         )
-        part.rows, part.whole, part.norms, part._pass = rows, self, self.norms, self._pass
+        part.query_block, part.whole, part.norms, part._pass = queries, self, self.norms, self._pass
         return part
 
 
+# zlib cannot be traced; a name is constant in a graph, so its hash is too.
 @torch.compiler.assume_constant_result
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
-
-
-def _causal_mean(v: Tensor, queries: int) -> Tensor:
-    """Give the running mean over keys: within chunks by a triangular product, between chunks by their sums."""
-    keys = v.shape[2]
-    v = v[:, :, :queries]
-    counts = torch.arange(1, queries + 1, device=v.device).clamp(max=keys).to(v.dtype)[:, None]
-    if queries > keys:
-        raise ValueError(f"a causal call has {queries} queries and only {keys} keys")
-    size = min(CHUNK, queries)
-    short = -queries % size
-    chunks = torch.nn.functional.pad(v, (0, 0, 0, short)).unflatten(2, (-1, size))
-    triangle = torch.ones(size, size, dtype=v.dtype, device=v.device).tril()
-    within = triangle @ chunks
-    before = within[:, :, :, -1:].cumsum(2) - within[:, :, :, -1:]
-    return (within + before).flatten(2, 3)[:, :, :queries] / counts

@@ -43,6 +43,7 @@ class Forward:
     def begin(self, samples: int | None) -> None:
         """Begin a forward on a batch of so many samples."""
         if torch.compiler.is_compiling():
+            # One object that stays: a graph writes into it, and would guard on a new one at each call.
             latest = self.latest
             latest.samples, latest.running, latest.compiled = samples, True, True
             latest.carried.clear()
@@ -57,10 +58,12 @@ class Forward:
 
     def now(self) -> Running:
         """Give the forward that runs, or the last one."""
+        # Code between two graphs of one forward runs eagerly: it must read what the graph wrote.
         if torch.compiler.is_compiling() or self.latest.compiled:
             return self.latest
         return getattr(self.mine, "now", self.latest)
 
+    # What belongs to a thread's forward can be neither copied nor saved: copies and loaded models begin anew.
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         return Forward()
 
@@ -83,9 +86,11 @@ class Entered:
 
     def take(self) -> Any:
         """Give what was kept, once."""
+        # Emptied as it is read: what a failed forward left must not reach the next one.
         x, self.latest = self.latest, None
         if not torch.compiler.is_compiling():
             mine, self.mine.x = getattr(self.mine, "x", None), None
+            # A graph that put it has no storage of this thread: then the plain attribute holds it.
             return x if mine is None else mine
         return x
 

@@ -20,6 +20,7 @@ class LiveSite(Protocol):
         ...
 
 
+# Weak: a site that nobody holds any more is gone, and a number is never given twice.
 _numbers = itertools.count(1)
 _live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from headwise.core.schedule import number
+from headwise.core.settings import check_type, declared_types, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
 
@@ -29,6 +29,7 @@ Attend = Callable[["Tensor"], "Tensor"]
 class Methods(list["Method"]):
     """Methods in order of action; `A(...) + B(...)` makes one, and its text is what `parse` reads."""
 
+    # A list's own + takes lists alone; here one method may follow too.
     def __add__(self, other: Any) -> Methods:  # type: ignore[override]
         return Methods([*self, *([other] if isinstance(other, Method) else other)])
 
@@ -61,12 +62,15 @@ class Method:
     rowwise: ClassVar[bool] = True
     over_layers: ClassVar[str] = "sum"
     paper: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, frozenset[Any]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Method not in cls.__bases__:
             raise TypeError(f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between")
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        cls.kinds = declared_types(cls)
+        # A user's class may be defined again, in a notebook; headwise's own names stay.
         if not cls.__module__.startswith("headwise."):
             existing = REGISTRY.get(cls.__name__)
             if existing is not None and existing.__module__.startswith("headwise."):
@@ -76,30 +80,14 @@ class Method:
         REGISTRY[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, field.name, number(getattr(self, field.name)))
-            self._check_type(field)
-            value = getattr(self, field.name)
-            if "float" in str(field.type) and isinstance(value, int) and not isinstance(value, bool):
-                # One method has one text: DropHead(p=0) is DropHead(p=0.0).
-                object.__setattr__(self, field.name, float(value))
+        kinds, neutral = type(self).kinds, self.neutral or {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each subclass is made a dataclass
+            name = field.name
+            value = plain(getattr(self, name), kinds[name])
+            check_type(type(self).__name__, field, value, kinds[name], neutral.get(name))
+            # The class is frozen: this is the one place that may still write.
+            object.__setattr__(self, name, value)
         self.check()
-
-    def _check_type(self, field: dataclasses.Field[Any]) -> None:
-        value, default = getattr(self, field.name), field.default
-        if isinstance(value, bool) != isinstance(default, bool) and default is not None and (isinstance(default, bool) or value is not None):
-            raise TypeError(f"{type(self).__name__}.{field.name} must be of type {field.type}, got {value!r}")
-        if isinstance(default, (int, float)) and not isinstance(default, bool):
-            if not isinstance(value, (int, float)) and not (value is None and "None" in str(field.type)):
-                raise TypeError(f"{type(self).__name__}.{field.name} must be a number, got {value!r}")
-            if "int" in str(field.type) and "float" not in str(field.type) and not isinstance(value, int):
-                raise TypeError(f"{type(self).__name__}.{field.name} must be a whole number, got {value!r}")
-            if value is not None and value != value:
-                raise ValueError(f"{type(self).__name__}.{field.name} must be a number, got nan")
-            if value is not None and abs(value) == float("inf") and (self.neutral or {}).get(field.name) != value:
-                raise ValueError(f"{type(self).__name__}.{field.name} must be finite, got {value}")
-        elif isinstance(default, str) and not isinstance(value, str):
-            raise TypeError(f"{type(self).__name__}.{field.name} must be a text, got {value!r}")
 
     def check(self) -> None:
         """Raise ValueError where a setting is out of its range."""
@@ -126,17 +114,25 @@ class Method:
         """Give the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
         return float(getattr(self, name))
 
+    def acts_in(self, training: bool) -> bool:
+        """Tell whether the method acts in this mode with its settings; by default what `acts` says of the class."""
+        return self.acts == "both" or (self.acts == "train" and training)
+
+    def draws(self) -> bool:
+        """Tell whether the method draws random numbers with its settings; by default what `random` says of the class."""
+        return self.random
+
     # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
     # A `Call` knows methods, so that its type cannot stand here; each method's own stage names it.
     if TYPE_CHECKING:
 
-        def build(self, site: Site, store: Store) -> None: ...
-        def unbuild(self, site: Site, store: Store) -> None: ...
-        def fold(self, site: Site, store: Store) -> None: ...
+        def build(self, site: Site, state: MethodState) -> None: ...
+        def unbuild(self, site: Site, state: MethodState) -> None: ...
+        def fold(self, site: Site, state: MethodState) -> None: ...
         def hidden(self, x: Tensor, call: Any) -> Tensor: ...
         def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Any) -> tuple[Tensor, Tensor, Tensor]: ...
         def logits(self, s: Tensor, call: Any) -> Tensor: ...
-        def scores(self, q: Tensor, k: Tensor, call: Any) -> tuple[Tensor, Tensor]: ...
+        def scores(self, q: Tensor, k: Tensor, call: Any) -> tuple[Tensor, Tensor] | None: ...
         def keep(self, call: Any) -> Tensor | None: ...
         def weights(self, a: Tensor, call: Any) -> Tensor: ...
         def attend(self, attend: Attend, call: Any) -> Attend | None: ...
@@ -145,8 +141,8 @@ class Method:
         def ahead(self, call: Any) -> Tensor | None: ...
         def output(self, o: Tensor, call: Any) -> Tensor: ...
         def branch(self, y: Tensor, call: Any) -> Tensor: ...
-        def after_step(self, site: Site, store: Store) -> None: ...
-        def penalty(self, site: Site, store: Store) -> Tensor: ...
+        def after_step(self, site: Site, state: MethodState) -> None: ...
+        def penalty(self, site: Site, state: MethodState) -> Tensor: ...
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
@@ -167,11 +163,11 @@ class Method:
 
     def replace(self, **changes: Any) -> Method:
         """Give the same method with some settings changed; they are checked again."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # a subclass is a dataclass
 
     def settings(self) -> dict[str, Any]:
         """Give the fields and their values."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]  # as above
 
     def __repr__(self) -> str:
         return self.written({})
@@ -179,7 +175,7 @@ class Method:
     def written(self, texts: Mapping[str, str]) -> str:
         """Give the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
         shown = []
-        for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
+        for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)
             # The first field names the strength and is always shown; the rest only where it was chosen.
             if index == 0 or field.name in texts or value != field.default:

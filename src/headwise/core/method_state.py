@@ -1,4 +1,4 @@
-"""Store: the parameters, modules and values that a method keeps on one site."""
+"""MethodState: the parameters, modules and values that a method keeps on one site."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# Kinds of numbers that optimizers train: a learned parameter beside quantized weights takes none of theirs.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The name of an empty buffer. Loading into a plain model fails on it, and torch's error then names it: it is the remedy.
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
-class Store:
+class MethodState:
     """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`."""
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         self._owner, self._name = owner, name
         self._strengths: dict[str, Tensor] = {}
+        self._kept: dict[str, Any] = {}
 
     def value(self, name: str) -> Tensor:
         """Give a live strength of the method, a 0-d tensor."""
@@ -63,17 +66,27 @@ class Store:
         self._home().register_buffer(name, value, persistent=False)
         return value
 
-    def set(self, name: str, value: Any) -> None:
-        """Keep a plain value (never saved, never trained)."""
-        self.__dict__[name] = value
+    def tensor(self, name: str) -> Tensor:
+        """Give the parameter or buffer of this name.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_owner", "_name", "_strengths"):
-            raise AttributeError(name)
-        try:
-            return getattr(self._owner.headwise._modules[self._name], name)
-        except (AttributeError, KeyError):
-            raise AttributeError(f"{self._name} keeps no {name!r} on this site") from None
+        Raises:
+            AttributeError: naming the method, where it keeps none of this name here.
+        """
+        # Spelled out, and not by get_submodule(): inside compiled graphs each step is a guard, and texts are not cut up there.
+        root = self._owner._modules.get("headwise")
+        home = None if root is None else root._modules.get(self._name)
+        value = None if home is None else getattr(home, name, None)
+        if not isinstance(value, Tensor):
+            raise AttributeError(f"{self._name} keeps no {name!r} on this site")
+        return value
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a plain value (never saved, never trained)."""
+        self._kept[name] = value
+
+    def kept(self, name: str) -> Any:
+        """Give the plain value of this name."""
+        return self._kept[name]
 
     @property
     def learns(self) -> bool:
@@ -87,4 +100,5 @@ class Store:
         if root is not None:
             root._modules.pop(self._name, None)
             if not root._modules:
+                # Plain models know no such module: the last method to go takes it along.
                 del self._owner._modules["headwise"]

@@ -24,6 +24,7 @@ class Region:
     sites: list[Any] = field(default_factory=list)
 
 
+# By the frame object that checkpointing makes for each region: a region is forgotten when its graph is.
 _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
@@ -43,6 +44,7 @@ def _pack_functions() -> list[Any]:
     except (RuntimeError, TypeError):
         return []
     finally:
+        # There is no way to look at the stack but to take it apart: it is put together again in every case.
         for hooks in reversed(taken):
             autograd._push_saved_tensors_default_hooks(*hooks)
     return [hooks[0] for hooks in taken]
@@ -55,9 +57,11 @@ def regions() -> tuple[list[Region], Region | None, Any]:
     """
     first: list[Region] = []
     for pack in _pack_functions():
+        # Dynamo wraps the function; its closure is in the one inside.
         pack = getattr(pack, "_torchdynamo_orig_callable", pack)
         names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
         cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
+        # torch closes the hooks of the first run over `frame`, and those of the recompute over a reference to that frame.
         if "frame" in cells:
             first.append(_regions.setdefault(cells["frame"], Region()))
         elif "target_frame_ref" in cells:
@@ -73,6 +77,7 @@ def region() -> tuple[Region | None, Any]:
 
 def in_backward() -> bool:
     """Tell whether the code runs inside autograd's backward."""
+    # -1 says that no backward runs in this thread.
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1
 

@@ -29,7 +29,7 @@ class Site:
         host: "transformers", "torch" or "fused".
         windowed: whether a call sees windows of the sample instead of the whole of it.
         shifted: whether its windows are shifted, so that an additive mask of -100 keeps regions apart.
-        rows: how the rows of a call belong to samples where they are not one to one, as far as it was seen
+        row_order: how the rows of a call belong to samples where they are not one to one, as far as it was seen
             ("sample-major", "window-major", ...); empty where it was not.
         pooled: whether queries or keys are pooled, so that they are not the same tokens.
         qk_norm: whether the host normalises queries and keys itself.
@@ -52,7 +52,7 @@ class Site:
     host: str = ""
     windowed: bool = False
     shifted: bool = False
-    rows: str = ""
+    row_order: str = ""
     pooled: bool = False
     qk_norm: bool = False
     rope: bool = False
@@ -81,6 +81,7 @@ def stack_of(name: str) -> str:
 
 def number(sites: list[Site]) -> None:
     """Number the sites of each stack, self and cross attention apart, in the order in which the model lists them."""
+    # A decoder's cross attentions are layers of their own count: depth 3 is the fourth of its kind.
     groups: dict[tuple[str, bool], list[Site]] = {}
     for index, site in enumerate(sites):
         site.index, site.stack = index, stack_of(site.name)

@@ -1,46 +1,5 @@
 """The hosts: by which ways models reach attention."""
 
-from __future__ import annotations
+from headwise.hosts.finding import find
 
-from torch import nn
-
-from headwise.core.site import Site, number
-from headwise.hosts.host import Found, is_cross, looks_like_attention, over_channels
-from headwise.hosts.sdpa import adapter as fused
-from headwise.hosts.torch_mha import adapter as torch_mha
-from headwise.hosts.transformers import adapter as hugging_face
-from headwise.projections.sharded import heads_split
-
-EXPLICIT = (
-    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
-    "F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, load it with "
-    "attn_implementation='sdpa', or call F.scaled_dot_product_attention in it"
-)
-
-
-def find(model: nn.Module) -> list[Found]:
-    """Find every attention-like module of a model, in the order in which it lists them: reachable, or not and why."""
-    found: list[Found] = []
-    for host in (torch_mha, hugging_face, fused):
-        taken = {inner for f in found for inner in f.site.module.modules()}
-        found.extend(host.find(model, taken))
-    known = {f.site.module for f in found}
-    inside = {inner for module in known for inner in module.modules()}
-    around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
-    for name, module in model.named_modules():
-        if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            reason = over_channels(module) or EXPLICIT
-            found.append(Found(Site(name, module, is_cross=is_cross(name, module)), None, reason))
-    order = {module: i for i, module in enumerate(model.modules())}
-    found.sort(key=lambda f: order[f.site.module])
-    number([f.site for f in found])
-    for f in found:
-        f.site.model = model
-        if f.adapter is not None and (reason := heads_split(f.site.module, model)):
-            f.adapter, f.reason = None, reason
-    return found
-
-
-def _wraps(module: nn.Module) -> bool:
-    # Of nested attention-like modules the innermost is the one to name.
-    return any(looks_like_attention(inner) for inner in module.modules() if inner is not module)
+__all__ = ["find"]

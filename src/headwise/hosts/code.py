@@ -32,7 +32,13 @@ def _words(function: Any, kind: str) -> set[str]:
 
 def forward_of(layer: nn.Module | type) -> Any:
     """Give the function that a module's or its class's forward is; the module's own where one was set on it."""
-    return getattr(layer.forward, "__func__", layer.forward)  # type: ignore[union-attr]
+    forward: Any = layer.forward  # type: ignore[union-attr]  # a class of modules has one too
+    return getattr(forward, "__func__", forward)
+
+
+def _class_of(layer: nn.Module | type) -> Any:
+    # Any: mypy takes the `__hash__` by which the caches below keep a class for that of its instances.
+    return layer if isinstance(layer, type) else type(layer)
 
 
 def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
@@ -81,14 +87,15 @@ def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
 
 def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
     """Tell whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few levels deep."""
-    return target in _names(forward_of(layer), layer if isinstance(layer, type) else type(layer), depth)
+    return target in _names(forward_of(layer), _class_of(layer), depth)
 
 
 def uses(module: nn.Module, pattern: str, depth: int = 1) -> bool:
     """Tell whether a module's forward uses a name that contains `pattern`."""
-    return any(re.search(pattern, name) for name in _names(forward_of(module), type(module), depth))
+    return any(re.search(pattern, name) for name in _names(forward_of(module), _class_of(module), depth))
 
 
+# Kept by class: the layers of a model share their code, which is read instruction by instruction.
 @functools.lru_cache(maxsize=1024)
 def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
     return frozenset().union(*(names_used(inner) for inner in reached(function, cls, depth)))
@@ -96,7 +103,7 @@ def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
 
 def speaks_of_attention(module: nn.Module) -> bool:
     """Tell whether a module's forward has local names q, k and v, or their like, in itself or in its own methods."""
-    return not type(module).__module__.startswith("torch.") and _speaks(forward_of(module), type(module))
+    return not type(module).__module__.startswith("torch.") and _speaks(forward_of(module), _class_of(module))
 
 
 @functools.lru_cache(maxsize=1024)

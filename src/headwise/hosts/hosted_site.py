@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from headwise.core.call import CallContext
+from headwise.core.call_context import CallContext
 from headwise.core.forward import Entered, Running
 from headwise.core.method import Method
 
@@ -15,7 +15,6 @@ from headwise.core.method import Method
 class HostedSite(CallContext, Protocol):
     """A fitted or watched site, as hosts see it: they bring it what enters and leaves the layer and each attention call."""
 
-    methods: list[Method]
     armed: bool
     alive: bool
     reached: bool
@@ -23,6 +22,13 @@ class HostedSite(CallContext, Protocol):
     # what calls showed of the site: heads, sizes, whether it pools
     seen: dict[str, Any]
     entered: Entered
+    # says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word
+    later: Entered | None
+
+    @property
+    def methods(self) -> list[Method]:
+        """Give the methods that stand here, in order of action."""
+        ...
 
     def running(self) -> Running:
         """Give the forward of the whole model that runs now, or the last one."""
@@ -61,3 +67,8 @@ class HostedSite(CallContext, Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the host's attention call; `original` is the host's own computation."""
         ...
+
+
+def asks_for_own_tokens(fitted: HostedSite) -> bool:
+    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
+    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))

@@ -12,7 +12,9 @@ def refusal(method: Method, site: Site) -> str | None:
     if method.self_only and site.is_cross:
         return "has no meaning on cross attention"
     if method.carries and site.windowed:
-        return "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+        return (
+            "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
+        )
     if (method.self_only or method.carries) and site.pooled:
         return "needs queries and keys of the same tokens, and this layer pools one of them"
     return method.refuse(site) or (residual.obstacle(site) if method.overrides("branch") else None)

@@ -1,4 +1,4 @@
-"""The methods: one file each. Importing this package fills the registry."""
+"""The methods of the literature, one file and one class each. Importing this package fills the registry."""
 
 from headwise.methods.attention_norm_penalty import AttentionNormPenalty
 from headwise.methods.attn_scale import AttnScale

@@ -11,7 +11,7 @@ from headwise.core.method import Attend, Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -20,9 +20,9 @@ class AttnScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where nothing
-    changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V), exact while the
-    host drops no weights.
+    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where
+    nothing changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V),
+    exact while the host drops no weights.
     """
 
     neutral = {}
@@ -31,8 +31,9 @@ class AttnScale(Method):
     learns = True
     shapes = ("heads",)
 
-    def build(self, site: Site, store: Store) -> None:
-        store.parameter("gain", torch.zeros(site.heads))
+    def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        state.parameter("gain", torch.zeros(site.heads))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gain, uniform = self._gain(call, a), call.uniform().to(a.dtype)
@@ -46,4 +47,4 @@ class AttnScale(Method):
         return scaled
 
     def _gain(self, call: Call, like: Tensor) -> Tensor:
-        return call.store(self).gain.to(like.dtype)[:, None, None]
+        return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

@@ -23,10 +23,11 @@ class Decorrelation(Method):
 
     What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
     permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in
-    one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`.
-    Averaged over samples and layers: the blog names neither reduction nor coefficient, and its term grows with the pairs of heads
-    already, so that a mean keeps one strength fit for any depth (`AttentionNormPenalty`, a tiny term, adds up). Padded queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ,
-    which needs the weights. `probes=n` gives instead an unbiased estimate from n random signs per head and key, matrix-free.
+    one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`. Averaged over
+    samples and layers: the blog names neither reduction nor coefficient, and its term grows with the pairs of heads
+    already, so that a mean keeps one strength fit for any depth (`AttentionNormPenalty`, a tiny term, adds up). Padded
+    queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ, which needs the weights. `probes=n`
+    gives instead an unbiased estimate from n random signs per head and key, matrix-free.
     """
 
     strength: float = 1.0
@@ -36,6 +37,7 @@ class Decorrelation(Method):
     strong = {"strength": 1000.0}
     live = ("strength",)
     penalizes = True
+    # A Gram matrix pairs all queries of a map: blocks of them cannot be read apart.
     rowwise = False
     over_layers = "mean"
 
@@ -45,7 +47,9 @@ class Decorrelation(Method):
         self.require(
             self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}"
         )
-        object.__setattr__(self, "random", self.probes is not None)
+
+    def draws(self) -> bool:
+        return self.probes is not None
 
     def refuse(self, site: Site) -> str | None:
         return "one head has no other to be compared with" if site.heads == 1 else None
@@ -54,6 +58,7 @@ class Decorrelation(Method):
         if self.probes is not None:
             return self._penalize(self._estimate(at_least_fp32(a) @ at_least_fp32(self._signs(call)), call), call)
         a = only_real_rows(at_least_fp32(a), call)
+        # One product for each head, and none for each pair of them.
         grams = a @ a.mT
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
         return self._penalize(total / 2, call)

@@ -23,10 +23,11 @@ class Disagreement(Method):
     Li et al. 2018, arXiv 1810.10183.
 
     The loss gains -strength·D. `on="output"` and `"values"`: D = -mean over all pairs of heads (a head with itself
-    included) of the cosine of their outputs or values, in each token, averaged over real tokens; `flatten=True` takes the
-    cosine of a whole sample's vectors at once (the paper does not say which). `on="position"`: D = -mean over pairs of
-    Σ A_i⊙A_j, summed over all queries and keys: N for identical one-hot maps, 1 for uniform ones; a sample weighs by its
-    real queries. It reads the weights by blocks of queries; the other two need no weights. The paper's best was "output".
+    included) of the cosine of their outputs or values, in each token, averaged over real tokens; `flatten=True` takes
+    the cosine of a whole sample's vectors at once (the paper does not say which). `on="position"`: D = -mean over pairs
+    of Σ A_i⊙A_j, summed over all queries and keys: N for identical one-hot maps, 1 for uniform ones; a sample weighs by
+    its real queries. It reads the weights by blocks of queries; the other two need no weights. The paper's best was
+    "output".
     """
 
     on: str = "output"

@@ -21,8 +21,9 @@ class DropAttention(Method):
     `unit="column"` drops keys for all queries of a head, `"element"` each weight apart; `window` neighbouring keys fall
     together, a fall starting with probability p / window. The paper likes columns with a large p and a small window.
     Rescaling with its gradient equals removing the key before the softmax, so columns run matrix-free as a mask;
-    elements need the matrix. With `detach_normalizer=True` (no gradient through the row's sum; a later study found it the
-    worst variant) the matrix is needed too. A query that would lose every key it may see gets the first of them back.
+    elements need the matrix. With `detach_normalizer=True` (no gradient through the row's sum; a later study found it
+    the worst variant) the matrix is needed too. A query that would lose every key it may see gets the first of them
+    back.
     """
 
     p: float = 0.1

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class DropColumn(Method):
     """Sets randomly chosen key columns of the attention weights to zero.
 
-    Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog, after Zehui et al. 2019).
+    Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog, after Zehui et al.
+    2019).
 
     Drawn per sample, head and key while training; the weights that stay are not scaled up, and a query may lose all of
     its weight. A·diag(m)·V = A·(m⊙V), so it costs one product with the values and the fused kernel stays.
@@ -27,6 +28,7 @@ class DropColumn(Method):
     strong = {"p": 0.7}
     live = ("p",)
     random = True
+    # Both multiply single weights, so that their order does not matter.
     commutes_with_dropout = True
 
     def check(self) -> None:

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 class EntropyPenalty(Method):
     """Penalises low attention entropy, or entropy outside a band around a target.
 
-    Attanasio et al. 2022, arXiv 2203.09192 (entropy-based attention regularization); the band: Jha and Reagen 2025, arXiv
-    2501.03489 (Entropy-Guided Attention).
+    Attanasio et al. 2022, arXiv 2203.09192 (entropy-based attention regularization); the band: Jha and Reagen 2025,
+    arXiv 2501.03489 (Entropy-Guided Attention).
 
-    Without a target: strength · mean(-H) in nats over real queries and heads, summed over layers. With a `target`:
-    (H - target·log n)² where H lies further than band·log n from target·log n, 0 inside; n counts the keys the query may
-    see (the paper learns a target per head). `head_mean=True` takes the entropy of a second softmax over the head-averaged weights, as
-    the authors' code of the first paper does (it hardly moves: about 2.72 to 2.77 at 16 keys), and, as there, averages over each
-    sentence's real queries and then over sentences; it needs the matrix, the rest runs matrix-free.
+    Without a target: strength · mean(-H) in nats over real queries and heads, summed over layers. With a `target`: (H -
+    target·log n)² where H lies further than band·log n from target·log n, 0 inside; n counts the keys the query may see
+    (the paper learns a target per head). `head_mean=True` takes the entropy of a second softmax over the head-averaged
+    weights, as the authors' code of the first paper does (it hardly moves: about 2.72 to 2.77 at 16 keys), and, as
+    there, averages over each sentence's real queries and then over sentences; it needs the matrix, the rest runs
+    matrix-free.
     """
 
     strength: float = 0.01

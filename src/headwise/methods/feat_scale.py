@@ -13,7 +13,7 @@ from headwise.projections import ProjectionError
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -22,11 +22,12 @@ class FeatScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output projection
-    and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and evaluation. Hosts
-    that drop there by a function call, behind which nothing can stand, are refused unless that dropout is 0. Both gains start
-    at 0, where nothing changes. The term is added once, as in the paper (one of the authors' files adds it twice). The mean
-    runs over the tokens a query may see: real ones under padding, the past under causality.
+    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output
+    projection and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and
+    evaluation. Hosts that drop there by a function call, behind which nothing can stand, are refused unless that
+    dropout is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
+    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past
+    under causality.
     """
 
     neutral = {}
@@ -46,10 +47,10 @@ class FeatScale(Method):
             return "its mean over tokens would be one over a window"
         return None
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         channels = _channels(site)
-        store.parameter("mean_gain", torch.zeros(channels))
-        store.parameter("rest_gain", torch.zeros(channels))
+        state.parameter("mean_gain", torch.zeros(channels))
+        state.parameter("rest_gain", torch.zeros(channels))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:
@@ -57,14 +58,15 @@ class FeatScale(Method):
                 f"FeatScale needs all tokens of the layer at {call.site.name}, got {call.queries} queries and {call.keys} keys; "
                 "run it without a cache (use_cache=False) and without extra keys"
             )
-        store = call.store(self)
+        state = call.state(self)
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
-        return y + store.mean_gain.to(y.dtype) * mean + store.rest_gain.to(y.dtype) * (y - mean)
+        return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)
 
 
-def _channels(site: Site) -> int | None:
+def _channels(site: Site) -> int:
     """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
         return projections.of(site).need("o", "FeatScale", of="rows")[0].width
     except ProjectionError:
+        assert site.hidden is not None  # the plan refuses sites without what `shapes` names
         return site.hidden

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from headwise import projections
-from headwise.core import random_draws as draws
+from headwise.core import random_draws
 from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -23,11 +23,12 @@ class InputNoise(Method):
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
     x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
-    absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as `median(x)`
-    reads in the blog. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that
-    the blog's noise is about 1e-4 of the input's deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own:
-    (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections:
-    refused behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as without it.
+    absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as
+    `median(x)` reads in the blog. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to
+    1e-2), so that the blog's noise is about 1e-4 of the input's deviation: for more use "std" or "mad". `per_head=True`
+    gives each head noise of its own: (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never
+    stored. It needs plain projections: refused behind rotary positions and query-key norms; on cross attention it
+    reaches the queries alone, as without it.
     """
 
     scale: float = 0.01
@@ -54,7 +55,7 @@ class InputNoise(Method):
             return "a norm stands between the projections and the scores; use per_head=False"
         return "a window's tokens are not those of the layer's input; use per_head=False" if site.windowed else None
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         if self.per_head:
             projections.of(site).need("q" if site.is_cross else "qkv", repr(self))
 
@@ -79,7 +80,9 @@ class InputNoise(Method):
 
     def _per_head(self, x: Tensor, made: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
         found = projections.of(call.site)
-        blocks = [(block.by_head(x.dtype), block.bias()) for block in (found.q, found.k, found.v)[: len(made)]]
+        # `build` has asked for all of them.
+        read = [block for block in (found.q, found.k, found.v)[: len(made)] if block is not None]
+        blocks = [(block.by_head(x.dtype), block.bias()) for block in read]
         factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
         level = call.value(self, "scale") * self._level(x)
         sizes = [weight.shape[1] for weight, _ in blocks]
@@ -126,7 +129,7 @@ class _HeadNoise(torch.autograd.Function):
 
 
 def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Tensor:
-    return level * draws.normal(key, salt, shape, level.device)
+    return level * random_draws.normal(key, salt, shape, level.device)
 
 
 @torch.no_grad()
@@ -136,12 +139,15 @@ def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: 
     Raises:
         ValueError: where `made` is no multiple of the projection, seen on one token; not looked at while compiling.
     """
+    # One token tells: the last of the first sample.
     expected = (weight.flatten(0, 1) @ x[0, -1].to(weight.dtype)).float()
     if bias is not None:
         expected = expected + bias.float()
     expected = expected.unflatten(0, weight.shape[:2]).repeat_interleave(call.heads // weight.shape[0], dim=0)
     seen = made[0, :, -1].float()
+    # Least squares; the clamp is for a token of zeros.
     factor = (seen * expected).sum() / expected.square().sum().clamp(min=1e-20)
+    # Rounding in bfloat16 stays far within a twentieth; a rotation or a norm does not.
     if not torch.compiler.is_compiling() and float((seen - factor * expected).norm()) > 0.05 * float(seen.norm()):
         raise ValueError(
             f"InputNoise(per_head=True) cannot add its noise at {call.site.name}: queries, keys or values there are no multiple "

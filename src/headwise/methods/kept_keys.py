@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise.methods.real_tokens import whole_of
+
 if TYPE_CHECKING:
     from headwise.core.call import Call
     from headwise.core.method import Method
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1) -> Tensor:
     """Draw which keys stay.
 
-    A query that would lose every key it may see gets the first of them back; in columns it comes back for all queries, so
-    that the draw stays a mask of columns. Under causality this means that column 0 is never dropped.
+    A query that would lose every key it may see gets the first of them back; in columns it comes back for all queries,
+    so that the draw stays a mask of columns. Under causality this means that column 0 is never dropped.
 
     Args:
         method: whose draw it is.
@@ -28,22 +30,19 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
     Returns:
         bool, True for keys that stay: (B, H, 1, N) for columns, (B, H, T, N) for elements.
     """
-    whole = _whole(call)
+    whole = whole_of(call)
     if unit == "column":
         draw = call.uniform_draw(method, (call.samples, call.heads, 1, call.keys))
         return _with_columns_back(_outside_windows(call.per_sample(draw) < p / window, window), whole)
     shape = (call.samples, call.heads, whole.queries, call.keys)
-    draw = call.uniform_draw(method, shape, rows_dim=2)
+    draw = call.uniform_draw(method, shape, query_dim=2)
     return _with_elements_back(_outside_windows(call.per_sample(draw) < p / window, window), call)
-
-
-def _whole(call: Call) -> Call:
-    return call if call.rows is None else call.whole
 
 
 def _outside_windows(starts: Tensor, window: int) -> Tensor:
     if window == 1:
         return ~starts
+    # A key falls where one of the last `window` keys starts a fall: where the count has grown within the window.
     count = starts.cumsum(-1)
     before = torch.nn.functional.pad(count, (window, 0))[..., : count.shape[-1]]
     return count == before
@@ -52,6 +51,7 @@ def _outside_windows(starts: Tensor, window: int) -> Tensor:
 def _with_columns_back(keep: Tensor, call: Call) -> Tensor:
     if call.mask is None:
         first = torch.arange(call.keys, device=keep.device) == 0
+        # Under causality the first query sees column 0 alone, so that this column always comes back.
         return keep | (first if call.causal else first & ~keep.any(-1, keepdim=True))
     allowed = call.allowed()
     assert allowed is not None

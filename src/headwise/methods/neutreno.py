@@ -18,10 +18,10 @@ class NeuTRENO(Method):
 
     Nguyen et al. 2023, arXiv 2312.00751.
 
-    A·V + strength·(V⁰ - V) before the output projection, in training and evaluation; V⁰ are the values of the stack's first
-    self attention, which stays plain, and carry gradient. Published: 0.6 for DeiT and Segmenter, 0.4 for a language model.
-    `warmup_steps` raises the strength from 0 over so many optimizer steps: for adapting a trained model, whose function
-    would otherwise change at once.
+    A·V + strength·(V⁰ - V) before the output projection, in training and evaluation; V⁰ are the values of the stack's
+    first self attention, which stays plain, and carry gradient. Published: 0.6 for DeiT and Segmenter, 0.4 for a
+    language model. `warmup_steps` raises the strength from 0 over so many optimizer steps: for adapting a trained
+    model, whose function would otherwise change at once.
     """
 
     strength: float = 0.6

@@ -12,7 +12,7 @@ from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 # Singular values below this share of the largest count as 0: there the subgradient is 0.
@@ -20,13 +20,14 @@ ZERO = 1e-6
 
 
 class NuclearDecay(Method):
-    """Penalises the nuclear norms of the products W_Q W_K^T and W_O W_V of each head.
+    """Penalises the nuclear norms of the products W_Q·W_Kᵀ and W_O·W_V of each head.
 
     What weight decay on the factors amounts to: Kobayashi et al. 2024, arXiv 2410.23819.
 
-    Adds strength * sum of singular values, summed over heads and both products, to the loss, once per loss; its subgradient is
-    U V^T. From QR factors, without the products: singular values of A^T B are those of R_A R_B^T. With rotary
-    positions the product is that of tokens at the same position. Attention's own weight decay is best set to 0 beside it.
+    Adds strength · sum of singular values, summed over heads and both products, to the loss, once per loss; its
+    subgradient is U·Vᵀ. From QR factors, without the products: singular values of Aᵀ·B are those of R_A·R_Bᵀ. With
+    rotary positions the product is that of tokens at the same position. Attention's own weight decay is best set to 0
+    beside it.
     """
 
     strength: float = 0.01
@@ -42,22 +43,23 @@ class NuclearDecay(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "NuclearDecay")
 
-    def penalty(self, site: Site, store: Store) -> Tensor:
+    def penalty(self, site: Site, state: MethodState) -> Tensor:
         norms = [nuclear_norm(a, b).sum() for a, b in factors(projections.of(site))]
-        return store.value("strength") * torch.stack(norms).sum()
+        return state.value("strength") * torch.stack(norms).sum()
 
 
 def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
-    """Give the nuclear norms of A^T B for factors (H, d, C), (H, d, C'), as (H,); the gradient is that of U V^T."""
+    """Give the nuclear norms of Aᵀ·B for factors (H, d, C), (H, d, C'), as (H,); the gradient is that of U·Vᵀ."""
+    # QR and SVD have no half precision.
     with torch.autocast(a.device.type, enabled=False):
         u, v = singular_vectors(a, b)
-        # <U V^T, A^T B> has the value of the norm, and with U and V held its gradient.
+        # ⟨U·Vᵀ, Aᵀ·B⟩ has the value of the norm, and with U and V held its gradient.
         return ((a @ u) * (b @ v)).sum((-1, -2))
 
 
 @torch.no_grad()
 def singular_vectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the singular vectors of A^T B, U (H, C, d) and V (H, C', d); those of singular value 0 are 0."""
+    """Give the singular vectors of Aᵀ·B, U (H, C, d) and V (H, C', d); those of singular value 0 are 0."""
     qa, ra = torch.linalg.qr(a.mT)
     qb, rb = torch.linalg.qr(b.mT)
     left, size, right = torch.linalg.svd(ra @ rb.mT, full_matrices=False)

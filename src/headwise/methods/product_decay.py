@@ -12,17 +12,17 @@ from headwise.core.method import Method
 from headwise.projections.products import factors, refusal
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
 class ProductDecay(Method):
-    """Decays the products W_Q W_K^T and W_O W_V of each head instead of their factors.
+    """Decays the products W_Q·W_Kᵀ and W_O·W_V of each head instead of their factors.
 
     Khodak et al. 2021, arXiv 2105.01029 (Frobenius decay).
 
-    Adds strength / 2 * (|W_Q W_K^T|_F^2 + |W_O W_V|_F^2), summed over heads, to the loss, once per loss. From the Gram matrices
-    of the factors, without the products: |A^T B|_F^2 = <A A^T, B B^T>. With rotary positions the product is that of
+    Adds strength / 2·(‖W_Q·W_Kᵀ‖² + ‖W_O·W_V‖²), summed over heads, to the loss, once per loss. From the Gram matrices
+    of the factors, without the products: ‖Aᵀ·B‖² = ⟨A·Aᵀ, B·Bᵀ⟩. With rotary positions the product is that of
     tokens at the same position. Attention's own weight decay is best set to 0 beside it.
     """
 
@@ -39,12 +39,13 @@ class ProductDecay(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "ProductDecay")
 
-    def penalty(self, site: Site, store: Store) -> Tensor:
+    def penalty(self, site: Site, state: MethodState) -> Tensor:
         squares = [squared_frobenius(a, b).sum() for a, b in factors(projections.of(site))]
-        return 0.5 * store.value("strength") * torch.stack(squares).sum()
+        return 0.5 * state.value("strength") * torch.stack(squares).sum()
 
 
 def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
-    """Give |A^T B|_F^2 of factors (H, d, C), (H, d, C'), as (H,)."""
+    """Give ‖Aᵀ·B‖² of factors (H, d, C), (H, d, C'), as (H,)."""
+    # The sum of squares of a half-precision product would be rounded to three digits.
     with torch.autocast(a.device.type, enabled=False):
         return ((a @ a.mT) * (b @ b.mT)).sum((-1, -2))

@@ -16,10 +16,11 @@ from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
 
+# The key, in the `__dict__` of a module, of the states of all sites that use its weights.
 SHARING = "_headwise_qk_clip"
 
 
@@ -28,10 +29,11 @@ class QKClip(Method):
 
     Kimi K2, Moonshot AI 2025, arXiv 2507.20534.
 
-    After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance), biases
-    included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step, on all
-    processes, without position biases and before a soft-cap; padded queries count as little as padded keys. Under grouped queries the group's largest counts. Hosts that
-    normalise queries and keys are refused: their logits do not depend on the size of these weights.
+    After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
+    biases included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step,
+    on all processes, without position biases and before a soft-cap; padded queries count as little as padded keys.
+    Under grouped queries the group's largest counts. Hosts that normalise queries and keys are refused: their logits do
+    not depend on the size of these weights.
     """
 
     threshold: float = 100.0
@@ -61,7 +63,7 @@ class QKClip(Method):
             )
         return None
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         for module in _modules(site):
             for chain in getattr(module, "parametrizations", {}).values():
                 if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
@@ -71,30 +73,30 @@ class QKClip(Method):
         query = projections.of(site).q
         assert query is not None
         device = getattr(query.module, query.name).device
-        store.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
+        state.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
         for known in _sharing(site):
-            known.append(store)
+            known.append(state)
 
-    def unbuild(self, site: Site, store: Store) -> None:
+    def unbuild(self, site: Site, state: MethodState) -> None:
         for known in _sharing(site):
-            known[:] = [other for other in known if other is not store]
+            known[:] = [other for other in known if other is not state]
         for module in _modules(site):
             if not module.__dict__[SHARING]:
                 del module.__dict__[SHARING]
 
     def read_free(self, rows: RowReadings, call: Call) -> None:
         # What the weights made, before other methods edit it; a position bias is no part of what the weights can shrink.
-        hard = call.rows is None and (call.mask is None or call.mask.dtype == torch.bool)
+        hard = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
-        seen = call.store(self).largest
-        tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_rows()).amax(0)
+        seen = call.state(self).tensor("largest")
+        tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_queries_at_hand()).amax(0)
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
-    def after_step(self, site: Site, store: Store) -> None:
+    def after_step(self, site: Site, state: MethodState) -> None:
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
-        largest = _everywhere(torch.stack([other.largest for other in sharers]).amax(0))
+        largest = _everywhere(torch.stack([other.tensor("largest") for other in sharers]).amax(0))
         query, key = projections.of(site).need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
@@ -103,7 +105,7 @@ class QKClip(Method):
         if self.balance < 1:
             key.scale_(eta ** (1 - self.balance))
         for other in sharers:
-            other.largest.fill_(float("-inf"))
+            other.tensor("largest").fill_(float("-inf"))
 
 
 def clipped(site: Site) -> bool:
@@ -117,8 +119,8 @@ def _modules(site: Site) -> list[nn.Module]:
     return list({id(base): base for base in bases}.values())
 
 
-def _sharing(site: Site) -> list[list[Store]]:
-    """Give, for each of these modules, the stores of all sites that use it."""
+def _sharing(site: Site) -> list[list[MethodState]]:
+    """Give, for each of these modules, the states of all sites that use it."""
     return [module.__dict__.setdefault(SHARING, []) for module in _modules(site)]
 
 

@@ -12,21 +12,23 @@ from headwise.core.method import Method
 
 if TYPE_CHECKING:
     from headwise.core.call import Call
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
+# As in the configurations of Qwen3 and Gemma 3.
 EPS = 1e-6
 
 
 class QKNorm(Method):
-    """Normalises queries and keys of each head to unit root mean square, or by a layer norm, times a learned gain per head.
+    """Normalises each head's queries and keys to unit root mean square, or by a layer norm, times a learned gain per head.
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
-    In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head, where
-    the published ones learn one per channel, so that it gives the same before and after rotary positions, behind which
-    it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys; behind rotary
-    positions that is another function than before them, so there it is refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
+    In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head,
+    where the published ones learn one per channel, so that it gives the same before and after rotary positions, behind
+    which it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys;
+    behind rotary positions that is another function than before them, so there it is refused. It bounds the logits by
+    scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
     """
 
     norm: str = "rms"
@@ -44,14 +46,15 @@ class QKNorm(Method):
             return 'a layer norm behind rotary positions is not the one before them; use norm="rms"'
         return "the host normalises queries and keys itself" if site.qk_norm else None
 
-    def build(self, site: Site, store: Store) -> None:
-        store.parameter("query_gain", torch.ones(site.heads))
-        store.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
+    def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        state.parameter("query_gain", torch.ones(site.heads))
+        state.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        store = call.store(self)
-        key_gain = store.key_gain.repeat_interleave(call.heads // store.key_gain.shape[0])
-        return self._normalised(q, store.query_gain), self._normalised(k, key_gain), v
+        state = call.state(self)
+        key_gain = state.tensor("key_gain").repeat_interleave(call.heads // state.tensor("key_gain").shape[0])
+        return self._normalised(q, state.tensor("query_gain")), self._normalised(k, key_gain), v
 
     def _normalised(self, x: Tensor, gain: Tensor) -> Tensor:
         norm = F.layer_norm if self.norm == "layer" else F.rms_norm

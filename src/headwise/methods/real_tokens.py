@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from headwise.core.call import Call
 
 
+def whole_of(call: Call) -> Call:
+    """Give the call that a block of queries is cut from, or the call itself where it is whole."""
+    return call if call.whole is None else call.whole
+
+
 def real_keys(call: Call) -> Tensor | None:
     """Give which keys any query may see, bool (B|1, N), or None where all are seen."""
     if call.mask is None:
@@ -27,11 +32,12 @@ def key_counts(call: Call) -> Tensor:
 
 def query_counts(call: Call) -> Tensor:
     """Give how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
-    whole = call if call.rows is None else call.whole
+    whole = whole_of(call)
     return _count(whole.real_queries(), whole.queries, call)
 
 
 def _count(real: Tensor | None, size: int, call: Call) -> Tensor:
+    # A mask that is the same for all queries tells nothing of a single one: then all count.
     if real is None or real.shape[-1] != size:
         return torch.full((1,), float(size), device=call.q.device)
     return real.sum(-1).clamp(min=1).float()

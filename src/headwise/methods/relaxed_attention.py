@@ -17,10 +17,11 @@ class RelaxedAttention(Method):
 
     Lohrenz et al. 2021, arXiv 2107.01275; 2022, arXiv 2209.09735.
 
-    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while training.
-    `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to [0, 1].
-    `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and future too, as
-    the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no weights.
+    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while
+    training. `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to
+    [0, 1]. `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and
+    future too, as the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no
+    weights.
     """
 
     gamma: float = 0.1
@@ -36,9 +37,12 @@ class RelaxedAttention(Method):
         self.require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1], got {self.gamma}")
         self.require(self.fuzziness >= 0, f"fuzziness must be at least 0, got {self.fuzziness}")
         self.choose("support", "allowed", "all")
-        # Facts of the class that these settings change for this one.
-        object.__setattr__(self, "acts", "both" if self.matched_inference else "train")
-        object.__setattr__(self, "random", self.fuzziness > 0)
+
+    def acts_in(self, training: bool) -> bool:
+        return training or self.matched_inference
+
+    def draws(self) -> bool:
+        return self.fuzziness > 0
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gamma = self._gamma(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from headwise.projections.adapted import MERGE, is_adapted
 from headwise.projections.block import Block
 from headwise.projections.leaves import leaves
 from headwise.projections.named import sibling_output
+from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 LAYERS = ("attention", "all")
+# A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
 Make = Callable[[Tensor, list[Block]], nn.Module]
 
@@ -31,9 +33,10 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
     Raises:
         ValueError: where a parametrization stands there already.
     """
-    if name in getattr(module, "parametrizations", {}):
-        known = ", ".join(type(part).__name__ for part in module.parametrizations[name])
+    if (chain := _chain(module, name)) is not None:
+        known = ", ".join(type(part).__name__ for part in chain)
         raise ValueError(f"{type(module).__name__}.{name} is parametrized already by {known}; remove that first")
+    # Registration takes the parameter out of its place among the others; `restore` puts it back there.
     places = list(module._parameters)
     parametrize.register_parametrization(module, name, by)
     module.__dict__.setdefault("_headwise_places", {})[name] = places
@@ -77,12 +80,13 @@ def refusal(site: Site, who: str) -> str | None:
     return None
 
 
-def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
-    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept as `store.parts`.
+def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) -> None:
+    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept under `parts`.
 
     Args:
         site: the attention layer.
-        store: the method's, on this site.
+        state: the method's, on this site.
+        who: the method's name.
         layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
             no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
         make: gives the parametrization of a weight with these blocks.
@@ -91,37 +95,54 @@ def put_on(site: Site, store: Store, layers: str, make: Make) -> None:
         ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
     """
     parts: list[tuple[nn.Module, str]] = []
-    store.mark()
-    store.set("parts", parts)
+    state.mark()
+    state.keep("parts", parts)
     try:
-        for module, name, blocks in [*_of_site(site), *(_beside_attention(site) if layers == "all" else ())]:
+        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
+            owner = _owner(module, name)
             # Layers that share their weights share the reparametrization too.
-            if not _stands(module, name):
-                reparametrize(module, name, make(getattr(module, name), blocks))
-                module.parametrizations[name][0].__dict__[OURS] = True
-                parts.append((module, name))
+            if owner == who:
+                continue
+            if owner is not None:
+                raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
+            by = make(getattr(module, name), blocks)
+            by.__dict__[OURS] = who
+            reparametrize(module, name, by)
+            parts.append((module, name))
     except BaseException:
-        take_off(store, folded=False)
+        take_off(state, folded=False)
         raise
 
 
-def take_off(store: Store, *, folded: bool) -> None:
+def take_off(state: MethodState, *, folded: bool) -> None:
     """Make the weights that `put_on` took plain again, folded or as they are underneath."""
-    for module, name in store.parts:
+    for module, name in state.kept("parts"):
         restore(module, name, folded=folded)
-    store.parts.clear()
+    state.kept("parts").clear()
 
 
-def chains(store: Store) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Give each parametrization that `put_on` made, with the parameter under it."""
-    for module, name in store.parts:
-        chain = module.parametrizations[name]  # type: ignore[index, union-attr]
-        yield chain[0], chain.original
+def iterate(state: MethodState) -> None:
+    """Take one power iteration of each `Spectral` that `put_on` put on a weight."""
+    for module, name in state.kept("parts"):
+        chain = _chain(module, name)
+        assert chain is not None
+        spectral = chain[0]
+        assert isinstance(spectral, Spectral)
+        spectral.iterate(chain.original)
 
 
-def _stands(module: nn.Module, name: str) -> bool:
-    chain = getattr(module, "parametrizations", {})
-    return name in chain and OURS in chain[name][0].__dict__
+def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | None:
+    chains = getattr(module, "parametrizations", {})
+    if name not in chains:
+        return None
+    chain: parametrize.ParametrizationList = chains[name]
+    return chain
+
+
+def _owner(module: nn.Module, name: str) -> str | None:
+    """Name the method that put a parametrization on a weight; None where none did."""
+    chain = _chain(module, name)
+    return None if chain is None else chain[0].__dict__.get(OURS)
 
 
 def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
@@ -132,7 +153,7 @@ def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
     ]
 
 
-def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
+def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[Block]]]:
     """Give the linear layers and convolutions of the model that belong to no attention layer."""
     model = site.model
     if model is None:
@@ -141,11 +162,12 @@ def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
     if adapted is not None:
         raise ValueError(f'layers="all" scales whole weights, and {adapted} is adapted: {MERGE}')
     attention = _of_attention(model)
+    # A head that is the embedding's matrix stays plain: the embedding reads that parameter by its index.
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     seen: dict[int, str] = {}
-    found = []
+    found: list[tuple[nn.Module, str, list[Block]]] = []
     for one in leaves(model, ""):
-        if one.module in attention or id(one.module.weight) in embedded or _stands(one.module, "weight"):
+        if one.module in attention or id(one.module.weight) in embedded or _owner(one.module, "weight") == who:
             continue
         if not (isinstance(one.module, nn.Linear | _ConvNd) or one.transposed):
             continue
@@ -156,14 +178,11 @@ def _beside_attention(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
             )
         seen[id(one.module.weight)] = one.name
         transposed = one.transposed or isinstance(one.module, _ConvTransposeNd)
-        size = one.module.weight.shape[1 if transposed else 0]
-        found.append(
-            (
-                one.module,
-                "weight",
-                [Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)],
-            )
-        )
+        weight = one.module.weight
+        assert isinstance(weight, Tensor)
+        size = weight.shape[1 if transposed else 0]
+        block = Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)
+        found.append((one.module, "weight", [block]))
     return found
 
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwise.core.method import Method
-from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.methods.reparametrization import LAYERS, iterate, put_on, refusal, take_off
 from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
 class SigmaReparam(Method):
-    """Replaces each q, k, v and o weight W by gamma / sigma(W) * W with a learned gamma.
+    """Replaces each q, k, v and o weight W by gamma / sigma(W)·W with a learned gamma.
 
     Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step from the right
-    singular vector, as in the authors' code; q, k and v blocks of a fused matrix have each their own sigma and gamma.
-    `init="current"` starts at gamma = sigma(W), so that nothing changes at first (the authors' PyTorch code; it fits trained
-    models); `init="one"` starts at gamma = 1 (the paper). `layers="all"` reparametrizes every other linear layer and convolution
-    of the model too, MLP, patch embedding and head included, as the paper does; attention layers left out by `where` stay
-    plain, and so does a head that is the embedding's matrix. Folds into plain weights, bit for bit. gamma takes no weight decay
-    and stands in fp32 or wider.
+    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step from the
+    right singular vector, as in the authors' code; q, k and v blocks of a fused matrix have each their own sigma and
+    gamma. `init="current"` starts at gamma = sigma(W), so that nothing changes at first (the authors' PyTorch code; it
+    fits trained models); `init="one"` starts at gamma = 1 (the paper). `layers="all"` reparametrizes every other linear
+    layer and convolution of the model too, MLP, patch embedding and head included, as the paper does; attention layers
+    left out by `where` stay plain, and so does a head that is the embedding's matrix. Folds into plain weights, bit for
+    bit. gamma takes no weight decay and stands in fp32 or wider.
     """
 
     init: str = "current"
@@ -43,15 +43,14 @@ class SigmaReparam(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "SigmaReparam")
 
-    def build(self, site: Site, store: Store) -> None:
-        put_on(site, store, self.layers, lambda weight, blocks: Spectral(weight, blocks, self.init))
+    def build(self, site: Site, state: MethodState) -> None:
+        put_on(site, state, "SigmaReparam", self.layers, lambda weight, blocks: Spectral(weight, blocks, self.init))
 
-    def unbuild(self, site: Site, store: Store) -> None:
-        take_off(store, folded=False)
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=False)
 
-    def fold(self, site: Site, store: Store) -> None:
-        take_off(store, folded=True)
+    def fold(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=True)
 
-    def after_step(self, site: Site, store: Store) -> None:
-        for spectral, original in chains(store):
-            spectral.iterate(original)
+    def after_step(self, site: Site, state: MethodState) -> None:
+        iterate(state)

@@ -18,8 +18,8 @@ class SoftCap(Method):
 
     Gemma 2, arXiv 2408.00118.
 
-    In training and evaluation, on the scaled logits with additive biases; keys that are masked stay masked. It bounds the
-    logits and does not prevent entropy collapse: two logits may still lie 2·cap apart. It needs the weights.
+    In training and evaluation, on the scaled logits with additive biases; keys that are masked stay masked. It bounds
+    the logits and does not prevent entropy collapse: two logits may still lie 2·cap apart. It needs the weights.
     """
 
     cap: float = 50.0

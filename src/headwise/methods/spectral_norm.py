@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from headwise.core.method import Method
 from headwise.methods.qk_clip import clipped
-from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.methods.reparametrization import LAYERS, iterate, put_on, refusal, take_off
 from headwise.projections.spectral import Spectral
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
@@ -19,10 +19,10 @@ class SpectralNorm(Method):
 
     Miyato et al. 2018, arXiv 1802.05957; a baseline of Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and v
-    blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral norm 1
-    throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes every other linear
-    layer and convolution of the model too. Folds into plain weights, bit for bit.
+    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and
+    v blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral
+    norm 1 throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes
+    every other linear layer and convolution of the model too. Folds into plain weights, bit for bit.
     """
 
     layers: str = "attention"
@@ -38,19 +38,18 @@ class SpectralNorm(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "SpectralNorm")
 
-    def build(self, site: Site, store: Store) -> None:
+    def build(self, site: Site, state: MethodState) -> None:
         if clipped(site):
             raise ValueError(
                 f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
             )
-        put_on(site, store, self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
+        put_on(site, state, "SpectralNorm", self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 
-    def unbuild(self, site: Site, store: Store) -> None:
-        take_off(store, folded=False)
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=False)
 
-    def fold(self, site: Site, store: Store) -> None:
-        take_off(store, folded=True)
+    def fold(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=True)
 
-    def after_step(self, site: Site, store: Store) -> None:
-        for spectral, original in chains(store):
-            spectral.iterate(original)
+    def after_step(self, site: Site, state: MethodState) -> None:
+        iterate(state)

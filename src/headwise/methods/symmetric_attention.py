@@ -17,13 +17,15 @@ class SymmetricAttention(Method):
 
     Nguyen et al. 2023, arXiv 2312.00751 (the symmetric variant).
 
-    In training and evaluation. `keep` names what stays and stands for both; the other projection is left without gradient.
-    The paper's derivation, from the kernel exp(k(x)ᵀk(y)/√D), has the keys on both sides: that is "keys". The default puts the
-    queries there: the same function of one matrix, with the other name, while queries and keys have as many heads. With
-    grouped queries, under "queries" each query head becomes its own key head. Generation with a cache is refused in the call: the cache holds the keys of past tokens, not their queries.
+    In training and evaluation. `keep` names what stays and stands for both; the other projection is left without
+    gradient. The paper's derivation, from the kernel exp(k(x)ᵀk(y)/√D), has the keys on both sides: that is "keys". The
+    default puts the queries there: the same function of one matrix, with the other name, while queries and keys have as
+    many heads. With grouped queries, under "queries" each query head becomes its own key head. Generation with a cache
+    is refused in the call: the cache holds the keys of past tokens, not their queries.
     """
 
-    keep: str = "queries"
+    # A public setting with the name of a stage, which only methods that edit logits or weights are asked for.
+    keep: str = "queries"  # type: ignore[assignment]
 
     no_neutral = "queries either stand in for the keys or not"
     acts = "both"

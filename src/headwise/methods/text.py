@@ -6,6 +6,7 @@ import ast
 import difflib
 from typing import Any
 
+# Full here: Python runs the package's __init__, which imports every method, before any file inside of it.
 from headwise.core.method import REGISTRY, Method, Methods
 
 
@@ -18,14 +19,14 @@ def parse(text: str) -> Methods:
     Raises:
         ValueError: where the text is no sum of calls, a name or a field is unknown, or a setting is out of range.
     """
-    from headwise import methods  # noqa: F401  (its import fills the registry)
-
     if not isinstance(text, str):
         raise TypeError(f"parse() takes a text such as 'DropHead(p=0.2)', got {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"cannot read methods from {text!r}: {error.msg}; write for example 'DropHead(p=0.2)'") from None
+        raise ValueError(
+            f"cannot read methods from {text!r}: {error.msg}; write for example 'DropHead(p=0.2)'"
+        ) from None
     return Methods(_method(node, text) for node in _terms(tree))
 
 
@@ -39,11 +40,14 @@ def _method(node: ast.expr, text: str) -> Method:
     call = node if isinstance(node, ast.Call) else None
     name = call.func if call else node
     if not isinstance(name, ast.Name):
-        raise ValueError(f"cannot read a method from {ast.unparse(node)!r} in {text!r}; write for example 'DropHead(p=0.2)'")
+        raise ValueError(
+            f"cannot read a method from {ast.unparse(node)!r} in {text!r}; write for example 'DropHead(p=0.2)'"
+        )
     cls = find(name.id)
     if call is not None and call.args:
         raise ValueError(f"{name.id} takes its settings by name, such as {cls()!r}; got {ast.unparse(node)!r}")
     names = [keyword.arg or "**" for keyword in (call.keywords if call else [])]
+    # Reading lets a keyword stand twice; only Python's compiler, which has no part here, refuses it.
     for key in names:
         if names.count(key) > 1:
             raise ValueError(f"{name.id} is given {key} twice in {text!r}")
@@ -51,7 +55,9 @@ def _method(node: ast.expr, text: str) -> Method:
     known = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     for key in settings:
         if key not in known:
-            raise ValueError(f"{name.id} has no setting {key!r}{suggest(key, known)} Its settings: {', '.join(known) or 'none'}.")
+            raise ValueError(
+                f"{name.id} has no setting {key!r}{suggest(key, known)} Its settings: {', '.join(known) or 'none'}."
+            )
     try:
         return cls(**settings)
     except TypeError as error:
@@ -71,8 +77,6 @@ def find(name: str) -> type[Method]:
     Raises:
         ValueError: with the nearest names, where there is none.
     """
-    from headwise import methods  # noqa: F401
-
     if name not in REGISTRY:
         raise ValueError(f"There is no method {name!r}.{suggest(name, list(REGISTRY))} `headwise methods` lists them.")
     return REGISTRY[name]

@@ -13,19 +13,19 @@ from headwise.methods.reparametrization import LAYERS, put_on, refusal, take_off
 from headwise.projections.block import Block, multiply_, whole
 
 if TYPE_CHECKING:
-    from headwise.core.method_state import Store
+    from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 
 class WeightNorm(Method):
-    """Replaces each output row v of the q, k, v and o weights by gain * v / ‖v‖ with a learned gain per row.
+    """Replaces each output row v of the q, k, v and o weights by gain·v / ‖v‖ with a learned gain per row.
 
     Salimans and Kingma 2016, arXiv 1602.07868; a baseline of Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. `init="current"` starts at gain = ‖v‖, so that nothing changes at first; `init="one"` at rows of
-    norm 1. `layers="all"` takes every other linear layer and convolution of the model too, a convolution's row being all
-    that makes one output channel. Folds into plain weights, bit for bit. The gains take no weight decay and stand in fp32 or
-    wider.
+    In training and evaluation. `init="current"` starts at gain = ‖v‖, so that nothing changes at first; `init="one"` at
+    rows of norm 1. `layers="all"` takes every other linear layer and convolution of the model too, a convolution's row
+    being all that makes one output channel. Folds into plain weights, bit for bit. The gains take no weight decay and
+    stand in fp32 or wider.
     """
 
     init: str = "current"
@@ -44,18 +44,18 @@ class WeightNorm(Method):
     def refuse(self, site: Site) -> str | None:
         return refusal(site, "WeightNorm")
 
-    def build(self, site: Site, store: Store) -> None:
-        put_on(site, store, self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
+    def build(self, site: Site, state: MethodState) -> None:
+        put_on(site, state, "WeightNorm", self.layers, lambda weight, blocks: Normed(weight, blocks, self.init))
 
-    def unbuild(self, site: Site, store: Store) -> None:
-        take_off(store, folded=False)
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=False)
 
-    def fold(self, site: Site, store: Store) -> None:
-        take_off(store, folded=True)
+    def fold(self, site: Site, state: MethodState) -> None:
+        take_off(state, folded=True)
 
 
 class Normed(nn.Module):
-    """Computes gain * v / ‖v‖ for each output row v of a weight.
+    """Computes gain·v / ‖v‖ for each output row v of a weight.
 
     Raises:
         ValueError: where a row is all zero.
@@ -79,6 +79,7 @@ class Normed(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Give the reparametrized weight, in the shape and dtype of the plain one."""
+        # The weight's own dtype decides, as for a plain parameter; autocast rounds afterwards, in the layer.
         with torch.autocast(weight.device.type, enabled=False):
             norms = self._norms(weight)
             return (at_least_fp32(weight) * (self.gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,10 +108,6 @@ class Block:
         channels = getattr(self.module, "out_channels" if self.kind == "o" else "in_channels", None)
         return self.weight().shape[1] if channels is None else channels
 
-    def head_weight(self, head: int) -> Tensor:
-        """Give the rows of one head, (head_dim, C)."""
-        return self.weight()[head * self.head_dim : (head + 1) * self.head_dim]
-
     def by_head(self, dtype: torch.dtype | None = torch.float32) -> Tensor:
         """Give the block as (heads, head_dim, C)."""
         return self.weight(dtype).unflatten(0, (self.heads, self.head_dim))
@@ -176,21 +173,24 @@ def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axi
 
 
 def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
-    parts = list(chain.children())
-    if len(parts) != 1 or not hasattr(parts[0], "rescale_"):
-        names = ", ".join(type(part).__name__ for part in parts)
+    steps: list[Any] = list(chain.children())
+    if len(steps) != 1 or not hasattr(steps[0], "rescale_"):
+        names = ", ".join(type(step).__name__ for step in steps)
         raise RuntimeError(
             f"{where} is parametrized by {names}, which cannot be rescaled by head; fold or remove it first"
         )
-    parts[0].rescale_(chain.original, factors, axis)
+    steps[0].rescale_(chain.original, factors, axis)
 
 
 def multiply_(target: Tensor, factor: Tensor) -> None:
     """Multiply a parameter in place by a plain tensor, also where FSDP2 keeps it in shards."""
     target = target.detach()
     if hasattr(target, "full_tensor"):
+        # Imported here alone: torch's own import of it takes long, and is not there in builds without distributed.
         from torch.distributed.tensor import DTensor, Replicate
 
+        assert isinstance(target, DTensor)
         mesh = target.device_mesh
+        # Each process made the same factors, so that nothing need be sent to check it.
         factor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim, run_check=False)
     target.mul_(factor)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass
 class Seen:
-    """What one attention call received, each (B, H, ..., D) as the host lays it out; `heads_last` of the output."""
+    """What one attention call received, each (B, H, ..., D) as the host lays it out."""
 
     q: Tensor
     k: Tensor
@@ -49,6 +49,7 @@ def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None
 
     def wrap(function: Callable[..., Any], at: int, interface: bool) -> Callable[..., Any]:
         def attention(*args: Any, **kwargs: Any) -> Any:
+            # The interface's own function calls F.scaled_dot_product_attention again: one call is seen once.
             if not inside["module"] or inside["attention"]:
                 return function(*args, **kwargs)
             q, k, v = _three(args[at:], kwargs)
@@ -138,6 +139,7 @@ def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arg
             calls.append(Arguments(args, {name: _without_cache(value) for name, value in kwargs.items()}))
             raise _ReachedError
 
+    # An exception ends the run where its use is over: what follows the module costs time and may fail on a made-up batch.
     handle = module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
     try:
         run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from headwise.core.site import Site
 from headwise.projections.leaves import leaves
 
+# Few, as only the layout is looked at; more than one, so that tokens and heads are not taken for each other.
 TOKENS = 6
 
 
@@ -25,7 +27,11 @@ def ways(site: Site, model: nn.Module | None, example: Any) -> Iterator[tuple[nn
         yield model, lambda: feed(model, example)
     if model is not None:
         for owner in (module for _, module in model.named_modules() if _takes_config(module, site.module)):
-            yield owner, lambda owner=owner: owner(**synthesised(owner))
+            yield owner, functools.partial(_run_synthesised, owner)
+
+
+def _run_synthesised(owner: nn.Module) -> Any:
+    return owner(**synthesised(owner))
 
 
 def feed(model: nn.Module, example: Any) -> Any:
@@ -67,12 +73,13 @@ def alone(site: Site) -> Tensor:
     if not found:
         raise ValueError("no projections")
     window = getattr(site.module, "window_area", None) or getattr(site.module, "seq_len", None)
-    return _random(1, window if isinstance(window, int) else TOKENS, found[0].columns, like=found[0].module.weight)
+    return _random(1, window if isinstance(window, int) else TOKENS, found[0].columns, like=found[0].weight)
 
 
 def synthesised(model: nn.Module) -> dict[str, Tensor | bool]:
     """Make a small batch for a transformers model from its config and the names its forward takes."""
-    config, names = model.config, inspect.signature(model.forward).parameters
+    config: Any = model.config
+    names = inspect.signature(model.forward).parameters
     like = next(p for p in model.parameters() if p.is_floating_point())
     made: dict[str, Tensor | bool] = {}
     vocabulary = _first(config, "vocab_size")

@@ -1,4 +1,4 @@
-"""Layout: the ways in which q, k and v can lie in the rows of one fused matrix."""
+"""Layout: the ways in which q, k and v can lie in the rows of one matrix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Layout:
 
 
 def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
-    """Give the layouts that fused projections of `kinds` can have, the usual ones first."""
+    """Give the layouts that one matrix for `kinds` can have, the usual ones first."""
     orders = sorted(itertools.permutations(kinds), key=lambda order: "".join(order) != kinds)
     for order in orders:
         yield _stacked(order, sizes)

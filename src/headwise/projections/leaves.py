@@ -23,14 +23,22 @@ class Leaf:
     obstacle: str = ""
 
     @property
+    def weight(self) -> Tensor:
+        """Give the matrix as the module keeps it, or shows it where a parametrization or an adapter stands on it."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
     def rows(self) -> int:
         """Give the number of outputs."""
-        return self.module.weight.shape[1 if self.transposed else 0]
+        return self.weight.shape[1 if self.transposed else 0]
 
     @property
     def columns(self) -> int:
         """Give the number of inputs."""
-        return self.module.weight.shape[0 if self.transposed else 1] * getattr(base_of(self.module), "groups", 1)
+        groups: int = getattr(base_of(self.module), "groups", 1)
+        return self.weight.shape[0 if self.transposed else 1] * groups
 
     @property
     def grouped(self) -> bool:

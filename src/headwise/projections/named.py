@@ -6,39 +6,15 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.projections.adapted import is_adapted
-from headwise.projections.block import Block
+from headwise.projections.block import Block, Rows
 from headwise.projections.leaves import Leaf, leaf, leaves
-from headwise.projections.projections import Projections
-
-NAMES = {
-    "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear", "queries"},
-    "k": {"k_proj", "key", "k_lin", "k", "to_k", "wk", "w_k", "k_attn", "key_proj", "linear_k", "k_linear", "keys"},
-    "v": {"v_proj", "value", "v_lin", "v", "to_v", "wv", "w_v", "v_attn", "value_proj", "linear_v", "v_linear", "values"},
-    "o": {
-        "o_proj", "out_proj", "out_lin", "o", "to_out", "wo", "w_o", "proj", "dense", "c_proj", "out", "output",
-        "output_proj", "linear_out", "o_linear", "projection", "proj_out", "fc_out",
-    },
-}  # fmt: skip
-HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
-HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "head_size")
-# Biases that a module adds to a bias-free projection itself, as BEiT and EVA do.
-OUTSIDE = {"q": "q_bias", "k": "k_bias", "v": "v_bias"}
+from headwise.projections.names import BESIDE_OUTPUT, BIASES_APART, HEAD_DIM, HEADS, PROJECTIONS, first_number
+from headwise.projections.site_projections import Projections
 
 
-def number(site: Site, names: tuple[str, ...]) -> int | None:
-    """Read a whole number from the attention module or its config, under the first of `names` that it has."""
-    for owner in (site.module, getattr(site.module, "config", None)):
-        for name in names:
-            value = getattr(owner, name, None)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
-
-
-def heads_of(site: Site) -> int | None:
-    """Give the number of query heads, from the site or from the module's own attributes."""
-    return site.heads or number(site, HEADS)
+def _told(site: Site, names: tuple[str, ...]) -> int | None:
+    """Read a whole number from the attention module, else from its config."""
+    return first_number(site.module, names) or first_number(getattr(site.module, "config", None), names)
 
 
 def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
@@ -46,7 +22,7 @@ def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
     found: dict[str, list[Leaf]] = {}
     for one in leaves(site.module, site.name):
         words = [w for w in one.name[len(site.name) :].strip(".").split(".") if not w.isdigit()]
-        for kind, names in NAMES.items():
+        for kind, names in PROJECTIONS.items():
             if len(words) == 1 and words[0].lower() in names:
                 found.setdefault(kind, []).append(one)
     single = {kind: some[0] for kind, some in found.items() if len(some) == 1}
@@ -60,22 +36,22 @@ def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
 def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
     """Give the `output.dense` beside the attention module, where BERT and its relatives keep the output projection."""
     dense = getattr(getattr(parent, "output", None), "dense", None)
-    if dense is None or site.name.rpartition(".")[2] not in ("self", "attention", "self_attention"):
+    if dense is None or site.name.rpartition(".")[2] not in BESIDE_OUTPUT:
         return None
     return leaf(f"{site.name.rpartition('.')[0]}.output.dense".lstrip("."), dense)
 
 
-def block(kind: str, one: Leaf, rows, heads: int, head_dim: int, site: Site) -> Block:
+def block(kind: str, one: Leaf, rows: Rows, heads: int, head_dim: int, site: Site) -> Block:
     """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
     made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
     made.convolved, made.grouped = one.obstacle, one.grouped
     made.beyond = _further(one.module)
-    outside = getattr(site.module, OUTSIDE.get(kind, ""), None) if kind != "o" else None
+    outside = getattr(site.module, BIASES_APART.get(kind, ""), None) if kind != "o" else None
     if one.bias is not None:
         made.bias_module, made.bias_name = one.module, "bias"
         made.bias_rows = None if kind == "o" else rows
     elif isinstance(outside, nn.Parameter) and outside.shape == (heads * head_dim,):
-        made.bias_module, made.bias_name = site.module, OUTSIDE[kind]
+        made.bias_module, made.bias_name = site.module, BIASES_APART[kind]
     return made
 
 
@@ -92,14 +68,14 @@ def _further(module: nn.Module) -> str:
 
 def separate(site: Site, found: dict[str, Leaf]) -> Projections | str:
     """Make the projections of leaves that stand apart, or say why their shapes do not fit together."""
-    heads = heads_of(site)
+    heads = site.heads or _told(site, HEADS)
     if heads is None:
         return "does not tell how many heads it has; pass example="
     q, k, v = found["q"], found["k"], found["v"]
     for one in (q, k, v):
         if getattr(one.module, "transposed", False):
             return f"has {one.name}, {one.obstacle}"
-    size = site.head_dim or number(site, HEAD_DIM) or q.rows // heads
+    size = site.head_dim or _told(site, HEAD_DIM) or q.rows // heads
     if q.rows != heads * size:
         return f"has {q.name} with {q.rows} outputs, which are not {heads} heads of {size}"
     if k.rows % size:
@@ -130,6 +106,7 @@ def add_output(made: Projections, one: Leaf | None, heads: int, value_dim: int, 
 def multihead(site: Site) -> Projections:
     """Give the projections of torch.nn.MultiheadAttention, whose layout is its definition."""
     module = site.module
+    assert isinstance(module, nn.MultiheadAttention)
     size, heads = module.embed_dim, module.num_heads
     one = module._qkv_same_embed_dim
     made = Projections(site.name, "in_proj_weight" if one else "separate", verified=True)

@@ -1,4 +1,4 @@
-"""Fused: find the projections of a site by perturbing rows; nothing is assumed about names or order."""
+"""Perturbation: find the projections of a site by changing rows of weights; nothing is assumed about names or order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.projections.inputs import ways
 from headwise.projections.layout import Layout, Sizes, as_rows, layouts
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.probe import Probe, Unclear
-from headwise.projections.projections import Projections
+from headwise.projections.site_projections import Projections
 
 
 def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module | None) -> Projections:
@@ -75,26 +75,11 @@ def _from(
 
 
 def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | None) -> Projections:
-    feeds = {
-        id(one): "".join(k for k, m in probe.moved(one, torch.arange(one.rows)).items() if m.any()) for one in found
-    }
+    makers = _makers(probe, found)
     made = Projections(site.name, "", verified=True)
     words = []
-    for kind in "qkv":
-        makers = [one for one in found if kind in feeds[id(one)]]
-        # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.
-        last = [one for one in makers if not one.obstacle]
-        if len(last) == 1 < len(makers) and _runs_last(probe, last[0], makers):
-            feeds.update({id(one): "" for one in makers if one.obstacle})
-            makers = last
-        if len(makers) != 1:
-            names = " and ".join(one.name for one in makers) or "no linear layer"
-            tail = "; merge adapters and low-rank factors into one weight first" if len(makers) > 1 else ""
-            raise Unclear(f"makes its {kind} by {names}{tail}")
-        if makers[0].obstacle:
-            raise Unclear(f"makes its {kind} by {makers[0].name}, {makers[0].obstacle}")
     for one in found:
-        kinds = feeds[id(one)]
+        kinds = "".join(kind for kind, maker in makers.items() if maker is one)
         if not kinds:
             continue
         sizes, layout = _layout(probe, one, kinds)
@@ -104,16 +89,37 @@ def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | 
             setattr(made, kind, named.block(kind, one, as_rows(layout.rows[kind]), heads, size, site))
     made.layout = "; ".join(dict.fromkeys(words))
     _outside_biases(made, site)
-    _output(made, probe, [one for one in probe.order if not feeds[id(one)]], site, parent)
+    _output(made, probe, [one for one in probe.order if one not in makers.values()], site, parent)
     return made
 
 
-def _runs_last(probe: Probe, one: Leaf, makers: list[Leaf]) -> bool:
-    ran = [other for other in probe.order if any(other is maker for maker in makers)]
-    return bool(ran) and ran[-1] is one
+def _makers(probe: Probe, found: list[Leaf]) -> dict[str, Leaf]:
+    """Give the one leaf that makes each of q, k and v."""
+    moved = [(one, probe.moved(one, torch.arange(one.rows))) for one in found]
+    return {kind: _maker(probe, kind, [one for one, by in moved if by[kind].any()]) for kind in "qkv"}
+
+
+def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
+    """Give the leaf among those that move q, k or v whose rows are its heads.
+
+    Raises:
+        Unclear: where there is none or more than one, or where it is no matrix.
+    """
+    matrices = [one for one in movers if not one.obstacle]
+    # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.
+    if len(matrices) == 1 and [one for one in probe.order if one in movers][-1:] == matrices:
+        movers = matrices
+    if len(movers) != 1:
+        names = " and ".join(one.name for one in movers) or "no linear layer"
+        tail = "; merge adapters and low-rank factors into one weight first" if len(movers) > 1 else ""
+        raise Unclear(f"makes its {kind} by {names}{tail}")
+    if movers[0].obstacle:
+        raise Unclear(f"makes its {kind} by {movers[0].name}, {movers[0].obstacle}")
+    return movers[0]
 
 
 def _outside_biases(made: Projections, site: Site) -> None:
+    # What the module itself adds to q, k or v is as long as these and in their order, wherever the rows of the weight lie.
     for block in (made.q, made.k, made.v):
         if block is not None and block.bias_module is site.module and block.bias_name:
             block.bias_rows = None
@@ -130,7 +136,7 @@ def _layout(probe: Probe, one: Leaf, kinds: str) -> tuple[Sizes, Layout]:
             if _agrees(probe, one, layout, sizes):
                 return sizes, layout
     shown = f"{q.shape[1]} heads of {q.shape[-1]}"
-    raise Unclear(f"has one fused {one.name} with {one.rows} rows for {', '.join(kinds)} in no known order ({shown})")
+    raise Unclear(f"has one {one.name} with {one.rows} rows for {', '.join(kinds)} in no known order ({shown})")
 
 
 def _agrees(probe: Probe, one: Leaf, layout: Layout, sizes: Sizes) -> bool:

@@ -14,6 +14,8 @@ from headwise.projections import capture
 from headwise.projections.adapted import is_adapted
 from headwise.projections.leaves import Leaf
 
+# Of a tensor's largest entry: above what another order of sums does to entries that did not change, far below noise as large as
+# the rows themselves.
 MOVED = 1e-5
 
 
@@ -100,6 +102,7 @@ class Probe:
 
 def _noise(like: Tensor) -> Tensor:
     numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(like)
+    # As large as the numbers themselves, so that no precision hides it; rows that are all 0 are moved by 1.
     size = like.detach().float().std()
     return numbers * (size if size > 0 else torch.ones_like(size)).to(like)
 
@@ -121,7 +124,7 @@ def _shifted_output(one: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
 @contextmanager
 def _shifted_rows(one: Leaf, rows: Tensor) -> Iterator[None]:
     """Add noise to the rows themselves, and put the saved bits back."""
-    weight = one.module.weight.data
+    weight = one.weight.data
     saved = weight.clone()
     try:
         view = weight.t() if one.transposed else weight

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise import projections
 from headwise.projections.block import Block, ProjectionError
-from headwise.projections.projections import Projections
+from headwise.projections.finding import of
+from headwise.projections.site_projections import Projections
 
 if TYPE_CHECKING:
     from headwise.core.site import Site
@@ -41,7 +41,7 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def refusal(site: Site, who: str) -> str | None:
     """Say why a method on the products has no meaning on a site, or None where it has."""
     try:
-        found = projections.of(site)
+        found = of(site)
         blocks = (*found.need("qk", who, of="patches"), *output_and_values(found, who))
     except ProjectionError as error:
         return str(error)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.adapted import base_of
 
 FSDP1 = (
@@ -26,7 +27,7 @@ TENSOR_PARALLEL = (
 )
 CONTEXT_PARALLEL = (
     "its tokens are split over processes (context parallelism), and methods need all tokens of a sample: train without "
-    "context_parallel, or leave the layer out with where="
+    f"context_parallel, or {LEAVE_OUT}"
 )
 
 

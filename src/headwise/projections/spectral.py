@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.precision import at_least_fp32
+from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
-ITERATIONS, VECTORS, EXACT_UP_TO = 300, 8, 128
+# Singular vectors at the start: exact for matrices whose decomposition costs milliseconds; above, a block of vectors converges
+# where the largest singular values lie close together, in which case one vector would take thousands of steps.
+EXACT_UP_TO, VECTORS, ITERATIONS = 128, 8, 300
 
 
 class Spectral(nn.Module):
@@ -44,7 +47,7 @@ class Spectral(nn.Module):
             if not matrix.any():
                 raise ValueError(
                     f"{block.where} is all zero in its {block.kind} part, and a weight of spectral norm 0 cannot be divided by it: "
-                    "initialise it with other numbers first, or leave the layer out with where="
+                    f"initialise it with other numbers first, or {LEAVE_OUT}"
                 )
             u, v = leading(matrix)
             self.register_buffer(f"u_{block.kind}", u)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwise import projections
-from headwise.hosts.host import Hooks
+from headwise.hosts.hooks import Hooks
 from headwise.projections.adapted import base_of, is_adapted
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.learned_parameters import is_own
@@ -37,8 +37,9 @@ def _check_branch(one: Fitted) -> None:
     block = projections.of(one.site).o if one.needs("branch") else None
     if block is None or not block.adapted:
         return
-    inner = base_of(block.module)._forward_hooks.values()
-    if any(isinstance(getattr(hook, "__self__", None), Hooks) and hook.__self__.fitted is one for hook in inner):  # type: ignore[attr-defined]
+    # The adapter stands around the layer, so that hooks on the layer inside it miss what the adapter adds.
+    owners = [getattr(hook, "__self__", None) for hook in base_of(block.module)._forward_hooks.values()]
+    if any(isinstance(owner, Hooks) and owner.fitted is one for owner in owners):
         names = [repr(m) for m in one.methods if m.overrides("branch")]
         raise RuntimeError(
             f"{one.site.name}: {' + '.join(names)} sees what {block.where.rpartition('.')[0]} gives without the adapters that were "

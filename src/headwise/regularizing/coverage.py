@@ -1,8 +1,14 @@
-"""Coverage: what became of every attention-like module."""
+"""What became of every attention-like module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from headwise.core.method import Method
+from headwise.core.site import Site
+from headwise.hosts.candidate import Candidate
+from headwise.regularizing.fitted_site import Fitted
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Coverage:
     """What became of every attention-like module; printing it gives a table."""
 
     rows: list[Row]
@@ -32,3 +38,28 @@ class Report:
     def status(self, name: str) -> str:
         """Give the status of the module of this name."""
         return next(row.status for row in self.rows if row.name == name)
+
+
+def coverage(
+    found: list[Candidate], fitted: list[Fitted], reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
+) -> Coverage:
+    """Say what became of every attention-like module that was found.
+
+    Args:
+        reasons: of the sites that were left, their status and why; of fitted ones, which methods they do without.
+        shown: gives the text of a method with what was set since.
+    """
+    known = {f.site: f for f in fitted}
+    rows = [_row(one.site, known.get(one.site), reasons, shown) for one in found]
+    notes = [f"{f.site.name}: {reasons[f.site][1]}" for f in fitted if f.site in reasons and reasons[f.site][1]]
+    return Coverage(rows, notes)
+
+
+def _row(site: Site, fitted: Fitted | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]) -> Row:
+    if fitted is None:
+        return Row(site.name, *reasons[site])
+    # A method that carries values does nothing on the layer that they come from.
+    acting = [m for m in fitted.methods if not (m.carries and fitted.shares_values)]
+    if acting:
+        return Row(site.name, "regularized", " + ".join(map(shown, acting)), fitted.ran.names())
+    return Row(site.name, "read", "its values are carried to the layers above")

@@ -1,40 +1,27 @@
-"""Examine: one run of the model on an example, that tells heads and shapes and changes nothing."""
+"""Example run: one run of the model on an example, that tells heads and shapes and changes nothing."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.core.forward import Forward
-from headwise.hosts.host import Found
+from headwise.hosts.bare_site import BareSite
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
-from headwise.regularizing.fitted_site import Fitted
-
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-
-
-class Observer:
-    """Stands in for the handle while the model is only looked at."""
-
-    def __init__(self) -> None:
-        self.seed, self.step, self.fresh = 0, 0, False
-        self.forward = Forward()
-
-    def first_values(self, call: Call) -> None:
-        """Nothing is carried while looking."""
 
 
 def run(model: nn.Module, example: Any) -> Any:
     """Run the model once in eval mode without gradients; modes, buffers and random state are as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
+    # Some models write buffers in evaluation too: caches, step counts.
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
+        # Evaluation: no dropout, and no running mean of a batch norm that an example should not move.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices):
             if isinstance(example, dict) or hasattr(example, "keys"):
@@ -50,36 +37,27 @@ def run(model: nn.Module, example: Any) -> Any:
                 buffer.copy_(value)
 
 
-def examine(model: nn.Module, found: list[Found], example: Any) -> None:
+def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -> None:
     """Run the model on `example` and write what each site's call showed onto the sites.
 
     Raises:
         ValueError: where the model does not run on the example.
     """
-    looker = Observer()
-    fitted = []
+    standing = []
     with ExitStack() as stack:
         for f in found:
             if f.adapter is not None:
-                look = Fitted(f.site, [], looker)  # type: ignore[arg-type]
-                f.adapter.attach(look)
-                stack.callback(f.adapter.detach)
-                stack.callback(setattr, look, "alive", False)
-                fitted.append((f.site, look, (f.site.heads, f.site.windowed)))
+                look = BareSite(f.site, f.adapter)
+                stack.callback(look.step_off)
+                standing.append((f.site, look, (f.site.heads, f.site.windowed)))
                 f.site.heads, f.site.windowed = None, False
         try:
             run_and_learn(found, example, partial(run, model))
         except Exception as error:
-            for site, _, (heads, windowed) in fitted:
+            for site, _, (heads, windowed) in standing:
                 site.heads, site.windowed = heads, windowed
             raise ValueError(f"the model did not run on example ({type(error).__name__}: {error})") from error
-    for site, look, (heads, windowed) in fitted:
+    for site, look, (heads, windowed) in standing:
         site.heads, site.windowed = heads, windowed
         for name, value in look.seen.items():
             setattr(site, name, value)
-
-
-def first_tensor(example: Any) -> Tensor | None:
-    """Give the first tensor of an example."""
-    values = example.values() if isinstance(example, dict) else example if isinstance(example, tuple | list) else [example]
-    return next((v for v in values if isinstance(v, Tensor)), None)

@@ -1,8 +1,10 @@
-"""Fitted: the methods that stand on one site, with their state."""
+"""Fitted: routes what a host brings of one site through the methods that stand there."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,47 +12,47 @@ from torch import Tensor
 from headwise.attention.computation import attention
 from headwise.core import live_sites
 from headwise.core.call import Call
+from headwise.core.call_context import KernelsRan, PassingCall
 from headwise.core.forward import Entered, Running
 from headwise.core.method import Method, touches_call
-from headwise.core.method_state import Store
+from headwise.core.method_state import MethodState
 from headwise.core.random_draws import mix
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
-from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
+from headwise.projections.sharded import CONTEXT_PARALLEL, tokens_split
 from headwise.regularizing import pass_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headwise.regularizing.handle import Regularized
+from headwise.regularizing.owner import Owner
+from headwise.regularizing.site_methods import SiteMethods
+from headwise.regularizing.site_shapes import check_heads, learn_causal, shapes_of
 
 
 class Fitted:
-    """One site with the methods that act there. Hosts call its `hidden`, `attention` and `branch`."""
+    """One site with the methods that act there. Hosts call its `enter`, `attention` and `leave`.
 
-    def __init__(self, site: Site, methods: list[Method], owner: Regularized) -> None:
-        self.site = site
-        self.methods = methods
-        self._owner = owner
-        names = [type(method).__name__ for method in methods]
-        self.stores = [
-            Store(site.module, name if names[:i].count(name) == 0 else f"{name}_{names[:i].count(name) + 1}")
-            for i, name in enumerate(names)
-        ]
-        # 0-d tensors: a changed strength is a changed value, never a changed graph.
-        self.values = [{n: torch.tensor(m.at(n, 0, site), dtype=torch.float32) for n in m.live} for m in methods]
-        for store, values in zip(self.stores, self.values, strict=True):
-            store.follow(values)
-        self.salts = [mix(name, i) >> 1 for i, name in enumerate(names)]
+    Attributes:
+        here: the methods with their state on this site.
+        counter: passes so far, a 0-d int64 tensor that compiled graphs count in too.
+        number: by which compiled graphs find the site.
+        shares_values: whether the layers above get this site's values.
+        reached: whether a training forward with gradients came here since the last optimizer step.
+        without_gradients: whether one came here without gradients inside a forward that has them.
+        alive: until the site is given back.
+        samples: of the call that enters now, where rows are windows.
+        seen: what calls showed of the site.
+        armed: whether `observer` is to see the next calls.
+        ran: which kernels served its calls.
+    """
+
+    def __init__(self, site: Site, methods: list[Method], owner: Owner) -> None:
+        self.site, self.owner = site, owner
+        self.here = SiteMethods(site, methods)
         self.counter = torch.zeros((), dtype=torch.int64)
         self.number = live_sites.enroll(self)
-        self.shares_values = False
-        self.reached = False
-        self.without_gradients = False
+        self.shares_values = self.reached = self.without_gradients = self.armed = False
         self.alive = True
         self.samples: int | None = None
         self.seen: dict[str, Any] = {}
-        self.armed = False
+        self.ran = KernelsRan()
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
         # Says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word.
@@ -58,35 +60,15 @@ class Fitted:
         self.detach_hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
-        from copy import deepcopy
-
         twin = object.__new__(Fitted)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            # Methods are frozen and serve as keys: the copy shares them.
-            if name == "methods":
-                twin.methods = list(value)
-            elif name == "observer":
-                twin.observer = None
-            elif name != "number":
-                setattr(twin, name, deepcopy(value, memo))
-        twin.armed = False
+            # A watch observes the model it was made for, not its copies, and each site has a number of its own.
+            if name not in ("observer", "number"):
+                setattr(twin, name, copy.deepcopy(value, memo))
+        twin.observer, twin.armed = None, False
         twin.number = live_sites.enroll(twin)
         return twin
-
-    @property
-    def owner(self) -> Regularized:
-        """Give the handle this site belongs to."""
-        return self._owner
-
-    def ran(self, kernel: str) -> None:
-        """Take note of which kernel ran; an attribute that is never read compiles without a guard, a set does not."""
-        setattr(self, f"ran {kernel}", True)
-
-    @property
-    def kernels(self) -> set[str]:
-        """Give the kernels that ran so far."""
-        return {name[4:] for name in self.__dict__ if name.startswith("ran ")}
 
     def attention(
         self,
@@ -108,16 +90,20 @@ class Fitted:
             need_weights: whether the host wants the weights (B, H, T, N) too.
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
+        # Taken in every case, for what stays here would be taken for a later call's.
         hidden = self.entered.take()
         self._note(training)
-        self._check(q, k, hidden)
-        if self.needs("branch"):
+        if not torch.compiler.is_compiling() and not self.seen:
+            self.seen = shapes_of(self.site, q, k, hidden)
+        check_heads(self.site, q)
+        if self.here.needs("branch"):
             self.called.put((q.shape[2], k.shape[2], settings.get("mask"), bool(settings.get("causal"))))
         if settings.get("causal") and self.site.causal is None:
-            self._learn_causal()
-        active = [m for m in self.active(training) if touches_call(m) and not self._adds_nothing(m)]
+            learn_causal(self.site, self.methods)
+        active = [m for m in self.active(training) if touches_call(m) and not self.here.adds_nothing(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
+        # Methods see one key per query head; hosts with grouped queries share them.
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -126,11 +112,11 @@ class Fitted:
             raise RuntimeError(f"{self.site.name} cannot be reached by {acting}: {CONTEXT_PARALLEL}")
         call = Call(self, q, k, v, training=training, hidden=hidden, **settings)
         if self.shares_values:
-            self._owner.share_values(call)
+            self.owner.share_values(call)
         if active:
             out, weights = attention(call, active, need_weights=need_weights)
             if call.penalties or call.norms:
-                self._owner.record(call)
+                self.owner.record(call)
         else:
             out, weights = original()
         if self.armed and self.observer is not None:
@@ -150,45 +136,9 @@ class Fitted:
         """Take note that a training forward came here, and whether it is differentiated."""
         if training and torch.is_grad_enabled():
             self.reached = True
-            self._owner.fresh = True
-        elif training and self._owner.differentiates:
+            self.owner.fresh = True
+        elif training and self.owner.differentiates:
             self.without_gradients = True
-
-    def _adds_nothing(self, method: Method) -> bool:
-        """Tell whether a penalty's strength is 0 now: then the host's own computation stands, bit for bit.
-
-        A compiled graph holds no value of a strength, so it reads the penalty all the same.
-        """
-        if torch.compiler.is_compiling() or not method.penalizes or method.neutral != {"strength": 0.0}:
-            return False
-        return float(self.values[self.index(method)]["strength"]) == 0.0
-
-    def _learn_causal(self) -> None:
-        """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""
-        self.site.causal = True
-        for method in self.methods:
-            reason = method.refuse(self.site)
-            if reason is not None:
-                self.site.causal = None
-                raise RuntimeError(
-                    f"{self.site.name} turned out to be causal: {method!r} {reason}; leave it out with where="
-                )
-
-    def _check(self, q: Tensor, k: Tensor, hidden: Tensor | None) -> None:
-        site = self.site
-        if not torch.compiler.is_compiling() and not self.seen:
-            self.seen = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
-            if q.shape[2] != k.shape[2] and not site.is_cross:
-                self.seen["pooled"] = True
-            if hidden is not None:
-                self.seen["hidden"] = hidden.shape[-1]
-        if site.heads is not None and q.shape[1] != site.heads:
-            if reason := heads_split(site.module, site.model):
-                raise RuntimeError(f"{site.name} is called with {q.shape[1]} of its {site.heads} heads: {reason}")
-            raise RuntimeError(
-                f"{site.name} was taken to have {site.heads} heads, but its attention was called with q of shape "
-                f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read off a real call"
-            )
 
     def enter(self, x: Tensor) -> Tensor:
         """Take what enters the layer (B, T, C) through the `hidden` stages."""
@@ -197,6 +147,7 @@ class Fitted:
         for method in self.active(training):
             if method.overrides("hidden"):
                 if call is None:
+                    # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, samples=self.samples)
                 x = method.hidden(x, call)
@@ -220,6 +171,7 @@ class Fitted:
             # The keys are other tokens than those that leave.
             keys, mask, causal = queries, None, False
         if mask is not None and mask.dim() == 4:
+            # A token of the layer is real where it is for any head.
             mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
         q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
         return Call(self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples)
@@ -238,21 +190,47 @@ class Fitted:
 
     def running(self) -> Running:
         """Give the forward of the whole model that runs now, or the last one."""
-        return self._owner.forward.now()
+        return self.owner.forward.now()
 
-    # What a call asks
+    @property
+    def methods(self) -> list[Method]:
+        """Give the methods in order of action."""
+        return self.here.methods
+
+    @property
+    def states(self) -> list[MethodState]:
+        """Give what each method keeps here."""
+        return self.here.states
+
+    @property
+    def values(self) -> list[dict[str, Tensor]]:
+        """Give the live strengths of each method."""
+        return self.here.values
+
+    @property
+    def kernels(self) -> set[str]:
+        """Give the names of the kernels that ran so far."""
+        return set(self.ran.names())
+
+    def active(self, training: bool) -> list[Method]:
+        """Give the methods that act in this mode, in order."""
+        return self.here.active(training)
+
+    def needs(self, stage: str) -> bool:
+        """Tell whether any method here defines the stage."""
+        return self.here.needs(stage)
 
     def strength(self, method: Method, name: str) -> Tensor:
         """Give the live field `name` of a method as a 0-d fp32 tensor."""
-        return self.values[self.index(method)][name]
+        return self.here.strength(method, name)
 
-    def state_of(self, method: Method) -> Store:
+    def state_of(self, method: Method) -> MethodState:
         """Give what a method keeps on the site."""
-        return self.stores[self.index(method)]
+        return self.here.states[self.here.index(method)]
 
     def salt(self, method: Method) -> int:
         """Give what tells the draws of a method from those of all others."""
-        return self.salts[self.index(method)]
+        return self.here.salts[self.here.index(method)]
 
     def open_pass(self) -> Pass:
         """Count one pass through the site, or find the one that it repeats."""
@@ -260,54 +238,17 @@ class Fitted:
 
     def sites_of(self, method: Method) -> int:
         """Give the number of sites on which a method acts."""
-        return self._owner.count(method)
+        return self.owner.count(method)
 
-    def first_values(self, call: Call) -> Tensor | None:
+    def first_values(self, call: PassingCall) -> Tensor | None:
         """Give the values of the stack's first self attention, or None on that site itself."""
-        return self._owner.first_values(call)
-
-    def needs(self, stage: str) -> bool:
-        """Tell whether any method here defines the stage."""
-        return any(m.overrides(stage) for m in self.methods)
+        return self.owner.first_values(call)
 
     def seed(self) -> int:
         """Give the seed of this process's draws: the run's, and under distributed training the rank's."""
-        rank = (
-            torch.distributed.get_rank()
-            if torch.distributed.is_available() and torch.distributed.is_initialized()
-            else 0
-        )
-        return mix(self._owner.seed, rank)
-
-    def active(self, training: bool) -> list[Method]:
-        """Give the methods that act in this mode, in order."""
-        return [m for m in self.methods if m.acts == "both" or (m.acts == "train" and training)]
-
-    def index(self, method: Method) -> int:
-        """Give the place of a method in the order of action, found by identity."""
-        for i, known in enumerate(self.methods):
-            if known is method:
-                return i
-        raise KeyError(f"{method!r} does not act on {self.site.name}")
-
-    def drop(self, method: Method, fold: bool) -> None:
-        """Take one method off: folded into plain weights where asked and possible, else undone."""
-        i = self.index(method)
-        store = self.stores[i]
-        if fold and method.overrides("fold"):
-            method.fold(self.site, store)
-        elif method.overrides("unbuild"):
-            method.unbuild(self.site, store)
-        store.clear()
-        for part in (self.methods, self.stores, self.values, self.salts):
-            del part[i]
-
-    @property
-    def repeats_matter(self) -> bool:
-        """Tell whether a repeated pass matters to a method here."""
-        return any(m.random or m.penalizes or m.carries for m in self.methods)
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return mix(self.owner.seed, torch.distributed.get_rank() if distributed else 0)
 
     def stateful(self) -> str:
         """Name the methods for which a repeated pass matters."""
-        names = [repr(m) for m in self.methods if m.random or m.penalizes or m.carries]
-        return " + ".join(names) or "a method"
+        return self.here.stateful()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import nn
 
+from headwise.core.method import Method
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.optimizer_steps import OptimizerSteps, held_by, held_by_any
-
-if TYPE_CHECKING:
-    from headwise.core.method import Method
-    from headwise.regularizing.handle import Regularized
 
 # The step before which all must have been called once: whoever calls something every other step is not told.
 BY_STEP = 3
@@ -41,6 +40,24 @@ DROPPED = (
 )
 
 
+class Trained(Protocol):
+    """What is asked of the handle of a model that is trained."""
+
+    model: nn.Module
+    methods: list[Method]
+    fitted: list[Fitted]
+    brought: list[str]
+    seen_training: bool
+
+    def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
+        """Give the strength of a method on a site at an optimizer step."""
+        ...
+
+    def drop_penalties(self) -> bool:
+        """Forget the penalties that were never read, and tell whether there were any."""
+        ...
+
+
 class Forgotten:
     """Looks out for what a training loop forgot: before the third step of an optimizer it is known.
 
@@ -48,7 +65,7 @@ class Forgotten:
     several forwards for one loss, evaluation, recomputes.
     """
 
-    def __init__(self, handle: Regularized) -> None:
+    def __init__(self, handle: Trained) -> None:
         self.handle = handle
         self.read = self.stepped = False
         self.unread = 0

@@ -1,25 +1,26 @@
-"""Learned: the parameters that methods brought along, whether they have moved, and what loading weights must explain."""
+"""Learned parameters: the parameters that methods brought along, whether they have moved, and what loading weights must explain."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
+from headwise.core.method import Method
+from headwise.regularizing.fitted_site import Fitted
 
 # (version, sum, sum of squares) of a parameter
 Print = tuple[int, float, float]
 
 
-def own_keys(handle: Regularized) -> list[str]:
+def own_keys(model: nn.Module) -> list[str]:
     """Give the state-dict keys that the methods brought along."""
-    return [k for k in handle.model.state_dict() if is_own(k)]
+    return [k for k in model.state_dict() if is_own(k)]
 
 
 def is_own(key: str) -> bool:
@@ -28,17 +29,17 @@ def is_own(key: str) -> bool:
 
 
 @torch.no_grad()
-def fingerprints(handle: Regularized) -> dict[str, Print]:
+def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Print]:
     """Give what tells whether a parameter of a method, or one under a reparametrization, has moved."""
-    if not any(m.learns for f in handle.fitted for m in f.methods):
+    if not any(m.learns for m in methods):
         return {}
     # On the meta device nothing has a value yet that could be told from a later one.
-    return {name: _print(p) for name, p in handle.model.named_parameters() if is_own(name) and not p.is_meta}
+    return {name: _print(p) for name, p in model.named_parameters() if is_own(name) and not p.is_meta}
 
 
-def moved(handle: Regularized, initial: dict[str, Print]) -> bool:
+def moved(model: nn.Module, initial: dict[str, Print]) -> bool:
     """Tell whether one of these parameters is no longer what it was at the start (trained, or loaded)."""
-    now = {name: p for name, p in handle.model.named_parameters() if name in initial}
+    now = {name: p for name, p in model.named_parameters() if name in initial}
     return any(name in now and _has_moved(now[name], before) for name, before in initial.items())
 
 
@@ -55,15 +56,25 @@ def _print(parameter: Tensor) -> Print:
     return parameter._version, float(values.sum()), float(values.square().sum())
 
 
-def explain_loading(handle: Regularized, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+def check_removable(fitted: Iterable[Fitted], model: nn.Module, initial: dict[str, Print], step: int) -> None:
+    """Raise RuntimeError where taking the methods off would lose what they learned."""
+    learners = sorted({repr(m) for f in fitted for m in f.methods if m.learns})
+    if learners and (step > 0 or moved(model, initial)):
+        raise RuntimeError(
+            f"{' and '.join(learners)} learned something{f' in {step} steps' if step else ''} that remove() would "
+            "lose: fold() keeps what can be kept, remove(discard=True) drops it"
+        )
+
+
+def explain_loading(model: nn.Module, methods: Iterable[Method], state: dict[str, Any], prefix: str, errors: list[str]) -> None:
     """Explain why the weights of a plain model, or of one with other methods, do not fit a regularized model."""
-    missing = [k for k in own_keys(handle) if prefix + k not in state]
+    missing = [k for k in own_keys(model) if prefix + k not in state]
     if not missing:
         return
     other = any(is_own(k) for k in state)
     text = (
         f"these weights are those of {'a model with other methods' if other else 'a plain model'}, and this one is regularized with "
-        f"{' + '.join(map(repr, handle.methods))}: {missing[0]} and {len(missing) - 1} more are missing. Load the weights "
+        f"{' + '.join(map(repr, methods))}: {missing[0]} and {len(missing) - 1} more are missing. Load the weights "
         f"{'with the methods they were saved with' if other else 'before regularize()'}, or call remove() (remove(discard=True) "
         "after training) first. The other way round, call fold() before saving, so that plain models can load what can be folded"
     )

@@ -65,7 +65,8 @@ class OptimizerSteps:
         return {"model": self.model, "begins": self.begins, "listens": self in _listening}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"], state["begins"])  # type: ignore[misc]
+        # Weak references cannot be saved: the counts begin anew.
+        self.__init__(state["model"], state["begins"])  # type: ignore[misc]  # a call of __init__ by hand is meant
         if state["listens"]:
             self.listen()
 

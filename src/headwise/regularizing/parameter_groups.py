@@ -8,12 +8,12 @@ from torch import nn
 
 from headwise import hosts, projections
 from headwise.core.site import Site
-from headwise.hosts.host import LIKE
+from headwise.hosts.declared import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves
+from headwise.regularizing.handle import handle
 from headwise.regularizing.mlp_weights import mlp_weights
-from headwise.regularizing.plan import handle
 
 MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 
@@ -107,7 +107,7 @@ def _around(site: Site) -> nn.Module | None:
 def _sites(model: nn.Module, example: Any) -> list[Site]:
     """Give all attention layers, also those that methods cannot reach; a regularized model's are known already."""
     try:
-        found = handle(model)._found
+        found = handle(model).found
     except ValueError:
         found = hosts.find(model)
         for one in found:

@@ -62,6 +62,7 @@ class Passing(Protocol):
 def begin(fitted: Passing) -> Pass:
     """Open a pass through a site: count it, or find the pass that it repeats."""
     if torch.compiler.is_compiling():
+        # A graph can neither ask what is recomputed nor read the counter as a number: the operator does, each time it runs.
         token = compiled_token(fitted.counter, fitted.number)
         return Pass(token[0], token[1])
     return _begin(fitted)
@@ -71,6 +72,7 @@ def _begin(fitted: Passing) -> Pass:
     first, repeated, rerun = recompute.regions()
     if repeated is not None:
         at = repeated.replay.setdefault(rerun, {})
+        # A layer may run several times in one region: the n-th repeat is of the n-th run.
         nth = at.get(fitted.number, 0)
         at[fitted.number] = nth + 1
         known = repeated.keys.get(fitted.number, [])
@@ -93,6 +95,7 @@ def _remember(first: list[recompute.Region], fitted: Passing, key: int) -> None:
 @torch.library.custom_op("headwise::token", mutates_args={"counter"})
 def compiled_token(counter: Tensor, number: int) -> Tensor:
     """Give (key, again) of a pass when a compiled graph runs; the graph itself holds no state."""
+    # By number: a graph that held the site would keep its model alive, and could not serve a copy of it.
     fitted = numbered(number)
     first, repeated, _ = recompute.regions()
     if recompute.in_backward() and repeated is None:

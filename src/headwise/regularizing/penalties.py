@@ -1,17 +1,45 @@
-"""Ledger: sums of penalties over calls and processes."""
+"""Penalties: sums of penalties over calls and processes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.core.call import Call
+from headwise.regularizing.fitted_site import Fitted
+
 # (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else None)
-Entry = tuple[Tensor, Tensor, Any, Tensor | None]
+Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None]
 
 
-def total(entries: list[Entry], device: torch.device) -> Tensor:
+class Penalties:
+    """The penalties of the training forwards since the loss was last read."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Penalties:
+        # They belong to the graph of this model's forwards: a copy of the model has none yet.
+        return Penalties()
+
+    def record(self, call: Call) -> None:
+        """Take the penalties of a call, unless the call repeats an earlier one or is not differentiated."""
+        again = call.open_pass().again
+        if again is True or not torch.is_grad_enabled():
+            return
+        self.entries += [(total, weight, again, None) for total, weight in call.penalties]
+        self.entries += [(squares, count, again, strength) for squares, count, strength in call.norms]
+
+    def take(self) -> list[Entry]:
+        """Give them, and begin anew."""
+        taken, self.entries = self.entries, []
+        return taken
+
+
+def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
     """Sum penalties, each a (sum, count) pair, as the mean over the joined batch of all processes.
 
     A process's share is its sum over the count of all, times their number: data parallelism averages gradients, so
@@ -34,10 +62,23 @@ def total(entries: list[Entry], device: torch.device) -> Tensor:
             torch.distributed.all_reduce(others)
             # The squares of the other processes belong under the root; their gradient comes from themselves.
             sums = torch.where(root, sums + (others - sums.detach()), sums)
+    # A call in which no query is real adds 0 to both.
     counts = counts.clamp(min=1)
     means = (sums * world / counts).masked_fill(root, 0.0).sum()
     if all(e[3] is None for e in entries):
         return means
     strengths = torch.stack([e[3].to(device) for e in entries if e[3] is not None])
     norms = (strengths * sums[root].sqrt() / counts[root]).sum()
+    # Gradients are averaged over processes, and each holds its own part of a norm's: its gradient counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
+
+
+def of_weights(fitted: list[Fitted], device: torch.device) -> Tensor:
+    """Sum the penalties that methods put on weights, which need no forward."""
+    terms = [
+        method.penalty(f.site, state).to(device)
+        for f in fitted
+        for method, state in zip(f.methods, f.states, strict=True)
+        if method.overrides("penalty")
+    ]
+    return torch.stack(terms).sum() if terms else torch.zeros((), device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,18 +12,13 @@ from headwise import hosts
 from headwise.core import live_sites
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts.host import Found
+from headwise.hosts.bare_site import BareSite, bare_sites
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
 from headwise.methods.text import suggest
-from headwise.regularizing.example_run import examine
+from headwise.regularizing.example_run import learn_from_example
+from headwise.regularizing.handle_place import HANDLE
 
-if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
-
-HANDLE = "_headwise_handle"
-# Where compiled, distributed and adapted models keep the model they stand around.
-INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
-INSIDE_PEFT = ("base_model", "model")
 Where = Callable[[Site], bool] | Iterable[str] | None
 
 
@@ -32,42 +27,28 @@ class Plan:
     """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
 
     methods: list[Method]
-    found: list[Found]
+    found: list[Candidate]
     chosen: list[tuple[Site, list[Method]]] = field(default_factory=list)
     read: list[Site] = field(default_factory=list)
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
 
 
-def handle(model: nn.Module) -> Regularized:
-    """Give the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
-
-    Raises:
-        ValueError: where the model is not regularized.
-    """
-    seen: set[int] = set()
-    inner: Any = model
-    while isinstance(inner, nn.Module) and id(inner) not in seen:
-        seen.add(id(inner))
-        if HANDLE in inner.__dict__:
-            return inner.__dict__[HANDLE]
-        # A model's own "model" is a part of it; only peft's classes keep the whole of it under that name.
-        names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
-        inner = next((inner._modules[name] for name in names if name in inner._modules), None)
-    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")
-
-
 def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
     """Decide what goes where, or raise with all problems at once."""
     _check_arguments(model, methods, allow_none)
+    # A copy of a watched model carries sites that nobody reads: they give way.
+    for bare in bare_sites(model.modules()).values():
+        bare.step_off()
     made = Plan(methods, hosts.find(model))
     for found in made.found:
         found.site.example = example
     if example is not None:
-        examine(model, made.found, example)
+        learn_from_example(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]
     if not reachable:
-        raise ValueError(_no_site(model, made.found))
-    wanted, named = _selection(where, made.found)
+        raise ValueError(no_site(model, made.found))
+    wanted, named = selection(where, made.found)
+    # Collected, so that a user mends all of them at once.
     problems = []
     for found in made.found:
         site = found.site
@@ -86,6 +67,7 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
+        # The first layer's own values are what is carried: there such a method is the identity.
         elif made.chosen and method.carries and not _above_first(made, method):
             why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
             above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"
@@ -110,7 +92,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A copy that failed half-way leaves sites without a module until it is collected.
-    whole = {vars(f.site).get("module"): f.owner for f in live_sites.live_sites()}
+    fitted = [f for f in live_sites.live_sites() if not isinstance(f, BareSite)]
+    whole = {vars(f.site).get("module"): f.owner for f in fitted}
     for name, module in model.named_modules():
         if module in whole and whole[module].model not in model.modules():
             raise ValueError(
@@ -119,15 +102,23 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             )
         if HANDLE in module.__dict__:
             known = module.__dict__[HANDLE]
-            if not known.methods and any(fitted.observer is not None for fitted in known.fitted):
-                raise ValueError(f"{name or 'the model'} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
             raise ValueError(
                 f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
+    watched = next((b.site for b in bare_sites(model.modules()).values() if b.observer is not None), None)
+    if watched is not None:
+        name = "the model" if watched.model is model else watched.name
+        raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
 
 
-def _selection(where: Where, found: list[Found]) -> tuple[Callable[[Site], bool], set[str]]:
+def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
+    """Give which sites `where` chooses, and the names it gives.
+
+    Raises:
+        TypeError: where it is neither a function nor names.
+        ValueError: where no layer has such a name, with the nearest one.
+    """
     if where is None:
         return (lambda site: True), set()
     if callable(where):
@@ -187,7 +178,7 @@ def _above_first(made: Plan, method: Method) -> bool:
     return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Found]) -> None:
+def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
     """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
     stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
     chosen = [s for s, _ in made.chosen]
@@ -199,7 +190,8 @@ def _add_readers(made: Plan, reachable: list[Found]) -> None:
             made.reasons.pop(first, None)
 
 
-def _no_site(model: nn.Module, found: list[Found]) -> str:
+def no_site(model: nn.Module, found: list[Candidate]) -> str:
+    """Say why none of a model's layers can be reached."""
     if not found:
         return (
             f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
+from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.pass_keys import UNDIFFERENTIATED
-
-if TYPE_CHECKING:
-    from headwise.regularizing.fitted_site import Fitted
 
 
 def check(model: nn.Module, fitted: list[Fitted], first: bool) -> None:
@@ -37,7 +33,7 @@ def _check_first(missing: list[Fitted]) -> None:
             "in training mode before loss() and after_step(), or leave these sites out with where="
         )
     # Methods without draws, penalties and carried values do the same however often a layer runs.
-    repeated = [f for f in missing if f.repeats_matter]
+    repeated = [f for f in missing if f.here.repeats_matter]
     if repeated:
         names, methods = ", ".join(f.site.name for f in repeated), dict.fromkeys(f.stateful() for f in repeated)
         raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=" + ".join(methods)))

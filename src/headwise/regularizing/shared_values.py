@@ -1,18 +1,15 @@
-"""Carried: the values of a stack's first self attention, for the layers above it."""
+"""Shared values: the values of a stack's first self attention, for the layers above it."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from headwise.core.call import Call
-    from headwise.core.forward import Forward
+from headwise.core.call_context import PassingCall
+from headwise.core.forward import Forward
 
 
-def share(forward: Forward, call: Call) -> None:
+def share(forward: Forward, call: PassingCall) -> None:
     """Keep the values of a stack's first self attention for the layers above.
 
     Raises:
@@ -31,7 +28,7 @@ def share(forward: Forward, call: Call) -> None:
         now.given.clear()
 
 
-def first_values(forward: Forward, call: Call) -> Tensor | None:
+def first_values(forward: Forward, call: PassingCall) -> Tensor | None:
     """Give the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that site itself.
 
     Raises:
@@ -56,12 +53,13 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
             "in this forward; call the whole model, or the layers in their order"
         )
     _same_tokens(call, values)
+    # A recompute must not reach into the graph of the first run: it gets the values cut off from it.
     for region in this.first_runs:
         region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
     return values
 
 
-def _same_tokens(call: Call, values: Tensor) -> None:
+def _same_tokens(call: PassingCall, values: Tensor) -> None:
     cached = call.queries < call.keys
     same = values.shape[:2] == call.v.shape[:2] and values.shape[3] == call.v.shape[3]
     # With a cache only the new tokens' own values are compared, and sliding layers keep fewer of the old ones.

@@ -9,41 +9,50 @@ from torch import Tensor, nn
 
 from headwise.attention.computation import attention
 from headwise.core.call import Call
+from headwise.core.call_context import PassingCall
+from headwise.core.forward import Forward
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.regularizing.fitted_site import Fitted
 
 
-class Lone:
+class StandaloneOwner:
     """Stands in for the handle where a call has no model around it."""
 
     def __init__(self, seed: int, first: Tensor | None) -> None:
-        self.seed, self.first, self.step = seed, first, 0
-        self.differentiates = False
+        self.seed, self.first = seed, first
+        self.fresh = self.differentiates = False
+        self.forward = Forward()
 
     def count(self, method: Method) -> int:
         """Give the number of sites: one."""
         return 1
 
-    def first_values(self, call: Call) -> Tensor | None:
+    def share_values(self, call: PassingCall) -> None:
+        """There is no layer above."""
+
+    def first_values(self, call: PassingCall) -> Tensor | None:
         """Give the values handed in."""
         return self.first
 
+    def record(self, call: Call) -> None:
+        """Penalties stay on the call, where `attend_with` reads them."""
 
-def lone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2) -> Site:
+
+def standalone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2) -> Site:
     """Describe a site that fits the shapes of q (B, H, T, D) and k (B, Hk, N, D)."""
-    site = Site("lone", nn.Module(), depth=depth, layers=layers, is_cross=cross)
+    site = Site("standalone", nn.Module(), depth=depth, layers=layers, is_cross=cross)
     site.heads, site.kv_heads, site.head_dim = q.shape[1], k.shape[1], q.shape[-1]
     site.hidden = hidden.shape[-1] if hidden is not None else None
     return site
 
 
-def fit_alone(methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None) -> Fitted:
+def fit_standalone(methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None) -> Fitted:
     """Fit methods onto a site that has no host, their parameters built."""
-    fitted = Fitted(site, methods, Lone(seed, first_values))  # type: ignore[arg-type]
-    for method, store in zip(methods, fitted.stores, strict=True):
+    fitted = Fitted(site, methods, StandaloneOwner(seed, first_values))
+    for method, state in zip(methods, fitted.states, strict=True):
         if method.overrides("build"):
-            method.build(site, store)
+            method.build(site, state)
     return fitted
 
 
@@ -67,10 +76,10 @@ def attend_with(
 
     Args:
         form: "fast" or "textbook".
-        fitted: from `fit_alone`, where learned parameters are wanted; its draw counter is set back to 0.
+        fitted: from `fit_standalone`, where learned parameters are wanted; its draw counter is set back to 0.
         settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
     """
-    fitted = fitted or fit_alone(methods, lone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values)
+    fitted = fitted or fit_standalone(methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values)
     fitted.counter.zero_()
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

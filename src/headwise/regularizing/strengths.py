@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwise.core import schedule
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule, extremes, number
-
-if TYPE_CHECKING:
-    from headwise.core.site import Site
-    from headwise.regularizing.fitted_site import Fitted
+from headwise.core.site import Site
+from headwise.regularizing.fitted_site import Fitted
 
 
 class Strengths:
@@ -21,8 +19,8 @@ class Strengths:
     def __init__(self) -> None:
         self.chosen: dict[tuple[Method, str], float | Schedule] = {}
 
-    def copy(self) -> Strengths:
-        """Give a copy; the methods are the same."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strengths:
+        # Methods are known by identity: the copy's are the same.
         twin = Strengths()
         twin.chosen.update(self.chosen)
         return twin
@@ -74,7 +72,8 @@ class Strengths:
             place = next(i for i, m in enumerate(methods) if m is method)
             entry: dict[str, Any] = {"method": place, "kind": type(method).__name__, "setting": name}
             if isinstance(value, Schedule):
-                entry |= {"schedule": type(value).__name__, "fields": dataclasses.asdict(value)}  # type: ignore[call-overload]
+                settings = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+                entry |= {"schedule": type(value).__name__, "fields": settings}
             else:
                 entry["value"] = value
             found.append(entry)

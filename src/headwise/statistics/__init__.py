@@ -21,7 +21,7 @@ from headwise.statistics.output_norm import OutputNorm
 from headwise.statistics.peaked_rows import PeakedRows
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading, SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.sink_mass import SinkMass
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.stream_cosine import StreamCosine
@@ -57,7 +57,7 @@ STATISTICS: dict[str, type[Statistic]] = {
     )
 }
 
-__all__ = ["STATISTICS", "Queries", "Reading", "Rows", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
+__all__ = ["STATISTICS", "Queries", "Reading", "RowFigures", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
 
 
 def reasons(facts: SiteFacts, names: list[str] | None = None) -> dict[str, str]:
@@ -81,6 +81,6 @@ def read(
     skipped = reasons(reading.facts(previous is not None), names)
     chosen = [STATISTICS[name]() for name in (STATISTICS if names is None else names) if name not in skipped]
     needs = {figure for statistic in chosen for figure in statistic.needs}
-    found = Rows(reading, needs, Queries.of(reading, rows, generator), previous)
+    found = RowFigures(reading, needs, Queries.of(reading, rows, generator), previous)
     with torch.no_grad(), torch.autocast(reading.q.device.type, enabled=False):
         return {statistic.name: statistic.tally(found) for statistic in chosen}

@@ -1,7 +1,7 @@
 """How far a head looks."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -21,5 +21,5 @@ class AttentionDistance(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.self_attention else "queries and keys are different tokens, with no distance between them"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.distance)

@@ -1,6 +1,6 @@
 """Attention entropy per head, in nats."""
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -18,5 +18,5 @@ class AttentionEntropy(Statistic):
     needs = ("entropy",)
     worse = "low"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.entropy)

@@ -1,7 +1,7 @@
 """How far the entropy of a head could fall with the queries and keys it has."""
 
 from headwise.statistics.floor import entropy_floor
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -19,6 +19,6 @@ class EntropyFloorCentred(Statistic):
     reduction = "mean over real queries with a key"
     needs = ("centred",)
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         columns = rows.queries.counts + rows.columns_of_softmax
         return rows.mean(entropy_floor(rows.centred, columns.to(rows.centred.dtype)))

@@ -4,7 +4,7 @@ import torch
 
 from headwise.statistics.floor import entropy_floor, largest_eigenvalue
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -34,10 +34,10 @@ class EntropyFloorSpectral(Statistic):
             return "the host does not show what enters the layer"
         return None if facts.product_norm else "the query and key weights of the heads were not found"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         reading, queries = rows.reading, rows.queries
-        x = reading.without_padding(reading.hidden)
+        x = reading.without_padding(reading.given(reading.hidden))
         gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
         largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
-        size = abs(reading.scale) * reading.product_norm.float() * largest[:, None]
+        size = abs(reading.factor) * reading.given(reading.product_norm).float() * largest[:, None]
         return queries.mean(entropy_floor(size[..., None], queries.counts.expand(reading.batch, reading.heads, -1)))

@@ -1,6 +1,6 @@
 """Attention entropy per head as a share of the largest possible one."""
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -18,6 +18,6 @@ class EntropyShare(Statistic):
     needs = ("entropy",)
     worse = "low"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         columns = (rows.queries.counts + rows.columns_of_softmax).clamp_min(2)
         return rows.mean(rows.entropy / columns.log(), least=2)

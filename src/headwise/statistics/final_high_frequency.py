@@ -1,7 +1,7 @@
 """How much of what leaves the last block is not the mean of its tokens."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 from headwise.statistics.tokens import NO_STREAM, share_about_the_mean
@@ -25,5 +25,5 @@ class FinalHighFrequency(Statistic):
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
         return (1,)
 
-    def tally(self, rows: Rows) -> Tally:
-        return share_about_the_mean(rows.reading, rows.reading.final)
+    def tally(self, rows: RowFigures) -> Tally:
+        return share_about_the_mean(rows.reading, rows.reading.given(rows.reading.final))

@@ -3,7 +3,7 @@
 import torch
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -24,7 +24,7 @@ class HeadRedundancy(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return "the layer has one head, which has no pair" if facts.heads < 2 else None
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         size = rows.gram.diagonal(dim1=1, dim2=2).sqrt()
         cosine = rows.gram / (size[:, :, None] * size[:, None])
         others = (cosine.sum(-1) - cosine.diagonal(dim1=1, dim2=2)) / (rows.reading.heads - 1)

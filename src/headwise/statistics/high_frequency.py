@@ -1,7 +1,7 @@
 """How much of the tokens that enter attention is not their mean."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 from headwise.statistics.tokens import share_about_the_mean
@@ -26,5 +26,5 @@ class HighFrequency(Statistic):
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
         return (1,)
 
-    def tally(self, rows: Rows) -> Tally:
-        return share_about_the_mean(rows.reading, rows.reading.hidden)
+    def tally(self, rows: RowFigures) -> Tally:
+        return share_about_the_mean(rows.reading, rows.reading.given(rows.reading.hidden))

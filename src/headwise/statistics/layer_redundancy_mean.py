@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -29,7 +29,7 @@ class LayerRedundancyMean(Statistic):
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
         return (heads, heads_before)
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return Tally.over_samples(rows.crossing.float(), rows.queries.sampled)
 
     def finish(self, tally: Tally) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -18,9 +18,9 @@ class LogitBound(Statistic):
     reduction = "maximum over samples"
     worse = "high"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
         q = reading.query_norms.masked_fill(rows.queries.every_valid == 0, -torch.inf).amax(-1)
         k = reading.key_norms.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
-        bound = torch.where(q >= 0, q * k * abs(reading.scale), -torch.inf)
+        bound = torch.where(q >= 0, q * k * abs(reading.factor), -torch.inf)
         return Tally.extremum(bound.amax(0), "max", False)

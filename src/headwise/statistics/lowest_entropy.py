@@ -1,6 +1,6 @@
 """The lowest entropy of any row of a head."""
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -17,5 +17,5 @@ class LowestEntropy(Statistic):
     reduction = "minimum over real queries with at least two keys"
     needs = ("entropy",)
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.extremum(rows.entropy, "min", least=2)

@@ -1,6 +1,6 @@
 """The largest logit of a head."""
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -18,5 +18,5 @@ class MaxLogit(Statistic):
     needs = ("top",)
     worse = "high"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.extremum(rows.top, "max")

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -25,7 +25,7 @@ class NonlocalFunctional(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.self_attention else "v_i − v_j has no meaning when queries and keys are different tokens"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.roughness)
 
     def finish(self, tally: Tally) -> Tensor:

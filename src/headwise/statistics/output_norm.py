@@ -3,7 +3,7 @@
 import torch
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -21,7 +21,7 @@ class OutputNorm(Statistic):
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.output else "the host does not show the output of each head"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         valid = rows.queries.every_valid
         norm = torch.where(valid > 0, torch.linalg.vector_norm(rows.reading.output, dim=-1, dtype=torch.float32), 0)
         return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())

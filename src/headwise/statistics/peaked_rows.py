@@ -1,6 +1,6 @@
 """The share of queries that look at one key."""
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -19,5 +19,5 @@ class PeakedRows(Statistic):
     needs = ("peak",)
     worse = "high"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         return rows.mean((rows.peak > PEAK).float(), least=2)

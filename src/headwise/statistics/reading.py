@@ -91,6 +91,23 @@ class Reading:
         if self.mask is not None and self.mask.dim() < 4:
             object.__setattr__(self, "mask", self.mask[(None,) * (4 - self.mask.dim())])
 
+    @staticmethod
+    def given(tensor: Tensor | None) -> Tensor:
+        """Returns a tensor that a statistic asked for in `applies`.
+
+        Raises:
+            ValueError: where the reading holds none.
+        """
+        if tensor is None:
+            raise ValueError("this reading holds no such tensor: ask facts() before reading it")
+        return tensor
+
+    @property
+    def factor(self) -> float:
+        """Returns the factor of the logits: `scale`, which is 1/√d where none was given."""
+        assert self.scale is not None
+        return self.scale
+
     @property
     def batch(self) -> int:
         return self.q.shape[0]
@@ -159,7 +176,8 @@ class Reading:
 
         `rows` gives the same positions as a slice where they follow each other, which spares a gather.
         """
-        allowed = self._allowed_of(self.mask_at(samples, positions, rows))
+        mask = self.mask_at(samples, positions, rows)
+        allowed = None if mask is None else _allowed_of(mask)
         if not self.causal:
             return allowed
         seen = torch.arange(self.keys, device=self.q.device) <= positions[:, None, :, None]
@@ -186,15 +204,16 @@ class Reading:
             counts = (every + 1).clamp(max=self.keys) if self.causal else torch.full((1, 1), self.keys, device=device)
             return counts.float()[:, None]
         if self.mask.shape[-2] == 1:
-            allowed = self._allowed_of(self.mask)
+            allowed = _allowed_of(self.mask)
             if not self.causal:
                 return allowed.sum(-1).float()
             return allowed.long().cumsum(-1)[:, :, 0, every[0].clamp(max=self.keys - 1)].float()
         per_row = self.mask.shape[0] * self.mask.shape[1] * self.keys
         size = max(1, block // per_row)
         blocks = [slice(i, i + size) for i in range(0, self.queries, size)]
-        return torch.cat([self.allowed(slice(None), every[:, rows], rows).sum(-1) for rows in blocks], -1).float()
+        found = [self.allowed(slice(None), every[:, rows], rows) for rows in blocks]
+        return torch.cat([allowed.sum(-1) for allowed in found if allowed is not None], -1).float()
 
-    @staticmethod
-    def _allowed_of(mask: Tensor | None) -> Tensor | None:
-        return mask if mask is None or mask.dtype == torch.bool else mask > MASKED
+
+def _allowed_of(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > MASKED

@@ -8,13 +8,45 @@ from torch import Tensor
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading
 from headwise.statistics.scan import Logits, block_size, blocks, precise_dtype
+from headwise.statistics.softmax_block import Memory, SoftmaxBlock
 from headwise.statistics.tally import Tally
 
-# What a pass can find, by the name under which a statistic asks for it.
-FIGURES = ("top", "entropy", "peak", "distance", "roughness", "centred", "columns", "gram", "crossing")
+
+class Crossing:
+    """Compares the maps of a layer (H) with those of the layer before (H'), made again from its queries and keys."""
+
+    def __init__(self, reading: Reading, previous: Reading, queries: Queries, dtype: torch.dtype) -> None:
+        self.queries, self.dtype = queries, dtype
+        self._logits = Logits(previous, queries, dtype)
+        size = queries.valid.shape[-1]
+        self._memory = Memory(_elements(reading, size, previous.heads), dtype, reading.q.device)
+        shapes = (reading.heads, previous.heads), (reading.heads,), (previous.heads,)
+        self._inner, self._here, self._before = (
+            torch.zeros(reading.batch, *shape, dtype=dtype, device=reading.q.device) for shape in shapes
+        )
+
+    def add(self, weights: Tensor, samples: slice, rows: slice) -> None:
+        """Adds a block of maps (b,H,r,w)."""
+        block = SoftmaxBlock.of(self._logits, samples, rows, self._memory)
+        before = block.weights(self.queries.valid[samples, :, rows].amax(1, keepdim=True).to(self.dtype))
+        width = min(weights.shape[-1], before.shape[-1])
+        here, before = weights[..., :width].flatten(2), before[..., :width].flatten(2)
+        self._inner[samples] += torch.bmm(here, before.transpose(1, 2))
+        self._here[samples] += torch.linalg.vector_norm(here, dim=-1).square()
+        self._before[samples] += torch.linalg.vector_norm(before, dim=-1).square()
+
+    def cosines(self) -> Tensor:
+        """Returns the cosine of each pair of maps (B,H,H')."""
+        return self._inner / (self._here[:, :, None] * self._before[:, None]).sqrt()
 
 
-class Rows:
+def _elements(reading: Reading, rows: int, heads: int) -> int:
+    """Counts the elements of the largest block, were it one of so many heads."""
+    elements = block_size(reading, rows)
+    return elements if heads <= reading.heads else -(-elements // reading.heads) * heads
+
+
+class RowFigures:
     """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
 
     `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens; `roughness`
@@ -31,6 +63,7 @@ class Rows:
     ) -> None:
         self.reading, self.previous = reading, previous
         self.queries = queries if queries is not None else Queries.of(reading)
+        # Without a layer before there is nothing to cross with.
         self.needs = set(needs) - (set() if previous is not None else {"crossing"})
         self._found: dict[str, Tensor] = {}
         device = reading.q.device
@@ -60,40 +93,36 @@ class Rows:
         reading, queries = self.reading, self.queries
         size = queries.valid.shape[-1]
         self.dtype = precise_dtype(reading)
-        if "crossing" in self.needs and precise_dtype(self.previous) == torch.float64:
+        if self._crossed is not None and precise_dtype(self._crossed) == torch.float64:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
-        elements, memories = block_size(reading, size), 2
-        if "crossing" in self.needs:
-            elements, memories = -(-elements // reading.heads) * max(reading.heads, self.previous.heads), 3
-        self._scratch = [torch.empty(elements, dtype=self.dtype, device=reading.q.device) for _ in range(memories)]
-        self._logits = Logits(reading, queries, self.dtype)
-        if "crossing" in self.needs:
-            self._before = Logits(self.previous, queries, self.dtype)
-        self._prepare(size)
+        logits = Logits(reading, queries, self.dtype)
+        memory = Memory(block_size(reading, size), self.dtype, reading.q.device)
+        crossing = None if self._crossed is None else Crossing(reading, self._crossed, queries, self.dtype)
+        self._prepare(size, logits)
         for samples, rows in blocks(reading, size):
-            self._read_block(samples, rows)
-        self._close()
-        del self._scratch, self._logits
+            weights, spare = self._read_rows(SoftmaxBlock.of(logits, samples, rows, memory), samples, rows)
+            self._read_weights(weights, spare, samples, rows, crossing)
+        if "columns" in self.needs:
+            self._found["columns"] /= queries.valid.sum(-1).clamp_min(1)[..., None]
+        if crossing is not None:
+            self._found["crossing"] = crossing.cosines()
 
-    def _prepare(self, size: int) -> None:
+    @property
+    def _crossed(self) -> Reading | None:
+        return self.previous if "crossing" in self.needs else None
+
+    def _prepare(self, size: int, logits: Logits) -> None:
         reading = self.reading
         shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "centred"), (size,))
         shapes |= {"columns": (reading.keys,), "gram": (reading.heads,)}
-        if "crossing" in self.needs:
-            shapes |= {"crossing": (self.previous.heads,)}
-        for name in self.needs:
+        for name in self.needs - {"crossing"}:
             shape = (reading.batch, reading.heads, *shapes[name])
             self._found[name] = torch.zeros(shape, dtype=self.dtype, device=reading.q.device)
-        if "crossing" in self.needs:
-            self._squares = [
-                torch.zeros(reading.batch, r.heads, dtype=self.dtype, device=reading.q.device)
-                for r in (reading, self.previous)
-            ]
         # Sums over keys cost as much as a row of logits has numbers when there are as few keys as dimensions.
         if "centred" in self.needs and reading.keeps_rows_alike and reading.keys > 2 * reading.q.shape[-1]:
-            self._found["centred"] = self._centred_from_keys()
+            self._found["centred"] = self._centred_from_keys(logits)
             self.needs.discard("centred")
         if "roughness" in self.needs:
             self._values = self._values_about_their_mean()
@@ -105,10 +134,10 @@ class Rows:
         square = v.square().sum(-1, keepdim=True)
         return torch.cat([v, square, torch.ones_like(square)], -1)
 
-    def _centred_from_keys(self) -> Tensor:
+    def _centred_from_keys(self, logits: Logits) -> Tensor:
         """Finds the centred norm of every row from sums over the keys alone: ‖(K − k̄) q‖, with no row of logits."""
         reading, heads = self.reading, self.reading.heads
-        k = self._logits.k
+        k = logits.k
         allowed = (
             reading.mask[:, :, 0, :, None].to(self.dtype)
             if reading.mask is not None
@@ -119,7 +148,7 @@ class Rows:
         k = (k - middle) * allowed
         repeat = heads // k.shape[1]
         gram = torch.matmul(k.transpose(2, 3), k).repeat_interleave(repeat, 1)
-        q = self._logits.q.to(self.dtype) * reading.scale
+        q = logits.q.to(self.dtype) * reading.factor
         square = (torch.matmul(q, gram) * q).sum(-1)
         if reading.sinks is not None:
             mean = torch.matmul(q, middle.repeat_interleave(repeat, 1).transpose(2, 3)).squeeze(-1)
@@ -127,54 +156,25 @@ class Rows:
             square = square + count / (count + 1) * (mean - reading.sinks.to(self.dtype)[:, None]).square()
         return square.clamp_min(0).sqrt()
 
-    def _softmax(self, logits: Logits, samples: slice, rows: slice, scratch: Tensor) -> tuple[Tensor, ...]:
-        """Returns (s − level, exp(s − level), level, top, sum over columns, sink's logit − level, allowed), in given memory."""
-        sinks = logits.reading.sinks
-        scores, seen = logits.block(samples, rows, self._scratch[0])
-        top = level = scores.amax(-1)
-        if sinks is not None:
-            level = torch.maximum(top, sinks.to(self.dtype)[:, None])
-        depth = scores.sub_(level[..., None])
-        powers = torch.exp(depth, out=scratch[: depth.numel()].view(depth.shape))
-        mass = powers.sum(-1)
-        beyond = None if sinks is None else sinks.to(self.dtype)[:, None] - level
-        total = mass if beyond is None else mass + beyond.exp()
-        return depth, powers, level, top, total, beyond, seen
-
-    def _read_block(self, samples: slice, rows: slice) -> None:
+    def _read_rows(self, block: SoftmaxBlock, samples: slice, rows: slice) -> tuple[Tensor, Tensor]:
+        """Reads what needs no weights; gives the weights (b,H,r,w) of real queries, and memory of their shape that is free."""
         needs, found = self.needs, self._found
-        depth, powers, level, top, total, beyond, seen = self._softmax(self._logits, samples, rows, self._scratch[1])
         part = (samples, slice(None), rows)
         if "top" in needs:
-            found["top"][part] = top
+            found["top"][part] = block.top
         if "peak" in needs:
-            found["peak"][part] = (top - level).exp() / total
+            found["peak"][part] = block.peak()
         if "centred" in needs:
-            found["centred"][part] = self._centred(depth, seen, samples, rows, beyond)
+            counts = self.queries.counts
+            counts = (counts if counts.shape[0] == 1 else counts[samples])[..., rows].to(self.dtype).clamp_min(1)
+            found["centred"][part] = block.centred(counts)
         if "entropy" in needs:
-            fall = depth.mul_(powers).sum(-1)
-            if beyond is not None:
-                fall = fall + beyond.exp() * beyond
-            found["entropy"][part] = (total.log() - fall / total).clamp_min(0)
-        valid = self.queries.valid[samples, :, rows].to(self.dtype)
-        weights = powers.mul_((valid / total)[..., None])
-        self._read_weights(weights, depth, samples, rows)
+            found["entropy"][part] = block.entropy()
+        return block.weights(self.queries.valid[samples, :, rows].to(self.dtype)), block.depth
 
-    def _centred(
-        self, depth: Tensor, seen: Tensor | None, samples: slice, rows: slice, beyond: Tensor | None
-    ) -> Tensor:
-        counts = self.queries.counts
-        counts = (counts if counts.shape[0] == 1 else counts[samples])[..., rows].to(self.dtype).clamp_min(1)
-        # Forbidden keys hold FAR: times zero they vanish before the mean and again after it.
-        kept = depth if seen is None else depth * seen
-        mean = kept.sum(-1) / counts
-        about = kept - mean[..., None] if seen is None else kept.sub_(mean[..., None]).mul_(seen)
-        size = torch.linalg.vector_norm(about, dim=-1)
-        if beyond is None:
-            return size
-        return (size.square() + counts / (counts + 1) * (mean - beyond).square()).sqrt()
-
-    def _read_weights(self, weights: Tensor, spare: Tensor, samples: slice, rows: slice) -> None:
+    def _read_weights(
+        self, weights: Tensor, spare: Tensor, samples: slice, rows: slice, crossing: Crossing | None
+    ) -> None:
         """Reads the figures that need the weights themselves (b,H,r,w); `spare` is memory of the same shape."""
         needs, found = self.needs, self._found
         part = (samples, slice(None), rows)
@@ -185,8 +185,9 @@ class Rows:
             found["gram"][samples] += torch.bmm(flat, flat.transpose(1, 2))
         if "distance" in needs:
             found["distance"][part] = self._distance(weights, spare, samples, rows)
-        if "crossing" in needs:
-            self._cross(weights, samples, rows)
+        if crossing is not None:
+            crossing.add(weights, samples, rows)
+        # Last: it takes each query's own key out of the weights.
         if "roughness" in needs:
             found["roughness"][part] = self._roughness(weights, samples, rows)
 
@@ -218,22 +219,3 @@ class Rows:
         own = own.repeat_interleave(heads // groups, 1) if heads > groups else own
         inner = (own[..., :-2] * mixed[..., :-2]).sum(-1)
         return (own[..., -2] * mixed[..., -1] + mixed[..., -2] - 2 * inner).clamp_min(0)
-
-    def _cross(self, weights: Tensor, samples: slice, rows: slice) -> None:
-        """Adds inner products with the maps of the layer before, made again from its queries and keys."""
-        _, powers, _, _, total, _, _ = self._softmax(self._before, samples, rows, self._scratch[2])
-        valid = self.queries.valid[samples, :, rows].amax(1, keepdim=True).to(self.dtype)
-        before = powers.mul_((valid / total)[..., None])
-        width = min(weights.shape[-1], before.shape[-1])
-        here, before = weights[..., :width].flatten(2), before[..., :width].flatten(2)
-        self._found["crossing"][samples] += torch.bmm(here, before.transpose(1, 2))
-        self._squares[0][samples] += torch.linalg.vector_norm(here, dim=-1).square()
-        self._squares[1][samples] += torch.linalg.vector_norm(before, dim=-1).square()
-
-    def _close(self) -> None:
-        found = self._found
-        if "columns" in self.needs:
-            found["columns"] /= self.queries.valid.sum(-1).clamp_min(1)[..., None]
-        if "crossing" in self.needs:
-            here, before = self._squares
-            found["crossing"] /= (here[:, :, None] * before[:, None]).sqrt()

@@ -8,11 +8,11 @@ from torch import Tensor
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading
 
-# Elements of one block of logits. Rows of long sequences are read in blocks that stay in the cache of a core between the
+# Elements of one block of logits. RowFigures of long sequences are read in blocks that stay in the cache of a core between the
 # passes over them; many short samples are joined to larger ones, where the number of operators counts more.
 BLOCK = 1 << 19
 JOINED = 1 << 21
-# Rows below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
+# RowFigures below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
 FEWEST_ROWS = 32
 LARGEST_BLOCK = 1 << 23
 # Logits of forbidden keys: finite, so that 0 · logit stays 0, and far below any float mask.
@@ -25,7 +25,7 @@ def precise_dtype(reading: Reading) -> torch.dtype:
     """Chooses float64 where logits may be so large that fp32 rounding hides the differences between them."""
     if reading.q.device.type == "mps" or reading.q.numel() == 0 or reading.k.numel() == 0:
         return torch.float32
-    largest = reading.query_norms.max() * reading.key_norms.max() * abs(reading.scale)
+    largest = reading.query_norms.max() * reading.key_norms.max() * abs(reading.factor)
     return torch.float64 if float(largest) > SAFE_LOGIT else torch.float32
 
 
@@ -57,7 +57,7 @@ class Logits:
         groups = k.shape[1]
         out = scratch[: b * heads * r * width].view(b * groups, heads // groups * r, width)
         keys = k.reshape(b * groups, width, d).transpose(1, 2)
-        out.baddbmm_(q.reshape(b * groups, -1, d), keys, beta=0, alpha=reading.scale)
+        out.baddbmm_(q.reshape(b * groups, -1, d), keys, beta=0, alpha=reading.factor)
         logits = out.view(b, heads, r, width)
         if reading.softcap is not None:
             logits.div_(reading.softcap).tanh_().mul_(reading.softcap)

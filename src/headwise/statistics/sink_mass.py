@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -20,7 +20,7 @@ class SinkMass(Statistic):
     needs = ("columns",)
     worse = "high"
 
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         seen = rows.queries.valid.sum(-1) > 0
         heaviest = rows.columns.amax(-1)
         return Tally.over_samples(torch.where(seen, heaviest, torch.nan).float(), rows.queries.sampled)

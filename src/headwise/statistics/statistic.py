@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.tally import Tally
 
 
@@ -35,7 +35,7 @@ class Statistic(ABC):
         return (heads,)
 
     @abstractmethod
-    def tally(self, rows: Rows) -> Tally:
+    def tally(self, rows: RowFigures) -> Tally:
         """Computes the figure of one pass, ready to be joined with those of other micro-batches and ranks."""
 
     def finish(self, tally: Tally) -> Tensor:

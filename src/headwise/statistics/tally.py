@@ -1,6 +1,7 @@
 """A figure that can still be added to: over micro-batches of a step and over ranks, before it becomes one number."""
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Tally:
             self,
             total=self.total + other.total,
             weight=self.weight + other.weight,
-            spread=sum(spreads) if spreads else None,
+            spread=reduce(torch.add, spreads) if spreads else None,
             sampled=self.sampled or other.sampled,
         )
 

@@ -1,7 +1,7 @@
 """How alike the tokens are that enter attention."""
 
 from headwise.statistics.reading import SiteFacts
-from headwise.statistics.row_figures import Rows
+from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 from headwise.statistics.tokens import cosine
@@ -27,5 +27,5 @@ class TokenCosine(Statistic):
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
         return (1,)
 
-    def tally(self, rows: Rows) -> Tally:
-        return cosine(rows.reading, rows.reading.hidden)
+    def tally(self, rows: RowFigures) -> Tally:
+        return cosine(rows.reading, rows.reading.given(rows.reading.hidden))

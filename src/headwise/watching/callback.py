@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("WatchCallback needs transformers: pip install 'headwise[hf]'") from error
 
-from headwise.watching.alerts import Thresholds
+from headwise.watching.thresholds import Thresholds
 from headwise.watching.watch import OnAlert, Watch, watch
 
 

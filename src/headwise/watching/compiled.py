@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, CallContext
 
-if TYPE_CHECKING:
-    from headwise.watching.recorder import SiteObserver
+
+class Observing(Protocol):
+    """An observer of a site, as compiled graphs call it when they run."""
+
+    @property
+    def context(self) -> CallContext:
+        """Give what a call asks of the site it passes through."""
+        ...
+
+    def take(self, call: Call, out: Tensor, stream: Tensor | None) -> None:
+        """Take a call with its output and what entered its block."""
+        ...
+
+    def take_left(self, stream: Tensor) -> None:
+        """Take what left the block around the site."""
+        ...
+
 
 _numbers = itertools.count(1)
-_observers: weakref.WeakValueDictionary[int, SiteObserver] = weakref.WeakValueDictionary()
+_observers: weakref.WeakValueDictionary[int, Observing] = weakref.WeakValueDictionary()
 
 
-def enroll(observer: SiteObserver) -> int:
+def enroll(observer: Observing) -> int:
     """Give an observer the number by which compiled graphs find it."""
     number = next(_numbers)
     _observers[number] = observer
@@ -53,12 +68,13 @@ def observed(
     training: bool,
 ) -> None:
     """Bring the tensors of a call to the observer with this number when the graph runs."""
+    # An operator that changes nothing and gives nothing would be cut out of the graph.
     seen.add_(1)
     observer = _observers.get(number)
     if observer is None:
         return
     call = Call(
-        observer.fitted,
+        observer.context,
         q,
         k,
         v,
@@ -70,7 +86,7 @@ def observed(
         training=training,
         hidden=hidden,
     )
-    observer.recorder.take(call, out, observer.stream, stream)
+    observer.take(call, out, stream)
 
 
 @observed.register_fake
@@ -84,7 +100,7 @@ def left(seen: Tensor, number: int, stream: Tensor) -> None:
     seen.add_(1)
     observer = _observers.get(number)
     if observer is not None:
-        observer.recorder.take_final(observer.fitted.site, stream)
+        observer.take_left(stream)
 
 
 @left.register_fake

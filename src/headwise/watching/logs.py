@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headwise.watching.records import Record, flat
+from headwise.watching.records import Line, alerts_among, flat
 
 
 class Log(ABC):
     """A place that takes the records of one reading."""
 
     @abstractmethod
-    def write(self, records: list[Record], step: int) -> None:
+    def write(self, records: list[Line], step: int) -> None:
         """Take the records of one step; alerts are records with a field `alert`."""
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class JsonLines(Log):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def write(self, records: list[Record], step: int) -> None:
+    def write(self, records: list[Line], step: int) -> None:
         lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer nothing is left to be written, and to fail again, when the file is closed.
@@ -92,12 +92,11 @@ class TensorBoard(Log):
         self.folder = Path(folder)
         self._writer = SummaryWriter(str(folder))
 
-    def write(self, records: list[Record], step: int) -> None:
+    def write(self, records: list[Line], step: int) -> None:
         for name, value in flat(records).items():
             self._writer.add_scalar(name, value, step)
-        for record in records:
-            if "alert" in record:
-                self._writer.add_text(f"health/{record['alert']}", f"{record['sentence']}; {record['remedy']}", step)
+        for alert in alerts_among(records):
+            self._writer.add_text(f"health/{alert['alert']}", f"{alert['sentence']}; {alert['remedy']}", step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -118,9 +117,9 @@ class Metrics(Log):
         self.target = target
         self._by_name = _takes_step_by_name(target.log)
 
-    def write(self, records: list[Record], step: int) -> None:
+    def write(self, records: list[Line], step: int) -> None:
         named = flat(records)
-        alerts = [record for record in records if "alert" in record]
+        alerts = alerts_among(records)
         if alerts:
             named["health/alerts"] = float(len(alerts))
         own = _own_step(self.target)
@@ -184,7 +183,7 @@ class Careful:
         self.logs = logs
         self._told: set[int] = set()
 
-    def write(self, records: list[Record], step: int) -> None:
+    def write(self, records: list[Line], step: int) -> None:
         """Write to every log, warning the first time that one fails; later readings try again."""
         for log in self.logs:
             try:

@@ -24,7 +24,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
         real: which queries are real tokens (B, T), where that is known; else it is read off the mask.
     """
     site = call.site
-    editing = [m for m in call.context.active(call.training) if m.overrides("logits") and not m.random]
+    editing = [m for m in call.context.active(call.training) if m.overrides("logits") and not m.draws()]
     q, k, edit = _edited(call, editing)
     mask = call.mask
     obstacle = product if isinstance(product, str) else _obstacle(call, editing)

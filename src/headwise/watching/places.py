@@ -1,18 +1,22 @@
-"""The sites that are watched: those of a regularized model as they are, the others fitted with nothing."""
+"""Places: the sites that are watched, those that carry methods as they are and the others bare."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from headwise import hosts
+from headwise.core.site import Site
+from headwise.hosts.bare_site import BareSite, ForwardHooks, bare_sites
+from headwise.hosts.candidate import Candidate
 from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.plan import Where, _selection, handle
+from headwise.regularizing.handle import Regularized, handle
+from headwise.regularizing.plan import Where, no_site, selection
 from headwise.statistics import STATISTICS
 
-if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
+WatchedSite = Fitted | BareSite
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -30,53 +34,44 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 class Places:
-    """Stands at the chosen sites of a model and leaves them as they were."""
+    """Stands at the chosen sites of a model, and leaves them as they were.
+
+    Raises:
+        ValueError: where a site asked for cannot be reached or is watched already, or none is left; nothing was changed then.
+    """
 
     def __init__(self, model: nn.Module, where: Where) -> None:
-        self._own: Regularized | None = None
-        self._added: list[tuple[Any, Fitted]] = []
-        inner = unwrapped(model)
-        try:
-            self.handle = handle(inner)
-        except ValueError:
-            # The package's name is the function, whatever was imported before; the module of that name would hide it.
-            from headwise.regularizing.handle import regularize
-
-            self.handle = self._own = regularize(inner, where=where, allow_none=True)
-            self.fitted = list(self._own.fitted)
-            return
-        self.fitted = self._beside(where)
-
-    def _beside(self, where: Where) -> list[Fitted]:
-        """Take the sites that have methods as they are, and stand at the chosen others too."""
-        found = self.handle._found
-        wanted, named = _selection(where, found)
-        lost = [
-            f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named
-        ]
-        if lost:
-            raise ValueError("\n".join(lost))
-        known = {fitted.site: fitted for fitted in self.handle.fitted}
-        taken = []
-        for one in found:
-            if one.adapter is None or not wanted(one.site):
-                continue
-            fitted = known.get(one.site)
-            if fitted is None:
-                fitted = Fitted(one.site, [], self.handle)
-                one.adapter.attach(fitted)
-                self._added.append((one.adapter, fitted))
-            if fitted.observer is not None:
+        self.model = unwrapped(model)
+        regularized = _handle(self.model)
+        found = hosts.find(self.model) if regularized is None else regularized.found
+        chosen = _chosen(self.model, found, where)
+        known: dict[nn.Module, WatchedSite] = dict(bare_sites(self.model.modules()))
+        known |= {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
+        for one in chosen:
+            if (site := known.get(one.site.module)) is not None and site.observer is not None:
                 raise ValueError(f"{one.site.name} is watched already: call remove() on the other watch first")
-            taken.append(fitted)
-        if not taken:
-            raise ValueError("where= leaves no attention layer to watch")
-        return taken
+        self.sites: list[WatchedSite] = []
+        try:
+            self._stand(chosen, {module: site for module, site in known.items() if isinstance(site, Fitted)})
+        except BaseException:
+            self.leave()
+            raise
+
+    def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, Fitted]) -> None:
+        # A copy of a watched model carries bare sites that nobody reads: they give way.
+        for bare in bare_sites(self.model.modules()).values():
+            if bare.observer is None:
+                bare.step_off()
+        # A fitted site follows the forwards through its handle.
+        hooks = ForwardHooks(self.model) if any(one.site.module not in carrying for one in chosen) else None
+        for one in chosen:
+            assert one.adapter is not None
+            self.sites.append(carrying.get(one.site.module) or BareSite(one.site, one.adapter, hooks))
 
     @property
     def device(self) -> torch.device:
         """Give the device that collectives of this model run on."""
-        first = next(self.handle.model.parameters(), None)
+        first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     def layout(self, names: list[str], seen: dict[int, int]) -> dict[int, dict[str, tuple[int, ...]]]:
@@ -85,7 +80,9 @@ class Places:
         Args:
             seen: the heads that calls showed, by the site's index; else what the module declares counts.
         """
-        places = {(f.site.stack, f.site.is_cross, f.site.depth): f.site for f in self.fitted}
+        places: dict[tuple[str, bool, int], Site] = {
+            (one.site.stack, one.site.is_cross, one.site.depth): one.site for one in self.sites
+        }
         heads = {place: seen.get(site.index, site.heads or 0) for place, site in places.items()}
         return {
             site.index: {name: STATISTICS[name]().shape(heads[s, c, d], heads.get((s, c, d - 1), 0)) for name in names}
@@ -93,10 +90,29 @@ class Places:
         }
 
     def leave(self) -> None:
-        """Take away what was added; a handle that the user removed before took its own sites along."""
-        for adapter, fitted in self._added:
-            fitted.alive = False
-            adapter.detach()
-        if self._own is not None and not self._own.removed:
-            self._own.remove()
-        self._added, self.fitted = [], []
+        """Take away what was added; methods stay, and a handle that was removed before took its own sites along."""
+        for one in self.sites:
+            one.armed, one.observer = False, None
+            if isinstance(one, BareSite):
+                one.step_off()
+        self.sites = []
+
+
+def _handle(model: nn.Module) -> Regularized | None:
+    try:
+        return handle(model)
+    except ValueError:
+        return None
+
+
+def _chosen(model: nn.Module, found: list[Candidate], where: Where) -> list[Candidate]:
+    if all(one.adapter is None for one in found):
+        raise ValueError(no_site(model, found))
+    wanted, named = selection(where, found)
+    lost = [f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named]
+    if lost:
+        raise ValueError("\n".join(lost))
+    taken = [one for one in found if one.adapter is not None and wanted(one.site)]
+    if not taken:
+        raise ValueError("where= leaves no attention layer to watch")
+    return taken

@@ -6,14 +6,12 @@ import zlib
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.core.call import Call
 from headwise.core.recompute import in_backward
 from headwise.core.site import Site
-from headwise.regularizing.fitted_site import Fitted
 from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
-from headwise.watching.compiled import enroll, left, observe
 from headwise.watching.observed import reading_of, real_queries
 from headwise.watching.packing import rank
 from headwise.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
@@ -21,16 +19,24 @@ from headwise.watching.weights import FLOOR, Weights
 
 
 class Recorder:
-    """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again."""
+    """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again.
 
-    def __init__(self, names: list[str], rows: int | None, weights: Weights, *, in_evaluation: bool = False) -> None:
+    Args:
+        names: of statistics, of activations and weights.
+        rows: the number of queries read of each sequence, None for all.
+        weights: reads the sites' weights.
+        training: the mode whose calls are read; calls of a model in the other mode are passed over.
+    """
+
+    def __init__(self, names: list[str], rows: int | None, weights: Weights, *, training: bool = True) -> None:
         self.names, self.rows, self.weights = [name for name in names if name in STATISTICS], rows, weights
-        self.in_evaluation = in_evaluation
+        self.training = training
         self.step = 0
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.of_weights: dict[int, dict[str, Tensor]] = {}
         self.heads: dict[int, int] = {}
         self.reasons: dict[int, dict[str, str]] = {}
+        # By stack and kind, the reading of the layer before with its depth, until the next layer is read.
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
         self._real: dict[str, Tensor | None] = {}
         self._missing: dict[int, dict[str, str]] = {}
@@ -49,7 +55,7 @@ class Recorder:
             around: how the residual stream around the site is read.
             stream: what entered the site's block.
         """
-        if in_backward() or not (call.training or self.in_evaluation):
+        if in_backward() or call.training != self.training:
             return
         site = call.site
         with torch.no_grad():
@@ -139,34 +145,3 @@ class Recorder:
         """Forget the step's figures and let go of every tensor."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
         self._calls, self._leaving = {}, {}
-
-
-class SiteObserver:
-    """Stands at one site and brings its calls to the recorder, from eager code and from inside a compiled graph."""
-
-    def __init__(self, fitted: Fitted, recorder: Recorder, model: nn.Module) -> None:
-        self.fitted, self.recorder = fitted, recorder
-        # A compiled graph keeps an operator only for what it changes: it counts its calls here.
-        self.seen = torch.zeros((), dtype=torch.int64)
-        self.number = enroll(self)
-        self.stream = Stream(fitted, model, self.left) if recorder.reads_streams else None
-
-    def __call__(self, call: Call, out: Tensor) -> None:
-        """Take a call; called by the site after its output is computed."""
-        stream = None if self.stream is None else self.stream.take()
-        if torch.compiler.is_compiling():
-            observe(self.seen, self.number, call, out, stream)
-        else:
-            self.recorder.take(call, out, self.stream, stream)
-
-    def left(self, stream: Tensor) -> None:
-        """Take what leaves the block around the site."""
-        if torch.compiler.is_compiling():
-            left(self.seen, self.number, stream)
-        else:
-            self.recorder.take_final(self.fitted.site, stream)
-
-    def remove(self) -> None:
-        """Take the hooks around the site off."""
-        if self.stream is not None:
-            self.stream.remove()

@@ -1,4 +1,4 @@
-"""Remedies: what helps against each alert, and who showed it."""
+"""Remedies: what helps against each alert, while a model trains and on a checkpoint, and who showed it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class Remedy(NamedTuple):
     source: str
 
 
+# An alert on weights alone, where no training goes on, has the remedy "<alert> of weights" where it is another one.
 REMEDIES = {
     "entropy_collapse": Remedy(
         "SigmaReparam or QKNorm bound it; a lower learning rate or a longer warm-up delays it",
@@ -46,4 +47,24 @@ REMEDIES = {
         "Disagreement or DropHead push heads apart",
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
     ),
+    "rank_collapse of weights": Remedy(
+        "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
+        "Kobayashi et al. 2024, arXiv 2410.23819",
+    ),
+    "logit_growth of weights": Remedy(
+        "SigmaReparam, QKNorm or QKClip bound the logits in the next run; watch the largest logit on data",
+        "Zhai et al. 2023, arXiv 2303.06296; Kimi K2 2025, arXiv 2507.20534",
+    ),
+    "low_rank_by_decay of weights": Remedy(
+        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more rank",
+        "Kobayashi et al. 2024, arXiv 2410.23819",
+    ),
+    "not_finite of weights": Remedy(
+        "the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"
+    ),
 }
+
+
+def remedy_for_weights(alert: str) -> Remedy:
+    """Give what helps against an alert on the weights of a checkpoint."""
+    return REMEDIES.get(f"{alert} of weights") or REMEDIES[alert]

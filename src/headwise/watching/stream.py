@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.core.call import Call
 from headwise.core.forward import Entered
 from headwise.core.site import Site
-from headwise.regularizing.fitted_site import Fitted
+from headwise.watching.places import WatchedSite
 
 NAMES = ("stream_cosine", "stream_high_frequency", "final_cosine", "final_high_frequency")
 FINAL = NAMES[2:]
@@ -28,10 +28,11 @@ class Stream:
         final: whether what leaves the block is read too.
     """
 
-    def __init__(self, fitted: Fitted, model: nn.Module, left: Callable[[Tensor], None]) -> None:
-        self.fitted, self._left = fitted, left
-        block, self.obstacle = block_of(fitted.site, model)
-        self.final = block is not None and fitted.site.depth == fitted.site.layers - 1
+    def __init__(self, place: WatchedSite, model: nn.Module, left: Callable[[Tensor], None]) -> None:
+        self.place: WatchedSite | None = place
+        self._left = left
+        block, self.obstacle = block_of(place.site, model)
+        self.final = block is not None and place.site.depth == place.site.layers - 1
         self._entered = Entered()
         self._handles: list[Any] = []
         if block is not None:
@@ -42,17 +43,17 @@ class Stream:
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         # A copy of a watched model is not watched: its hooks stay, and do nothing.
         twin = object.__new__(Stream)
-        twin.__dict__.update(self.__dict__, fitted=None, _left=None, _entered=Entered(), _handles=[])
+        twin.__dict__.update(self.__dict__, place=None, _left=None, _entered=Entered(), _handles=[])
         return twin
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what enters the block: its first tensor of numbers."""
-        if self.fitted is not None and self.fitted.armed:
+        if self.place is not None and self.place.armed:
             self._entered.put(_first((*args, *kwargs.values())))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Show what leaves the block."""
-        if self.fitted is not None and self.fitted.armed:
+        if self.place is not None and self.place.armed:
             tensor = _first(output if isinstance(output, tuple | list) else (output,))
             if tensor is not None:
                 self._left(tensor.detach())

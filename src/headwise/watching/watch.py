@@ -10,18 +10,21 @@ from torch import nn
 
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
-from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds, told
+from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
+from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder, SiteObserver
-from headwise.watching.records import Figures, Record
+from headwise.watching.recorder import Recorder
+from headwise.watching.records import Alert, Record
+from headwise.watching.site_observer import SiteObserver
+from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights, known_names
 
 # The step of an optimizer before which step() must have been called once.
 BY_STEP = 3
 
-OnAlert = Literal["warn", "raise"] | Callable[[Record], Any] | None
+OnAlert = Literal["warn", "raise"] | Callable[[Alert], Any] | None
 
 
 def watch(
@@ -79,19 +82,18 @@ class Watch:
         self.steps, self.removed = 0, False
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
-        self._alerts: list[Record] = []
+        self._alerts: list[Alert] = []
         self._missed_told = False
-        self._sites = Places(model, where)
+        self._places = Places(model, where)
         weights = Weights(names)
         self._recorder = Recorder(names, rows, weights)
-        self._names_of_sites = {fitted.site.index: fitted.site.name for fitted in self._sites.fitted}
-        weights.look(self._sites.handle.model, [fitted.site for fitted in self._sites.fitted])
+        self._names_of_sites = {one.site.index: one.site.name for one in self._places.sites}
+        weights.look(self._places.model, [one.site for one in self._places.sites])
         self._observers = []
-        for fitted in self._sites.fitted:
-            observer = SiteObserver(fitted, self._recorder, self._sites.handle.model)
-            fitted.observer = observer
-            self._observers.append(observer)
-        self._forgotten = OptimizerSteps(self._sites.handle.model, self._tell_forgotten)
+        for one in self._places.sites:
+            one.observer = SiteObserver(one, self._recorder, self._places.model)
+            self._observers.append(one.observer)
+        self._forgotten = OptimizerSteps(self._places.model, self._tell_forgotten)
         self._forgotten.listen()
         self._arm()
 
@@ -120,24 +122,22 @@ class Watch:
     def _arm(self) -> None:
         self._armed = self.steps % self.every == 0
         self._recorder.step = self.steps
-        for fitted in self._sites.fitted:
-            if fitted.armed != self._armed:
-                fitted.armed = self._armed
+        for one in self._places.sites:
+            if one.armed != self._armed:
+                one.armed = self._armed
 
-    def _take(self) -> list[Record]:
-        recorder, sites = self._recorder, self._sites.fitted
-        tallies = joined(recorder.tallies, self._sites.layout(recorder.names, recorder.heads), self._sites.device)
+    def _take(self) -> list[Alert]:
+        recorder, places = self._recorder, self._places
+        tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
         self._tell_missed(set(tallies))
         figures = []
-        for fitted in sites:
-            for name, tally in tallies.get(fitted.site.index, {}).items():
-                figure = Figures.of(fitted.site, self.steps, name, tally)
+        for site in (one.site for one in places.sites):
+            for name, tally in tallies.get(site.index, {}).items():
+                figure = Figures.of(site, self.steps, name, tally)
                 if figure is not None:
                     figures.append(figure)
-            for name, values in recorder.of_weights.get(fitted.site.index, {}).items():
-                figures.append(
-                    Figures.of_weights(fitted.site, self.steps, name, values, recorder.heads[fitted.site.index])
-                )
+            for name, values in recorder.of_weights.get(site.index, {}).items():
+                figures.append(Figures.of_weights(site, self.steps, name, values, recorder.heads[site.index]))
         recorder.clear()
         self._figures += figures
         records = [record for figure in figures for record in figure.records()]
@@ -148,7 +148,7 @@ class Watch:
         return alerts
 
     def _tell_missed(self, read: set[int]) -> None:
-        missed = [f.site.name for f in self._sites.fitted if f.site.index not in read]
+        missed = [one.site.name for one in self._places.sites if one.site.index not in read]
         if missed and not self._missed_told:
             self._missed_told = True
             text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
@@ -168,7 +168,7 @@ class Watch:
             )
             warnings.warn(text, HealthWarning, stacklevel=5)
 
-    def _tell(self, alerts: list[Record]) -> None:
+    def _tell(self, alerts: list[Alert]) -> None:
         if not alerts or self.on_alert is None:
             return
         if self.on_alert == "raise":
@@ -186,7 +186,7 @@ class Watch:
         """Give every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
         return [record for figure in self._figures for record in figure.records()]
 
-    def alerts(self) -> list[Record]:
+    def alerts(self) -> list[Alert]:
         """Give every alert: the fields of a record and threshold, sentence, remedy, source."""
         return list(self._alerts)
 
@@ -201,11 +201,9 @@ class Watch:
             RuntimeError: when removed before.
         """
         self._alive()
-        for fitted in self._sites.fitted:
-            fitted.armed, fitted.observer = False, None
         for observer in self._observers:
             observer.remove()
-        self._sites.leave()
+        self._places.leave()
         self._forgotten.stop()
         self._recorder.clear()
         self._observers = []
@@ -217,4 +215,4 @@ class Watch:
             raise RuntimeError("this watch was removed; call headwise.watch(model) again")
 
     def __repr__(self) -> str:
-        return f"Watch({len(self._sites.fitted)} sites, every {self.every} steps, at step {self.steps})"
+        return f"Watch({len(self._places.sites)} sites, every {self.every} steps, at step {self.steps})"

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from headwise import projections
 from headwise.core.call import Call
 from headwise.core.site import Site
+from headwise.methods.text import suggest
 from headwise.projections import ProjectionError, Projections
 from headwise.statistics import STATISTICS
 from headwise.statistics.floor import largest_eigenvalue
@@ -86,8 +87,10 @@ def _sharded(site: Site) -> str:
 @contextmanager
 def still(*modules: nn.Module) -> Iterator[None]:
     """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in training."""
-    inner = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
-    modes = {part: part.training for owner in inner for part in owner.parametrizations.modules()}
+    owners = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
+    # As a child: the attribute of a module may be a tensor for all that a type checker knows.
+    lists = (owner.get_submodule("parametrizations") for owner in owners)
+    modes = {part: part.training for one in lists for part in one.modules()}
     try:
         for part in modes:
             part.training = False
@@ -115,8 +118,6 @@ def known_names(names: list[str] | None) -> list[str]:
     Raises:
         ValueError: naming the unknown one and the nearest known one.
     """
-    from headwise.methods.text import suggest
-
     known = [*STATISTICS, *WEIGHT_NAMES]
     for name in names or ():
         if name not in known:

@@ -1,0 +1,1 @@
+"""Kernels of the attention computation: row statistics in one pass, and the largest logits."""

@@ -89,17 +89,21 @@ def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cau
     for b, h, t in blocks(q, k):
         # Causal rows see no later keys.
         n = slice(0, t.stop if causal else k.shape[2])
+        # The scale goes onto q: one product of (t, D) instead of one of (t, N).
         e = torch.matmul(at_least_fp32(q[b, h, t]) * scale, at_least_fp32(k[b, h, n]).transpose(-1, -2))
         e = masked(e, _part(mask, b, h, n), causal, t.start)
         top = e.amax(-1, keepdim=True)
         if mask is not None:
             top.masked_fill_(top == float("-inf"), 0.0)
+        # Less the largest, so that no exp overflows.
         d = e.sub_(top)
         e = d.exp()
         if mask is not None or causal:
+            # A masked key has e = 0 and d = -inf: their product in the entropy would be nan.
             d.clamp_(min=-1e30)
         z = e.sum(-1)
         if mask is not None:
+            # A row without any key: its sums are 0, and so is what is divided here.
             z.masked_fill_(z == 0, 1.0)
         logz = z.log()
         lse[b, h, t] = top.squeeze(-1).add_(logz)
@@ -108,6 +112,7 @@ def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cau
         out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
     ctx.save_for_backward(q, k, v, out, lse, entropy, square)
     ctx.mask, ctx.causal, ctx.scale = mask, causal, scale
+    # What is not read has no gradient: then its term is left out, instead of a tensor of zeros being read.
     ctx.set_materialize_grads(False)
     return out, lse, entropy, square
 
@@ -117,6 +122,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, entropy, square = ctx.saved_tensors
     dq = torch.empty_like(q)
+    # Sums over many blocks of queries: kept in fp32, rounded once at the end.
     dk, dv = (torch.zeros(x.shape, dtype=_wide(x), device=k.device) for x in (k, v))
     g_out = torch.zeros_like(out) if g_out is None else g_out
     level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headwise.comparing.results.digests import damage
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
-from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs, read_lines
+from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs
+from headwise.watching.health_file import read_health
+from headwise.watching.records import Line
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class RunFolder:
         """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
         return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
 
-    def health(self) -> list[dict[str, Any]]:
+    def health(self) -> list[Line]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
 
         A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
         """
-        records = [] if self.damage else read_lines(self.path / "health.jsonl", torn_anywhere=True)
+        records = [] if self.damage else read_health(self.path / "health.jsonl")
         named = ("alert", "statistic", "site", "head", "group", "step")
         return list({tuple(record.get(name) for name in named): record for record in records}.values())
 

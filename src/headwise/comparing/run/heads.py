@@ -15,9 +15,9 @@ from headwise.comparing.run.train import Training
 from headwise.core.call import Call
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
+from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Figures
 from headwise.watching.weights import Weights
 
 # held-out examples that are read: enough for means, and few enough to cost less than an epoch
@@ -44,16 +44,16 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
     places, weights = Places(model, None), Weights(names)
-    recorder = Recorder(names, None, weights, in_evaluation=True)
+    recorder = Recorder(names, None, weights, training=False)
     try:
-        weights.look(model, [fitted.site for fitted in places.fitted])
-        for fitted in places.fitted:
+        weights.look(model, [fitted.site for fitted in places.sites])
+        for fitted in places.sites:
             fitted.observer, fitted.armed = _Looking(recorder), True
         model.eval()
         _run_through(training, model, take(examples, slice(0, EXAMPLES)))
         figures = list(_figures(recorder, places))
     finally:
-        for fitted in places.fitted:
+        for fitted in places.sites:
             fitted.observer, fitted.armed = None, False
         places.leave()
         recorder.clear()
@@ -69,7 +69,7 @@ def _run_through(training: Training, model: Any, examples: Examples) -> None:
 
 
 def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
-    for fitted in places.fitted:
+    for fitted in places.sites:
         site = fitted.site
         for name, tally in recorder.tallies.get(site.index, {}).items():
             figure = Figures.of(site, 0, name, tally)

@@ -10,32 +10,27 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.core.method import touches_call
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.code import calls, passes_true, uses
-from headwise.hosts.host import (
-    Found,
-    Hooks,
-    attends_across,
-    first_number,
-    looks_like_attention,
-    other_positions,
-    over_channels,
-)
+from headwise.hosts.declared import attends_across, looks_like_attention, other_positions, over_channels
+from headwise.hosts.hooks import Hooks
 from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.residual import projection_dropout
-from headwise.hosts.sdpa import call as fused_call
+from headwise.hosts.sdpa import call, open_sites
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared
+from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, first_number
 
 NAME = "scaled_dot_product_attention"
-HEADS = ("num_heads", "n_head", "n_heads", "heads", "num_attention_heads", "nhead", "nheads", "num_head")
 OFF = (
     "its fused attention is switched off (fused_attn=False), so that it computes an explicit softmax: switch it on, for timm "
     "with timm.layers.set_fused_attn(True, experimental=True) before the model is made"
 )
 
 
-class FusedAdapter:
+class SdpaAdapter:
     """Marks the module's forward, so that the calls inside it are this site's."""
 
     limits: Limits
@@ -50,8 +45,9 @@ class FusedAdapter:
         # The calls seen while the model is examined on an example.
         self.record: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FusedAdapter:
-        twin = object.__new__(FusedAdapter)
+    def __deepcopy__(self, memo: dict[int, Any]) -> SdpaAdapter:
+        # Past __init__ as deepcopy itself does, but the copy needs a finalizer of its own.
+        twin = object.__new__(SdpaAdapter)
         memo[id(self)] = twin
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         _give_back_with(twin)
@@ -59,24 +55,28 @@ class FusedAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
+        output = (
+            projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
+        )
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
+        # Where a dropout stands before the residual, the branch is whole behind it.
         last = output if output is None else projection_dropout(self.site) or output
         self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
+            # First of all hooks, so that calls made by others are this site's; the last runs though the forward raised.
             module.register_forward_pre_hook(self.enter, prepend=True),
             module.register_forward_hook(self.leave, always_call=True),
         ]
         if output is not None:
             self.handles += self.hooks.follow(output, None if last is output else last)
-        fused_call.stand_in()
+        call.stand_in()
         _give_back_with(self)
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Say that the calls from now on are this site's."""
-        fused_call.enter(self, module)
+        open_sites.enter(self, module)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Say that they no longer are.
@@ -84,7 +84,7 @@ class FusedAdapter:
         Raises:
             RuntimeError: where the forward made no such call, so that methods that act on it were passed by.
         """
-        called = fused_call.leave(self)
+        called = open_sites.leave(self)
         # None: the forward raised, and its error is the one to show.
         if output is None or self.hooks is None:
             return
@@ -99,26 +99,26 @@ class FusedAdapter:
             raise RuntimeError(
                 f"{self.site.name} computed its attention in this call without {NAME} in torch.nn.functional, so that "
                 f"{' + '.join(passed_by)} would do nothing there: call the model without output_attentions=True, write "
-                f"F.{NAME} where the function was imported by name, or leave the site out with where="
+                f"F.{NAME} where the function was imported by name, or {LEAVE_OUT}"
             )
 
     def detach(self) -> None:
         """Unhook; the last site of all gives the function back."""
         for handle in self.handles:
             handle.remove()
-        fused_call.leave(self)
+        open_sites.leave(self)
         self.fitted, self.hooks, self.handles = None, None, []
-        fused_call.step_aside()
+        call.step_aside()
 
 
-def _give_back_with(adapter: FusedAdapter) -> None:
-    # A fitted model may be thrown away without remove().
-    weakref.finalize(adapter, fused_call.step_aside).atexit = False
+def _give_back_with(adapter: SdpaAdapter) -> None:
+    # A fitted model may be thrown away without remove(). Not at exit: the interpreter has let go of modules by then.
+    weakref.finalize(adapter, call.step_aside).atexit = False
 
 
-def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     """Find the modules whose own code calls fused attention, in their forward or in what it calls by name."""
-    found: dict[nn.Module, Found] = {}
+    found: dict[nn.Module, Candidate] = {}
     names = {name: module for name, module in model.named_modules() if module not in taken}
     calling = [
         n for n, m in names.items() if not _container(m) and calls(m, NAME, depth=2 if looks_like_attention(m) else 1)
@@ -145,12 +145,12 @@ def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
     return layer if layer in names and inside in ([], [name]) else name
 
 
-def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
+def _found(model: nn.Module, name: str, module: nn.Module) -> Candidate:
     site = Site(name, module, host="fused", is_cross=attends_across(name, module))
-    site.heads = first_number(module, *HEADS)
-    site.head_dim = first_number(module, "head_dim", "dim_head", "head_size", "d_head")
-    site.kv_heads = first_number(module, "num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads") or site.heads
-    site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in ("q_norm", "k_norm", "norm_q", "norm_k", "qk_norm"))
+    site.heads = first_number(module, HEADS)
+    site.head_dim = first_number(module, HEAD_DIM)
+    site.kv_heads = first_number(module, KV_HEADS) or site.heads
+    site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
     rotary = uses(module, "rot|rope") and not other_positions(module)
     site.rope = rotary and any(_has_rope(m) for m in model.modules())
     if passes_true(module, "is_causal") or True in (
@@ -160,7 +160,7 @@ def _found(model: nn.Module, name: str, module: nn.Module) -> Found:
         site.causal = True
     declared(model, site)
     reason = over_channels(module) or (OFF if getattr(module, "fused_attn", True) is False else "")
-    return Found(site, None if reason else FusedAdapter(site), reason)
+    return Candidate(site, None if reason else SdpaAdapter(site), reason)
 
 
 def _is_norm(module: Any) -> bool:

@@ -1,17 +1,12 @@
-"""Which keys of a fused call are the queries' own tokens: static caches keep empty places behind them, which the mask alone tells."""
+"""Which keys of a call of the function are the queries' own tokens: static caches keep empty places behind them, which the mask alone tells."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headwise.core.masked import MASKED
-from headwise.hosts.transformers.cache import asks_for_own_tokens
-
-if TYPE_CHECKING:
-    from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
 
 
 def newest_last(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from headwise.core.method import Method
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.refusal import refusal
@@ -26,21 +27,18 @@ class Limits:
         self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
         self.windows = _first(methods, _as(site, windowed=True))
         # Draws are per sample, and so are a layer's own tokens.
-        self.per_sample = next((repr(m) for m in methods if m.random or m.carries), None)
+        self.per_sample = next((repr(m) for m in methods if m.draws() or m.carries), None)
 
     def check(self, site: Site, q: Tensor, k: Tensor, causal: bool, training: bool) -> None:
         """Raise RuntimeError where a method here has no meaning on such a call."""
         if causal and self.causal is not None:
-            raise RuntimeError(f"{site.name} is called with is_causal=True, and there {self.causal}; {_OUT}")
+            raise RuntimeError(f"{site.name} is called with is_causal=True, and there {self.causal}; {LEAVE_OUT}")
         # A cache in evaluation: fewer queries than keys, and the new tokens are the last.
         cached = not training and q.shape[2] < k.shape[2]
         if self.pooled is not None and q.shape[2] != k.shape[2] and not cached:
             raise RuntimeError(
-                f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {_OUT}"
+                f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {LEAVE_OUT}"
             )
-
-
-_OUT = "leave this site out with where="
 
 
 def _as(site: Site, **facts: Any) -> Site:
@@ -64,7 +62,7 @@ def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> i
     Raises:
         RuntimeError: where a method needs to know and the rows cannot be shared out to the samples of the batch.
     """
-    site, order = fitted.site, fitted.site.rows
+    site, order = fitted.site, fitted.site.row_order
     whole, seen = batch(fitted), shape.samples
     if order == OWN:
         return None
@@ -76,7 +74,7 @@ def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> i
     if limits.windows is not None and not site.windowed and samples is not None and rows % samples == 0:
         raise RuntimeError(
             f"{site.name} is called with {rows} rows for {samples} samples, as layers that attend in windows are, "
-            f"and there {limits.windows}; {_OUT}"
+            f"and there {limits.windows}; {LEAVE_OUT}"
         )
     if limits.per_sample is None:
         return None
@@ -90,7 +88,7 @@ def _unknown(fitted: HostedSite, limits: Limits, rows: int, samples: int | None,
     if samples is None:
         return (
             f"{start}, which are windows, and the batch of the whole model is not known here, while {limits.per_sample} acts per "
-            "sample; call the whole model on tensors, not a part of it, or leave this site out with where="
+            f"sample; call the whole model on tensors, not a part of it, or {LEAVE_OUT}"
         )
     why = (
         "which rows belong to which sample could not be seen on the example"

@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.hosts.host import Found
-from headwise.hosts.sdpa.adapter import FusedAdapter
+from headwise.hosts.candidate import Candidate
+from headwise.hosts.sdpa.adapter import SdpaAdapter
 from headwise.hosts.sdpa.shape import FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR
 
 Calls = list[tuple[Tensor, Tensor, Tensor, int]]
+# Of a tensor's largest entry: above what another order of sums does to rows that did not change, far below what a changed sample
+# does to its own.
 MOVED = 1e-5
 
 
-def run_and_learn(found: list[Found], example: Any, run: Callable[[Any], Any]) -> None:
+def run_and_learn(found: list[Candidate], example: Any, run: Callable[[Any], Any]) -> None:
     """Run the model on an example and, where rows are not samples, again with one sample changed; note what was seen.
 
     The adapters are attached; what is learned lies in `seen` of what is fitted.
     """
-    adapters = [f.adapter for f in found if isinstance(f.adapter, FusedAdapter)]
+    adapters = [f.adapter for f in found if isinstance(f.adapter, SdpaAdapter)]
     base = _record(adapters, example, run)
     for adapter, calls in base.items():
         if not adapter.site.is_cross and any(q.shape[-2] != k.shape[-2] for q, k, _, _ in calls):
@@ -32,7 +34,7 @@ def run_and_learn(found: list[Found], example: Any, run: Callable[[Any], Any]) -
     if not odd or batch is None:
         return
     first = _record(adapters, _changed(example, 0), run) if batch > 1 else {}
-    second: dict[FusedAdapter, Calls] | None = None
+    second: dict[SdpaAdapter, Calls] | None = None
     for adapter in odd:
         rows = _pattern(adapter, base[adapter], first.get(adapter, []), batch)
         if rows == UNCLEAR and batch > 1:
@@ -43,7 +45,7 @@ def run_and_learn(found: list[Found], example: Any, run: Callable[[Any], Any]) -
         _note(adapter, base[adapter], rows, batch)
 
 
-def _record(adapters: list[FusedAdapter], example: Any, run: Callable[[Any], Any]) -> dict[FusedAdapter, Calls]:
+def _record(adapters: list[SdpaAdapter], example: Any, run: Callable[[Any], Any]) -> dict[SdpaAdapter, Calls]:
     for adapter in adapters:
         adapter.record = []
     try:
@@ -54,7 +56,7 @@ def _record(adapters: list[FusedAdapter], example: Any, run: Callable[[Any], Any
             adapter.record = None
 
 
-def _odd(adapter: FusedAdapter, q: Tensor, batch: int) -> bool:
+def _odd(adapter: SdpaAdapter, q: Tensor, batch: int) -> bool:
     return q.dim() > 4 or q.shape[0] != batch or (q.dim() == 3 and (adapter.heads or 1) > 1)
 
 
@@ -91,7 +93,7 @@ def _differing(a: Tensor, b: Tensor) -> set[int]:
     return set(far.flatten(1).any(1).nonzero().flatten().tolist())
 
 
-def _pattern(adapter: FusedAdapter, base: Calls, other: Calls, batch: int) -> str:
+def _pattern(adapter: SdpaAdapter, base: Calls, other: Calls, batch: int) -> str:
     q, moved = base[0][0], _moved(base, other)
     if not moved:
         return UNCLEAR
@@ -111,9 +113,9 @@ def _pattern(adapter: FusedAdapter, base: Calls, other: Calls, batch: int) -> st
     return WINDOW_MAJOR if moved[0] == set(range(0, q.shape[0], batch)) else UNCLEAR
 
 
-def _note(adapter: FusedAdapter, base: Calls, rows: str, batch: int) -> None:
+def _note(adapter: SdpaAdapter, base: Calls, rows: str, batch: int) -> None:
     seen = _seen(adapter)
-    seen["rows"] = rows
+    seen["row_order"] = rows
     q, entered = base[0][0], base[0][3]
     if q.dim() > 4 or rows in (SAMPLE_MAJOR, WINDOW_MAJOR) or (rows == FOLDED and entered != batch):
         seen["windowed"] = True
@@ -121,6 +123,6 @@ def _note(adapter: FusedAdapter, base: Calls, rows: str, batch: int) -> None:
         seen["heads"] = seen["kv_heads"] = 1
 
 
-def _seen(adapter: FusedAdapter) -> dict[str, Any]:
+def _seen(adapter: SdpaAdapter) -> dict[str, Any]:
     assert adapter.fitted is not None
     return adapter.fitted.seen

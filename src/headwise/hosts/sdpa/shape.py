@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from headwise.core import recompute as passes
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.hosted_site import HostedSite
 
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
-EXAMPLE = (
-    "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or leave the site "
-    "out with where="
-)
+EXAMPLE = f"pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or {LEAVE_OUT}"
 
 
 class Served(Protocol):
@@ -59,7 +57,7 @@ class Shape:
         if q.dim() > 4:
             return cls(q.shape, _heads_at(site, adapter.heads, q, k))
         if q.dim() == 4:
-            samples = batch(fitted) if site.rows == WINDOW_MAJOR else None
+            samples = batch(fitted) if site.row_order == WINDOW_MAJOR else None
             return cls(q.shape, 1, samples=samples)
         if q.dim() == 3 and adapter.heads is not None and adapter.heads > 1:
             return cls(q.shape, None, _folded(adapter, fitted, adapter.heads, q))
@@ -143,7 +141,7 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
 
 def _folded(adapter: Served, fitted: HostedSite, heads: int, q: Tensor) -> int:
     """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
-    order = fitted.site.rows
+    order = fitted.site.row_order
     if order == OWN or q.shape[0] % heads:
         return 0
     if order == FOLDED or adapter.record is not None:

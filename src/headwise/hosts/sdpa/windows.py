@@ -9,7 +9,7 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import uses
-from headwise.hosts.host import shifts_windows
+from headwise.hosts.declared import shifts_windows
 from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
 
 # Attention inside of windows that the module itself, or the block around it, cuts.
@@ -29,7 +29,7 @@ def declared(model: nn.Module, site: Site) -> None:
     site.pooled = not site.is_cross and pools(site.module)
     # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):
-        site.rows = SAMPLE_MAJOR
+        site.row_order = SAMPLE_MAJOR
 
 
 def pools(module: nn.Module) -> bool:

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from headwise.core.forward import Entered
 from headwise.core.method import touches_call
 from headwise.core.site import Site
-from headwise.hosts.host import Found, is_cross
+from headwise.hosts.candidate import Candidate
+from headwise.hosts.declared import is_cross
 from headwise.hosts.hosted_site import HostedSite
 from headwise.hosts.residual import projection_dropout
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
 
 
-def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     """Find the nn.MultiheadAttention modules, and the encoder layers whose native path would pass them by."""
-    found: list[Found] = []
+    found: list[Candidate] = []
     modules = dict(model.named_modules())
     layers = [m for m in modules.values() if isinstance(m, nn.TransformerEncoderLayer)]
     for name, module in modules.items():
@@ -27,7 +28,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
         site = _site(name, module, modules.get(name.rpartition(".")[0]))
         reason = _obstacle(module)
         around = [layer for layer in layers if layer.self_attn is module]
-        found.append(Found(site, None if reason else TorchAdapter(site, around), reason))
+        found.append(Candidate(site, None if reason else TorchAdapter(site, around), reason))
     return found
 
 
@@ -72,16 +73,25 @@ class TorchAdapter:
         self.native: list[int] = []
         self.dropout: Any = None
 
+    @property
+    def module(self) -> nn.MultiheadAttention:
+        """Give the site's module."""
+        module = self.site.module
+        assert isinstance(module, nn.MultiheadAttention)
+        return module
+
     def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
-        self.site.module.__dict__["forward"] = self.forward
+        # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share, stays.
+        self.module.__dict__["forward"] = self.forward
         dropout = projection_dropout(self.site) if fitted.needs("branch") else None
         if dropout is not None:
             fitted.later = Entered()
             self.dropout = dropout.register_forward_hook(self.leave)
         if _acts(fitted):
-            # Read by the native path's conditions alone: the layer's activation is `layer.activation`.
+            # The native path is taken where this flag says relu or gelu. Nothing else reads it (the activation that runs is
+            # `layer.activation`), so that 0 keeps the path off and changes no number.
             self.native = [layer.activation_relu_or_gelu for layer in self.layers]
             for layer in self.layers:
                 layer.activation_relu_or_gelu = 0
@@ -91,8 +101,8 @@ class TorchAdapter:
         for layer, native in zip(self.layers, self.native, strict=False):
             layer.activation_relu_or_gelu = native
         # Another wrapper put around ours keeps its place and meets the module's own forward from now on.
-        if getattr(self.site.module.__dict__.get("forward"), "__self__", None) is self:
-            del self.site.module.__dict__["forward"]
+        if getattr(self.module.__dict__.get("forward"), "__self__", None) is self:
+            del self.module.__dict__["forward"]
         if self.dropout is not None:
             self.dropout.remove()
         self.fitted, self.native, self.dropout = None, [], None
@@ -104,7 +114,7 @@ class TorchAdapter:
             return output
         if output.dim() == 2:
             return fitted.leave(output.unsqueeze(0)).squeeze(0)
-        first = self.site.module.batch_first
+        first = self.module.batch_first
         y = fitted.leave(output if first else output.transpose(0, 1))
         return y if first else y.transpose(0, 1)
 
@@ -124,7 +134,7 @@ class TorchAdapter:
         fitted = self.fitted
         if fitted is None:
             return self._plain(query, key, value, given)
-        if (self.site.module.training or _acts(fitted)) and not fitted.idle(self.site.module.training):
+        if (self.module.training or _acts(fitted)) and not fitted.idle(self.module.training):
             return self._routed(fitted, query, key, value, given)
         result = self._plain(query, key, value, given)
         if fitted.armed:
@@ -134,8 +144,8 @@ class TorchAdapter:
         return result
 
     def _plain(self, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
-        return type(self.site.module).forward(
-            self.site.module,
+        return type(self.module).forward(
+            self.module,
             query,
             key,
             value,
@@ -151,7 +161,7 @@ class TorchAdapter:
     ) -> tuple[Tensor, Tensor | None]:
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(fitted, query, key, value, given)
-        if not fits(self.site.module, query, key, value, given):
+        if not fits(self.module, query, key, value, given):
             # The host knows best what is wrong with its arguments.
             self._plain(query, key, value, given)
             shapes = [tuple(x.shape) for x in (query, key, value)]
@@ -165,7 +175,7 @@ class TorchAdapter:
     ) -> tuple[Tensor, Tensor | None]:
         one = query is key and key is value and query.layout == torch.strided
         masked = given.key_padding_mask is not None or given.attn_mask is not None
-        if not one or masked or given.need_weights or self.site.module.training:
+        if not one or masked or given.need_weights or self.module.training:
             raise RuntimeError(
                 f"{self.site.name} got nested tensors; with a method on it they are understood in eval mode, as self "
                 "attention of one strided nested tensor without masks and weights. Pass padded tensors and "

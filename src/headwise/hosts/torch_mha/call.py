@@ -46,9 +46,11 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
     return padding is None or tuple(padding.shape) == wanted
 
 
-def attend(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> tuple[Tensor, Tensor | None]:
+def attend(
+    fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+) -> tuple[Tensor, Tensor | None]:
     """Compute the module's forward with the methods of `fitted` at their stages."""
-    module = fitted.site.module
+    module = _module(fitted)
     batched = query.dim() == 3
     query, key, value = _entered(fitted, query, key, value)
     query, key, value = _tokens_first(query, key, value, batched, module.batch_first)
@@ -59,7 +61,8 @@ def attend(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given:
     front = extra > 0 and (fitted.shares_values or any(m.carries for m in fitted.methods))
 
     def original() -> tuple[Tensor, Tensor | None]:
-        out, weights = _own(q, k, v, _added(mask, query.dtype), causal, dropout, given.need_weights)
+        added = None if mask is None else _added(mask, query.dtype)
+        out, weights = _own(q, k, v, added, causal, dropout, given.need_weights)
         return out, weights.roll(extra, -1) if front and weights is not None else weights
 
     out, weights = fitted.attention(
@@ -84,9 +87,15 @@ def attend(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given:
     return _left(fitted, out, batched), weights
 
 
+def _module(fitted: HostedSite) -> nn.MultiheadAttention:
+    module = fitted.site.module
+    assert isinstance(module, nn.MultiheadAttention)
+    return module
+
+
 def _entered(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
-    batched, batch_first = query.dim() == 3, fitted.site.module.batch_first
+    batched, batch_first = query.dim() == 3, _module(fitted).batch_first
     x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
     edited = fitted.enter(x)
     if edited is x:
@@ -178,9 +187,9 @@ def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[
     return added[0] if len(added) == 1 else added[0] + added[1], False
 
 
-def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Give a mask as what is added to the logits."""
-    if mask is None or mask.dtype != torch.bool:
+    if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
@@ -216,7 +225,7 @@ def _own(
 
 def _left(fitted: HostedSite, out: Tensor, batched: bool) -> Tensor:
     """Project the heads' output and show it to the `branch` stages; give it in the layout of the inputs."""
-    module = fitted.site.module
+    module = _module(fitted)
     tokens, batch = out.shape[2], out.shape[0]
     y = F.linear(out.permute(2, 0, 1, 3).reshape(tokens * batch, -1), module.out_proj.weight, module.out_proj.bias)
     y = y.view(tokens, batch, -1).transpose(0, 1)

@@ -15,27 +15,27 @@ from torch import nn
 
 from headwise import projections
 from headwise.core.site import Site
+from headwise.hosts.candidate import Candidate
 from headwise.hosts.code import calls
-from headwise.hosts.host import Found, Hooks
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.hooks import Hooks
+from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.residual import projection_dropout
-from headwise.hosts.transformers.cache import asks_for_own_tokens
 from headwise.hosts.transformers.call import routed
+from headwise.hosts.transformers.routed import KEY, PLACE
 from headwise.hosts.transformers.site import describe
 
-KEY = "headwise"
-PLACE = "_headwise"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-# Implementations whose masks are those of a plain (B, 1, T, N) matrix.
+# Implementations whose masks are those of a plain (B, 1, T, N) matrix; flash and flex attention take masks of their own.
 PLAIN = ("eager", "sdpa")
 
 
-def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
+def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     """Find the modules whose forward asks transformers' attention interface for their computation."""
     if "transformers" not in sys.modules:
         return []
     asks: dict[type, bool] = {}
-    found: list[Found] = []
+    found: list[Candidate] = []
     modules = dict(model.named_modules())
     for name, module in modules.items():
         cls = type(module)
@@ -44,14 +44,14 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Found]:
         if asks[cls] and module not in taken:
             site = describe(name, module, modules)
             reason = unreachable(module)
-            found.append(Found(site, None, reason) if reason else Found(site, HuggingFaceAdapter(site)))
+            found.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
     return found
 
 
 def unreachable(module: nn.Module) -> str:
     """Say why a module that asks the interface cannot be routed, or give an empty text."""
     adapter = module.__dict__.get(PLACE)
-    config = getattr(module, "config", None) if adapter is None else adapter.config
+    config: Any = getattr(module, "config", None) if adapter is None else adapter.config
     if not hasattr(config, "_attn_implementation"):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
@@ -61,10 +61,7 @@ def unreachable(module: nn.Module) -> str:
     if kind is None or kind in PLAIN:
         return ""
     why = "which regularize() alone sets" if kind == KEY else "whose masks are not those of a matrix"
-    return (
-        f"its attention implementation is {kind!r}, {why}: load the model with attn_implementation='sdpa', or call "
-        "model.set_attn_implementation('sdpa')"
-    )
+    return f"its attention implementation is {kind!r}, {why}: {LOAD_SDPA}, or {SET_SDPA}"
 
 
 class Route(str):
@@ -96,10 +93,11 @@ class Route(str):
 def prepares_by_name(cls: type) -> bool:
     """Tell whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
+    # `x in ("eager", "sdpa")` is kept as one constant, which Python may have made a frozenset.
     return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
 
 
-class HuggingFaceAdapter:
+class TransformersAdapter:
     """Gives one attention module a config of its own that names our implementation; other modules keep theirs."""
 
     def __init__(self, site: Site) -> None:
@@ -120,10 +118,15 @@ class HuggingFaceAdapter:
         register()
         module = self.site.module
         self.fitted, self.config = fitted, module.config
-        # A shallow copy: the model's own config, shared with others, still names the host's implementation and mask.
+        # Modules choose their attention by their config, and one config serves the whole model and others built from it: writing
+        # to it would route them all. Shallow: only the choice differs, and what the user sets on a part of the config later
+        # (its text_config, say) must reach the module as before. The model itself, which makes the masks, keeps the
+        # shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
+        # Past the property, whose setter writes to the config's parts too, which the copy shares.
         own._attn_implementation_internal = Route(self.implementation) if prepares_by_name(type(module)) else KEY
         module.config = own
+        # The interface hands our function the module and nothing else: here it finds the way back to the site.
         module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
         self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
@@ -131,7 +134,7 @@ class HuggingFaceAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            output = projections.of(self.site).need("o", "what acts on the branch")[0].module
+            output = projections.of(self.site).need("o", "what acts on the branch", of="rows")[0].module
             self.handles += hooks.follow(output, projection_dropout(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

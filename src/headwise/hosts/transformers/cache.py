@@ -7,17 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.hosts.hosted_site import HostedSite
+from headwise.core.remedies import LEAVE_OUT
+from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.transformers.routed import Routed
 
 
-def asks_for_own_tokens(fitted: HostedSite) -> bool:
-    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
-    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))
-
-
 def newest_last(
-    adapter: Routed, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    adapter: Routed, fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
@@ -30,7 +26,7 @@ def newest_last(
     if causal and keys > queries:
         # A static cache's first filling: the places behind the queries are empty.
         return k[:, :, :queries], v[:, :, :queries], mask
-    if not asks_for_own_tokens(adapter.fitted):
+    if not asks_for_own_tokens(fitted):
         return k, v, mask
     layer = _layer(adapter)
     if isinstance(getattr(layer, "cumulative_length", None), Tensor) and layer.keys.shape[2] == keys:
@@ -39,7 +35,7 @@ def newest_last(
     if keys < queries or (not isinstance(seen, Tensor) and keys > seen):
         raise RuntimeError(
             f"{adapter.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their past; methods "
-            "that carry values between layers have no meaning there: leave this site out with where="
+            f"that carry values between layers have no meaning there: {LEAVE_OUT}"
         )
     return k, v, mask
 

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import computation as core
+from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
-from headwise.hosts.transformers import cache as caches
-from headwise.hosts.transformers.routed import Routed
+from headwise.core.remedies import LEAVE_OUT
+from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.remedies import LOAD_SDPA, SET_SDPA
+from headwise.hosts.transformers.cache import newest_last
+from headwise.hosts.transformers.routed import KEY, PLACE, Routed
 
 # Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of caches,
 # outputs and losses, and what was applied to queries, keys and masks before.
@@ -40,7 +43,7 @@ def routed(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stand behind the key "headwise" of transformers' attention interface."""
-    adapter = _adapter(module)
+    adapter, fitted = _standing_on(module)
     _refuse_unknown(adapter, kwargs)
     given = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "is_causal": is_causal}
     extra = {k: x for k, x in given.items() if x is not None} | kwargs
@@ -50,13 +53,14 @@ def routed(
         out, weights = host(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **extra)
         return out.transpose(1, 2), weights
 
-    if adapter.fitted.idle(module.training):
+    if fitted.idle(module.training):
+        # The host's own result as it is: no transpose there and back, which may change what compiled code fuses.
         host = adapter.original()
         return host(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **extra)
     eager = adapter.implementation == "eager"
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias)
     q, k, v = _matched(query, key, value)
-    k, v, mask = caches.newest_last(adapter, q, k, v, mask, causal)
+    k, v, mask = newest_last(adapter, fitted, q, k, v, mask, causal)
     settings = {
         "mask": mask,
         "causal": causal,
@@ -65,24 +69,24 @@ def routed(
         "dropout": dropout if module.training or not eager else 0.0,
         "softcap": softcap,
         "sinks": s_aux,
-        "samples": adapter.fitted.samples_in(q.shape[0]),
+        "samples": fitted.samples_in(q.shape[0]),
     }
     if eager and not torch.compiler.is_compiling() and not adapter.verified:
-        verify(adapter, original, q, k, v, settings)
-    out, weights = adapter.fitted.attention(
+        verify(adapter, fitted, original, q, k, v, settings)
+    out, weights = fitted.attention(
         q, k, v, original, training=module.training, need_weights=_weights_wanted(kwargs), **settings
     )
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _adapter(module: nn.Module) -> Routed:
-    adapter = module.__dict__.get("_headwise")
-    if adapter is None:
+def _standing_on(module: nn.Module) -> tuple[Routed, HostedSite]:
+    adapter: Routed | None = module.__dict__.get(PLACE)
+    if adapter is None or adapter.fitted is None:
         raise RuntimeError(
-            f"{type(module).__name__} asks for the attention implementation 'headwise' but no method is fitted on it: "
-            "call headwise.regularize(model, ...) instead of setting attn_implementation='headwise'"
+            f"{type(module).__name__} asks for the attention implementation {KEY!r} but no method is fitted on it: "
+            "call headwise.regularize(model, ...) instead of setting attn_implementation={KEY!r}"
         )
-    return adapter
+    return adapter, adapter.fitted
 
 
 def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
@@ -90,7 +94,7 @@ def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
     if unknown:
         raise RuntimeError(
             f"{adapter.site.name} passes the keyword(s) {', '.join(sorted(unknown))} to its attention, which headwise does not "
-            "know and will not drop silently; leave this site out with where=, or report the model"
+            f"know and will not drop silently; {LEAVE_OUT}, or report the model"
         )
 
 
@@ -122,8 +126,8 @@ def masking(
     implementation, name = adapter.implementation, adapter.site.name
     if implementation not in ("eager", "sdpa"):
         raise RuntimeError(
-            f"{name} now asks for the attention implementation {implementation!r}, whose masks are not those of a matrix: call "
-            "model.set_attn_implementation('sdpa')"
+            f"{name} now asks for the attention implementation {implementation!r}, whose masks are not those of a matrix: "
+            f"{SET_SDPA}"
         )
     # The interface's rule: without a mask, causality is the module's own, and a single query sees all keys. The eager
     # functions know no causality but their mask's.
@@ -152,14 +156,14 @@ def _four(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
     if not fits or any(n not in (1, m) for n, m in zip(mask.shape, whole, strict=True)):
         shown = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise RuntimeError(
-            f"{name} passes a mask that is {shown}; understood is bool or float that broadcasts to (B, H, T, N) = {whole}. "
-            "Load the model with attn_implementation='sdpa', or leave this site out with where="
+            f"{name} passes a mask that is {shown}; understood is bool or float that broadcasts to (B, H, T, N) = {whole}: "
+            f"{LOAD_SDPA}, or {LEAVE_OUT}"
         )
     return mask
 
 
 def verify(
-    adapter: Routed, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
+    adapter: Routed, fitted: HostedSite, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
 ) -> None:
     """Compare a family's own eager function with the core once: what its keywords do not tell must not be lost.
 
@@ -167,13 +171,14 @@ def verify(
         RuntimeError: naming the site and the difference, where the two compute something else.
     """
     adapter.verified = True
+    # There are no numbers to compare.
     if q.device.type == "meta":
         return
     groups = q.shape[1] // k.shape[1]
     with torch.no_grad():
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        call = Call(adapter.fitted, q, k, v, **{**settings, "dropout": 0.0})  # type: ignore[arg-type]
-        weights = core.normalize(core.logits(call, q, k), call.sinks, empty=call.mask is not None)
+        call = Call(fitted, q, k, v, **{**settings, "dropout": 0.0})  # type: ignore[arg-type]
+        weights = normalize(logits(call, q, k), call.sinks, empty=call.mask is not None)
         ours = (weights.to(v.dtype) @ v).float()
         theirs = original(dropout=0.0)[0].float()
         allowed = call.allowed()
@@ -182,10 +187,11 @@ def verify(
             apart = apart * allowed.any(-1, keepdim=True)
         largest = float(apart.max())
         exact = q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type)
+        # An omitted term (a bias, a cap, a gate) shows at the size of the output. Rounding stays below: sums in another order in
+        # fp32, and the 8 bits of bfloat16 in what the host rounds between its steps.
         bound = (1e-3 if exact else 5e-2) * max(1.0, float(theirs.abs().max()))
     if largest > bound:
         raise RuntimeError(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has an eager attention of its own that does more than "
-            f"its keywords tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V. Load the model with "
-            "attn_implementation='sdpa', or leave this site out with where="
+            f"its keywords tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"
         )

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from headwise.core.site import Site
 from headwise.hosts.hosted_site import HostedSite
 
+# Our name among transformers' attention implementations, and where a routed module keeps its adapter.
+KEY = "headwise"
+PLACE = "_headwise"
+
 
 class Routed(Protocol):
     """An attention module that was routed to headwise: its site, what stands on it, and what it used before.

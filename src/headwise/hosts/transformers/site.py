@@ -8,21 +8,19 @@ from torch import nn
 
 from headwise.core.site import Site
 from headwise.hosts.code import names_used
-from headwise.hosts.host import first_number, is_cross, other_positions, shifts_windows
+from headwise.hosts.declared import is_cross, other_positions, shifts_windows
 from headwise.projections.leaves import Leaf, leaves
-from headwise.projections.named import HEAD_DIM, HEADS, KV_HEADS, NAMES
-
-QK_NORMS = (
-    "q_norm",
-    "k_norm",
-    "q_layernorm",
-    "query_norm",
-    "q_ln",
-    "query_layernorm",
-    "qk_norm",
-    "norm_q",
-    "qk_layernorm",
+from headwise.projections.names import (
+    COMPARED_DIM,
+    HALVES_HEADS,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    PROJECTIONS,
+    QK_NORMS,
+    first_number,
 )
+
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
 WINDOWS = ("window_size", "num_windows")
 
@@ -33,15 +31,13 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
     around = ancestors(name, modules)
     q, k, into = _leaves(module)
-    site.heads = first_number(module, *HEADS) or first_number(
-        config, *HEADS, "decoder_attention_heads", "encoder_attention_heads"
-    )
-    site.head_dim = first_number(module, "qk_head_dim", *HEAD_DIM)
+    site.heads = first_number(module, HEADS) or first_number(config, (*HEADS, *HALVES_HEADS))
+    site.head_dim = first_number(module, COMPARED_DIM)
     if site.heads is None and q is not None and site.head_dim is not None:
         site.heads = q.rows // site.head_dim
     if site.head_dim is None and q is not None and site.heads is not None:
         site.head_dim = q.rows // site.heads
-    site.hidden = into.columns if into is not None else first_number(config, "hidden_size", "d_model", "dim", "n_embd")
+    site.hidden = into.columns if into is not None else first_number(config, HIDDEN)
     if site.head_dim is None and site.heads is not None and site.hidden is not None:
         site.head_dim = site.hidden // site.heads
     site.kv_heads = _kv_heads(module, site, k)
@@ -65,20 +61,20 @@ def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
 
 def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
     """Give the query's leaf, the key's, and the one that the layer's input enters."""
-    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.module.weight.dim() == 2}
-    q = next((leaf for name, leaf in direct.items() if name.lower() in NAMES["q"]), None)
-    k = next((leaf for name, leaf in direct.items() if name.lower() in NAMES["k"]), None)
-    into = q or next((leaf for name, leaf in direct.items() if name.lower() not in NAMES["o"]), None)
+    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
+    q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
+    k = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["k"]), None)
+    into = q or next((leaf for name, leaf in direct.items() if name.lower() not in PROJECTIONS["o"]), None)
     return q, k, into
 
 
 def _kv_heads(module: nn.Module, site: Site, k: Leaf | None) -> int | None:
-    told = first_number(module, *KV_HEADS)
+    told = first_number(module, KV_HEADS)
     if told is not None or site.heads is None:
         return told
     if k is not None and site.head_dim is not None and k.rows % site.head_dim == 0:
         return k.rows // site.head_dim
-    return site.heads // (first_number(module, "num_key_value_groups") or 1)
+    return site.heads // (first_number(module, ("num_key_value_groups",)) or 1)
 
 
 def _acts(norm: Any) -> bool:

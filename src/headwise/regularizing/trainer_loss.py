@@ -1,23 +1,17 @@
-"""transformers.Trainer: a callback that takes the optimizer's steps, and a loss function that adds the penalties."""
+"""transformers.Trainer: a loss function that adds the penalties to the plain Trainer's loss."""
 
 from __future__ import annotations
 
 import copy
-import json
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headwise.regularizing.plan import handle as find_handle
-
-if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
+from headwise.regularizing.handle_place import kept_handle
 
 # The losses that transformers computes from logits and labels alone, by the keyword under which they take the logits.
 PLAIN = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")
@@ -25,60 +19,18 @@ POOLED = ("ForSequenceClassification", "ForImageClassification", "ForVideoClassi
 REMEDY = "pass the task's loss to compute_loss_func() as base=function(outputs, labels, num_items_in_batch=None)"
 
 
-def callback(handle: Regularized) -> Any:
-    """Give a `transformers.TrainerCallback` that calls `handle.after_step()` after each optimizer step.
+class Penalizing(Protocol):
+    """What a loss function asks of the handle."""
 
-    The handle's step, draw counters and strengths are saved with the Trainer's checkpoints, and read when a run is resumed
-    or ends with the weights of its best checkpoint.
+    model: nn.Module
+    hooks: list[Any]
 
-    Raises:
-        ImportError: naming the extra, where transformers is not installed.
-    """
-    try:
-        from transformers import TrainerCallback
-        from transformers.trainer import TRAINER_STATE_NAME
-        from transformers.trainer_callback import ExportableState
-    except ImportError as error:
-        raise ImportError("callback() is for transformers.Trainer: pip install headwise[hf]") from error
-
-    class HeadwiseCallback(TrainerCallback, ExportableState):
-        """Takes the optimizer's steps to the handle, and the handle's counters to the checkpoint and back."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step:
-                self._take(state.stateful_callbacks)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # Trainer has put the best checkpoint's weights into the model: their strengths belong to them.
-            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-                kept = Path(state.best_model_checkpoint, TRAINER_STATE_NAME)
-                saved = json.loads(kept.read_text(encoding="utf-8"))["stateful_callbacks"] if kept.exists() else {}
-                if not self._take(saved):
-                    warnings.warn(
-                        f"{kept} holds no state of {handle!r}: its strengths stay those of the last step", stacklevel=2
-                    )
-
-        def _take(self, saved: dict[str, Any] | None) -> bool:
-            """Find the handle's own state among those that a Trainer saved; tell whether it was there."""
-            kept = (saved or {}).get(type(self).__name__, [])
-            for entry in kept if isinstance(kept, list) else [kept]:
-                # Of several regularized models in one Trainer, each finds its own entry by its sites.
-                progress = entry["attributes"]["progress"]
-                if progress["counters"].keys() == handle.state()["counters"].keys():
-                    handle.load_state(progress)
-                    return True
-            return False
-
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            handle.after_step()
-
-        def state(self) -> dict[str, Any]:
-            return {"args": {}, "attributes": {"progress": handle.state()}}
-
-    return HeadwiseCallback()
+    def loss(self) -> Tensor:
+        """Give the sum of all penalties since it was last read."""
+        ...
 
 
-def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
     """Give a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
 
     Without penalties the task's loss is the plain Trainer's, label smoothing, gradient accumulation and processes included: the
@@ -98,7 +50,7 @@ def compute_loss_func(handle: Regularized, base: Callable[..., Tensor] | None = 
     given = Labels(handle)
     known = handle.model._forward_pre_hooks.values()
     if base is None and not any(isinstance(hook, Labels) for hook in known):
-        handle._hooks.append(handle.model.register_forward_pre_hook(given, with_kwargs=True, prepend=True))
+        handle.hooks.append(handle.model.register_forward_pre_hook(given, with_kwargs=True, prepend=True))
     given = next((hook for hook in known if isinstance(hook, Labels)), given)
 
     def loss(outputs: Any, labels: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -127,7 +79,7 @@ class Labels:
     torch.compile the callers cannot be seen: the loss is computed from the logits there.
     """
 
-    def __init__(self, handle: Regularized) -> None:
+    def __init__(self, handle: Penalizing) -> None:
         self.handle = handle
         self.latest: Any = None
 
@@ -151,14 +103,14 @@ class Labels:
         return Labels(copy.deepcopy(self.handle, memo))
 
 
-def _is_whole(model: nn.Module, handle: Regularized) -> bool:
+def _is_whole(model: nn.Module, handle: Penalizing) -> bool:
     """Tell whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around it."""
     config = getattr(model, "active_peft_config", None)
     # Prompts that are learned are put before the tokens, and the adapter itself makes labels for them.
     if getattr(config, "is_prompt_learning", False):
         return False
     try:
-        return find_handle(model) is handle
+        return kept_handle(model) is handle
     except ValueError:
         return False
 
@@ -253,7 +205,7 @@ def _asked() -> Asked | None:
         # A subclass that computes its loss by itself.
         if isinstance(known.get("self"), Trainer):
             other = other or Asked(known["self"])
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return other
 
 
@@ -269,7 +221,8 @@ def _own(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> t
 
     kind, logits, config = _kind(model, outputs), outputs["logits"], model.config
     given = {"labels": labels, "num_items_in_batch": items, "config": config, "vocab_size": logits.shape[-1]}
-    loss = LOSS_MAPPING[kind](**given, **({"pooled_logits": logits} if kind in POOLED else {"logits": logits}))
+    function: Any = LOSS_MAPPING[kind]
+    loss = function(**given, **({"pooled_logits": logits} if kind in POOLED else {"logits": logits}))
     mean = kind in POOLED and config.problem_type != "single_label_classification"
     return loss, items is not None and not mean
 

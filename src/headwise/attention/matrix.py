@@ -1,0 +1,69 @@
+"""Attention on the matrix A, as papers write methods: whole, or in blocks of queries that are made again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwise.attention.row_readings import MatrixFreeReadings
+from headwise.attention.softmax import logits, normalize
+from headwise.core.call import Call
+from headwise.core.method import Method
+
+
+def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: int) -> tuple[Tensor, Tensor | None]:
+    """Compute on the matrix, as the papers write it; in blocks of queries where it has more than `limit` entries.
+
+    A method that reads the matrix and needs all its rows at once has it whole, and so has a host that wants the weights.
+    """
+    size = call.batch * call.heads * call.keys
+    whole = need_weights or any(m.overrides("read") and not m.rowwise for m in active) or size * call.queries <= limit
+    if whole:
+        return _matrix(call, active, call.q, call.k, call.v)[:2]
+    step = max(1, limit // size)
+    outs, sums = [], []
+    # A block keeps nothing for backward but its queries: the memory stays that of one block.
+    for start in range(0, call.queries, step):
+        part = call.block(slice(start, min(start + step, call.queries)))
+        run = partial(_part, part, active)
+        if torch.is_grad_enabled():
+            out, *found = checkpoint(run, part.q, call.k, call.v, use_reentrant=False)
+        else:
+            out, *found = run(part.q, call.k, call.v)
+        outs.append(out)
+        sums.append(found)
+    merged = [torch.stack(terms).sum(0) for terms in zip(*sums, strict=True)]
+    call.penalties.extend(zip(merged[::2], merged[1::2], strict=True))
+    return torch.cat(outs, dim=2), None
+
+
+# Penalties leave a block as results: a checkpointed function may have no other effect, for it runs twice.
+def _part(part: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    part.penalties = []
+    out = _matrix(part, active, q, k, v)[0]
+    return (out, *(x for pair in part.penalties for x in pair))
+
+
+def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    s = logits(call, q, k)
+    for method in active:
+        if method.overrides("logits"):
+            s = method.logits(s, call)
+    a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))
+    for method in active:
+        if method.overrides("read"):
+            method.read(a, call)
+        elif method.overrides("read_free"):
+            # Its paper reads a map of the values and not the matrix: both forms are one.
+            method.read_free(MatrixFreeReadings(call, q, k, None), call)
+    for method in active:
+        if method.overrides("weights"):
+            a = method.weights(a, call)
+    if call.dropout > 0:
+        a = F.dropout(a, call.dropout)
+    return a.to(v.dtype) @ v, a

@@ -1,0 +1,125 @@
+"""Attention without the matrix A: the methods' edits of the map v -> A v are collected, then the map is built once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from headwise.attention.fused_map import FusedMap
+from headwise.attention.row_readings import MatrixFreeReadings
+from headwise.core.call import Call
+from headwise.core.method import Method
+
+
+@dataclass
+class Edits:
+    """What methods change of one call's map, as far as no matrix is needed for it.
+
+    Attributes:
+        q, k: the queries and keys whose products are the logits.
+        keep: which keys stay before the softmax, bool, or None where all do.
+        kept_after: which keys stay after it with the rest renormalised, which is the same as before it.
+        maps: the methods that edit the map itself, in order.
+    """
+
+    q: Tensor
+    k: Tensor
+    keep: Tensor | None = None
+    kept_after: Tensor | None = None
+    maps: list[Method] = field(default_factory=list)
+
+    @property
+    def of_weights(self) -> bool:
+        """Tell whether anything edits the weights, so that the map is no longer A itself."""
+        return bool(self.maps) or self.kept_after is not None
+
+    def all_kept(self) -> Tensor | None:
+        """Give the keys that stay in the end."""
+        return _both(self.keep, self.kept_after)
+
+
+def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
+    """Compute one call without the matrix, or give None where some method's matrix-free form is not exact here."""
+    edits = collect(call, active)
+    if edits is None:
+        return None
+    readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
+    if not _read(call, active, readings):
+        return None
+    made = readings.output()
+    if made is not None and not edits.of_weights and call.dropout == 0:
+        call.context.ran.row_statistics = True
+        return made
+    return _build(call, edits)
+
+
+def collect(call: Call, active: Sequence[Method]) -> Edits | None:
+    """Collect what the methods change, or give None where one has no matrix-free form that is exact in this call."""
+    edits = Edits(call.q, call.k)
+    for method in active:
+        if method.overrides("logits"):
+            exact = _collect_logits(edits, method, call)
+        elif method.overrides("weights"):
+            exact = _collect_weights(edits, method, call)
+        else:
+            continue
+        if not exact:
+            return None
+    return edits
+
+
+def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
+    if method.overrides("scores"):
+        scores = method.scores(edits.q, edits.k, call)
+        if scores is not None:
+            edits.q, edits.k = scores
+        return scores is not None
+    kept = method.keep(call) if method.overrides("keep") else None
+    if kept is not None:
+        edits.keep = _both(edits.keep, kept)
+    return kept is not None
+
+
+def _collect_weights(edits: Edits, method: Method, call: Call) -> bool:
+    if method.overrides("keep"):
+        # Renormalised dropping is a mask only where nothing edited the weights before it.
+        edits.kept_after = None if edits.of_weights else method.keep(call)
+        return edits.kept_after is not None
+    # The kernel's own dropout acts on A, before the edit; in the paper it comes after.
+    if not method.overrides("attend") or (call.dropout > 0 and not method.commutes_with_dropout):
+        return False
+    edits.maps.append(method)
+    return True
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _read(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) -> bool:
+    """Let the methods read what they read of A; tell whether all of them could."""
+    readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
+    # The closed form gives no gradient to a mask, such as a learned bias of positions.
+    if readers and call.mask is not None and call.mask.requires_grad:
+        return False
+    return all(m.overrides("read_free") and m.read_free(readings, call) is not NotImplemented for m in readers)
+
+
+def _build(call: Call, edits: Edits) -> Tensor | None:
+    """Build the edited map and apply it to the values, or give None where an edit is not exact after all."""
+    base = FusedMap(call, edits.q, edits.k, edits.all_kept())
+    if base.width:
+        call.context.ran.fused_wider = True
+    else:
+        call.context.ran.fused = True
+    step: Callable[[Tensor], Tensor] = base
+    for method in edits.maps:
+        edited = method.attend(step, call)
+        if edited is None:
+            return None
+        step = edited
+    return step(call.v)

@@ -1,0 +1,69 @@
+"""Settings: the fields of a method, checked against the types that the class declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+import typing
+from typing import Any
+
+from headwise.core.schedule import number
+
+
+def declared_types(cls: type) -> dict[str, frozenset[Any]]:
+    """Give the types that each field of a dataclass may hold: `int | None` gives int and NoneType."""
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    # The fields alone: other annotations of the class may name what is imported for type checkers only.
+    stand_in = type(cls.__name__, (), {"__annotations__": fields})
+    hints = typing.get_type_hints(stand_in, globalns=vars(sys.modules[cls.__module__]))
+    return {name: _members(hint) for name, hint in hints.items()}
+
+
+def _members(hint: Any) -> frozenset[Any]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return frozenset(typing.get_args(hint) if union else (hint,))
+
+
+def plain(value: Any, allowed: frozenset[Any]) -> Any:
+    """Give a setting as it is kept: other libraries' numbers as Python's own, and a float where one is declared.
+
+    One method has one text: DropHead(p=0) is DropHead(p=0.0).
+    """
+    value = number(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and float in allowed else value
+
+
+def check_type(owner: str, field: dataclasses.Field[Any], value: Any, allowed: frozenset[Any], neutral: Any) -> None:
+    """Raise TypeError or ValueError where a value is not of its field's kind.
+
+    The default tells the kind; where it is None, the method's own `check` does.
+
+    Args:
+        owner: the class's name, for the message.
+        neutral: the neutral value of this field, or None: it alone may be infinite.
+    """
+    default, name = field.default, f"{owner}.{field.name}"
+    if isinstance(default, bool) or isinstance(value, bool):
+        # Python counts True as the number 1.
+        if isinstance(value, bool) != isinstance(default, bool) and default is not None:
+            raise TypeError(f"{name} must be of type {field.type}, got {value!r}")
+    elif isinstance(default, int | float):
+        _check_number(name, value, allowed, neutral)
+    elif isinstance(default, str) and not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, got {value!r}")
+
+
+def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) -> None:
+    if value is None and type(None) in allowed:
+        return
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if float not in allowed and not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"{name} must be a number, got nan")
+    if math.isinf(value) and neutral != value:
+        raise ValueError(f"{name} must be finite, got {value}")

@@ -1,0 +1,51 @@
+"""Finding: every attention-like module of a model, asked of each host in turn."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from headwise.core.site import Site, number
+from headwise.hosts.candidate import Candidate
+from headwise.hosts.declared import is_cross, looks_like_attention, over_channels
+from headwise.hosts.remedies import LOAD_SDPA
+from headwise.hosts.sdpa import adapter as sdpa
+from headwise.hosts.torch_mha import adapter as torch_mha
+from headwise.hosts.transformers import adapter as transformers
+from headwise.projections.sharded import heads_split
+
+EXPLICIT = (
+    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
+    f"F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, {LOAD_SDPA}, or "
+    "call F.scaled_dot_product_attention in it"
+)
+
+
+def find(model: nn.Module) -> list[Candidate]:
+    """Find every attention-like module of a model, in the order in which it lists them: reachable, or not and why."""
+    found: list[Candidate] = []
+    # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that the last
+    # host looks for, and what one host took is not taken again.
+    for host in (torch_mha, transformers, sdpa):
+        taken = {inner for f in found for inner in f.site.module.modules()}
+        found.extend(host.find(model, taken))
+    # What looks like attention and belongs to no host is listed too, so that nothing is passed over in silence.
+    known = {f.site.module for f in found}
+    inside = {inner for module in known for inner in module.modules()}
+    around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
+    for name, module in model.named_modules():
+        if looks_like_attention(module) and module not in inside | around and not _wraps(module):
+            reason = over_channels(module) or EXPLICIT
+            found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
+    order = {module: i for i, module in enumerate(model.modules())}
+    found.sort(key=lambda f: order[f.site.module])
+    number([f.site for f in found])
+    for f in found:
+        f.site.model = model
+        if f.adapter is not None and (reason := heads_split(f.site.module, model)):
+            f.adapter, f.reason = None, reason
+    return found
+
+
+def _wraps(module: nn.Module) -> bool:
+    # Of nested attention-like modules the innermost is the one to name.
+    return any(looks_like_attention(inner) for inner in module.modules() if inner is not module)

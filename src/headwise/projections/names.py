@@ -1,0 +1,46 @@
+"""Names: under which attention modules and configs keep their heads, head sizes, norms and projections.
+
+The one place for such names: a host that calls something otherwise is served by adding its word here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEADS = (
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads", "num_head",
+)  # fmt: skip
+# Of composed configs (BART, T5) alone, whose plain names are properties of one half.
+HALVES_HEADS = ("decoder_attention_heads", "encoder_attention_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "head_size")
+# Latent attention (DeepSeek) keeps the size of what is compared apart from the size of its values.
+COMPARED_DIM = ("qk_head_dim", *HEAD_DIM)
+HIDDEN = ("hidden_size", "d_model", "dim", "n_embd")
+
+PROJECTIONS = {
+    "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear", "queries"},
+    "k": {"k_proj", "key", "k_lin", "k", "to_k", "wk", "w_k", "k_attn", "key_proj", "linear_k", "k_linear", "keys"},
+    "v": {"v_proj", "value", "v_lin", "v", "to_v", "wv", "w_v", "v_attn", "value_proj", "linear_v", "v_linear", "values"},
+    "o": {
+        "o_proj", "out_proj", "out_lin", "o", "to_out", "wo", "w_o", "proj", "dense", "c_proj", "out", "output",
+        "output_proj", "linear_out", "o_linear", "projection", "proj_out", "fc_out",
+    },
+}  # fmt: skip
+# Biases that a module adds to a bias-free projection itself, as BEiT and EVA do.
+BIASES_APART = {"q": "q_bias", "k": "k_bias", "v": "v_bias"}
+# Modules beside which BERT and its relatives keep the output projection, as `output.dense`.
+BESIDE_OUTPUT = ("self", "attention", "self_attention")
+QK_NORMS = (
+    "q_norm", "k_norm", "norm_q", "norm_k", "qk_norm", "query_norm", "q_ln", "q_layernorm", "query_layernorm", "qk_layernorm",
+)  # fmt: skip
+
+
+def first_number(owner: Any, names: tuple[str, ...]) -> int | None:
+    """Give the first of the attributes `names` that is a whole number above 0, or None."""
+    for name in names:
+        value = getattr(owner, name, None)
+        # True is an int in Python: a flag of that name counts nothing.
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

@@ -1,0 +1,31 @@
+"""Where a regularized model keeps its handle, also inside what stands around the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+# An entry of the model's __dict__: torch neither saves it nor takes it for a submodule, and a deep copy brings its own along.
+HANDLE = "_headwise_handle"
+# Where compiled, distributed and adapted models keep the model they stand around.
+INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
+INSIDE_PEFT = ("base_model", "model")
+
+
+def kept_handle(model: nn.Module) -> Any:
+    """Give the handle of a regularized model or of the one that it stands around.
+
+    Raises:
+        ValueError: where the model is not regularized.
+    """
+    seen: set[int] = set()
+    inner: Any = model
+    while isinstance(inner, nn.Module) and id(inner) not in seen:
+        seen.add(id(inner))
+        if HANDLE in inner.__dict__:
+            return inner.__dict__[HANDLE]
+        # A model's own "model" is a part of it; only peft's classes keep the whole of it under that name.
+        names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
+        inner = next((inner._modules[name] for name in names if name in inner._modules), None)
+    raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")

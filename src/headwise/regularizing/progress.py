@@ -1,0 +1,40 @@
+"""Progress: what a resumed run needs to go on, as plain numbers and text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.core.method import Method
+from headwise.regularizing.fitted_site import Fitted
+from headwise.regularizing.strengths import Strengths
+
+
+def progress(step: int, fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
+    """Give the optimizer's steps, the passes through each site, and the strengths that were set."""
+    counters = {f.site.name: int(f.counter) for f in fitted}
+    return {"step": step, "counters": counters, "strengths": strengths.state(methods)}
+
+
+def check_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> None:
+    """Raise ValueError where a state is that of another model or of other methods."""
+    own, other = {f.site.name for f in fitted}, set(state["counters"])
+    if own != other:
+        apart = (("only here", own - other), ("only there", other - own))
+        lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
+        raise ValueError(
+            f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model as it was "
+            "when state() was called, with the same where="
+        )
+    strengths.check_state(methods, state.get("strengths", ()))
+
+
+def load_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> int:
+    """Take a state that was checked, and give its step."""
+    step = int(state["step"])
+    for f in fitted:
+        f.counter.fill_(int(state["counters"][f.site.name]))
+    # States of version 0.1's first days know of no strengths.
+    strengths.load_state(methods, state.get("strengths", ()))
+    strengths.write(fitted, step)
+    return step

@@ -1,0 +1,199 @@
+"""Rules: one class per alert, which says of the figures of a step which of them are ill."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwise.watching.records import Record
+from headwise.watching.thresholds import Thresholds
+
+# The figures of one step that are finite, by statistic: no limit is passed by NaN.
+ByStatistic = dict[str, list[Record]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says of one figure, ill or well.
+
+    Attributes:
+        record: the figure.
+        threshold: the limit it was held against.
+        ill: whether it passed the limit.
+        says: what is so, with room for {place}, {value} and, where a change is told, {verb} and {to}.
+    """
+
+    record: Record
+    threshold: float
+    ill: bool
+    says: str
+
+
+class Rule(ABC):
+    """Holds the figures of a step against one limit."""
+
+    alert: ClassVar[str]
+    # How a figure that was healthy before came here; one that was not "is" here.
+    verb: ClassVar[str] = "is"
+    # Whether a figure that was never healthy is told of too.
+    at_once: ClassVar[bool] = True
+    # Whether an alert is told for each statistic, or once for each head whatever the statistic.
+    per_statistic: ClassVar[bool] = True
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+
+    @abstractmethod
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each figure whether it is ill.
+
+        Args:
+            finite: the finite figures, by statistic.
+            records: all of the step, in the order in which they were read.
+        """
+
+
+def _below(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
+    return (Finding(record, limit, record["value"] < limit, says) for record in records)
+
+
+def _above(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
+    return (Finding(record, limit, record["value"] > limit, says) for record in records)
+
+
+class NotFinite(Rule):
+    """Tells of a head or layer that has a figure that is not finite; the first such figure stands for all."""
+
+    alert = "not_finite"
+    per_statistic = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head and layer whether it diverged."""
+        places: dict[tuple[str, int | None], Record] = {}
+        for record in records:
+            place = (record["site"], record["head"])
+            if place not in places or (math.isfinite(places[place]["value"]) and not math.isfinite(record["value"])):
+                places[place] = record
+        for record in places.values():
+            words = record["statistic"].replace("_", " ")
+            says = f"{words} of {{place}} is {{value}}: the training diverged there"
+            yield Finding(record, math.inf, not math.isfinite(record["value"]), says)
+
+
+class EntropyCollapse(Rule):
+    """Tells of a head whose entropy fell below a share of its range."""
+
+    alert, verb = "entropy_collapse", "fell"
+    # Heads that a checkpoint brings along with one clear key are no collapse.
+    at_once = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head whether its entropy is below the limit."""
+        if (limit := self.thresholds.entropy_share) is not None:
+            says = f"entropy of {{place}} {{verb}} below {100 * limit:.3g} % of its range ({{to}}{{value:.3g}})"
+            yield from _below(finite.get("entropy_share", ()), limit, says)
+
+
+class LogitGrowth(Rule):
+    """Tells of a head whose largest logit rose above the limit."""
+
+    alert, verb = "logit_growth", "rose"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head whether its largest logit is above the limit."""
+        if (limit := self.thresholds.max_logit) is not None:
+            says = f"the largest logit of {{place}} {{verb}} above {limit:g} ({{to}}{{value:.4g}})"
+            yield from _above(finite.get("max_logit", ()), limit, says)
+
+
+class OverSmoothing(Rule):
+    """Tells of a layer whose tokens point the same way."""
+
+    alert = "over_smoothing"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each layer whether the cosine of its tokens is above the limit."""
+        if (limit := self.thresholds.token_cosine) is not None:
+            says = f"tokens that enter {{place}} are alike: mean cosine {{value:.3f}}, above {limit:g}"
+            yield from _above(finite.get("token_cosine", ()), limit, says)
+
+
+class RankCollapse(Rule):
+    """Tells of a layer whose tokens are nearly one vector."""
+
+    alert = "rank_collapse"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each layer whether too little of its tokens' norm is not their mean."""
+        if (limit := self.thresholds.high_frequency) is not None:
+            says = f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, below {limit:.3%}"
+            yield from _below(finite.get("high_frequency", ()), limit, says)
+
+
+class LowRank(Rule):
+    """Tells of a head one of whose products of weights lost its rank."""
+
+    alert, verb = "low_rank", "fell"
+    # A product that never had more rank was made so.
+    at_once = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head and product whether its effective rank is below the limit."""
+        if (limit := self.thresholds.effective_rank) is not None:
+            for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
+                says = f"effective rank of {product} of {{place}} {{verb}} below {limit:g} ({{to}}{{value:.3g}})"
+                yield from _below(finite.get(name, ()), limit, says)
+
+
+class DeadHead(Rule):
+    """Tells of a head whose outputs are small beside those of its layer's loudest head."""
+
+    alert = "dead_head"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head whether it says next to nothing."""
+        if (limit := self.thresholds.output_norm) is None:
+            return
+        layers: dict[str, list[Record]] = {}
+        for record in finite.get("output_norm", ()):
+            layers.setdefault(record["site"], []).append(record)
+        for heads in layers.values():
+            # The largest: where most heads of a layer are dead, its median is that of dead heads.
+            largest = max(record["value"] for record in heads)
+            quiet = f"{{place}} says next to nothing: its mean output norm {{value:.3g}} is below {limit:.3g} of its layer's largest, {largest:.3g}"
+            for record in heads:
+                silent = record["value"] == 0
+                says = "{place} says nothing: its outputs are zero" if silent else quiet
+                yield Finding(record, limit * largest, silent or record["value"] < limit * largest, says)
+
+
+class Redundancy(Rule):
+    """Tells of a head that attends like the others of its layer."""
+
+    alert = "redundancy"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each head whether its map is that of others, where maps are not alike by being uniform."""
+        if (limit := self.thresholds.redundancy) is None:
+            return
+        shares = {(r["site"], r["head"]): r["value"] for r in finite.get("entropy_share", ())}
+        says = f"{{place}} attends like the other heads of its layer: mean cosine {{value:.3f}}, above {limit:g}"
+        for record in finite.get("head_redundancy", ()):
+            uniform = shares.get((record["site"], record["head"]), 0.0) > self.thresholds.redundancy_entropy
+            yield Finding(record, limit, record["value"] > limit and not uniform, says)
+
+
+# In the order in which their alerts are told.
+RULES: tuple[type[Rule], ...] = (
+    NotFinite,
+    EntropyCollapse,
+    LogitGrowth,
+    OverSmoothing,
+    RankCollapse,
+    LowRank,
+    DeadHead,
+    Redundancy,
+)

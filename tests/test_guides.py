@@ -1,0 +1,101 @@
+"""The guides in docs/ are followed to the letter, in a copy of the tree: files, edits, checks; and each touches one room."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
+# Guide, its room, and the commands that its reader is told to run.
+GUIDES = {
+    "add_a_method": ("methods", [["-m", "pytest", "-p", "no:cacheprovider", "tests/methods/test_head_mean.py"]]),
+    "add_a_statistic": (
+        "statistics",
+        [["-m", "pytest", "-p", "no:cacheprovider", "tests/statistics/test_statistic_values.py", "-k", "every_statistic_equals"]],
+    ),
+    "add_a_host": ("hosts", []),
+    "add_a_study": (
+        "studies",
+        [["-m", "headwise", "compare", "majority", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", "results/majority"]],
+    ),
+}
+
+
+def edited(text, steps, where):
+    """Give the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line before it."""
+    lines, place = text.splitlines(), -1
+    for step in steps:
+        sign, line = step[:1], step[1:]
+        if sign == "+":
+            place += 1
+            lines.insert(place, line)
+        else:
+            assert line in lines[place + 1 :], f"{where} has no line {line!r} behind line {place + 1}"
+            place = lines.index(line, place + 1)
+            if sign == "-":
+                del lines[place]
+                place -= 1
+    return "\n".join(lines) + "\n"
+
+
+def follow(guide, tree):
+    """Do in a copy of the tree what a guide says; give the files it wrote and the code that is left to run."""
+    written, code = [], []
+    for kind, block in BLOCK.findall((ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")):
+        first, _, rest = block.partition("\n")
+        if kind == "diff":
+            path = first.removeprefix("--- ")
+            (tree / path).write_text(edited((tree / path).read_text(encoding="utf-8"), rest.splitlines(), path), encoding="utf-8")
+        elif re.fullmatch(r"# [\w/]+\.py", first):
+            path = first.removeprefix("# ")
+            assert not (tree / path).exists(), f"{guide} writes over {path}"
+            (tree / path).write_text(rest, encoding="utf-8")
+        else:
+            code.append(block)
+            continue
+        written.append(path)
+    return written, "\n".join(code)
+
+
+def run(arguments, tree):
+    paths = os.pathsep.join(map(str, (tree / "src", tree / "tests", tree)))
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=tree,
+        env=environment,
+    )
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_works_and_touches_one_room(guide, tmp_path):
+    room, commands = GUIDES[guide]
+    for part in ("src", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    written, code = follow(guide, tmp_path)
+    assert {path.split("/")[2] for path in written if path.startswith("src/")} == {room}
+    assert f"`src/headwise/{room}/`" in (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    (tmp_path / "followed.py").write_text(f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}")
+    run(["followed.py"], tmp_path)
+    for command in commands:
+        run(command, tmp_path)
+
+
+@pytest.mark.parametrize("guide", [*GUIDES, "your_own_task"])
+def test_contributing_names_the_guide(guide):
+    assert f"docs/{guide}.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_every_guide_is_followed():
+    assert {path.stem for path in (ROOT / "docs").glob("add_a_*.md")} == set(GUIDES)

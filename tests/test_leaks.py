@@ -1,0 +1,52 @@
+"""A test file that leaves a patch to the next one fails, and is named."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+FILES = {
+    "a fitted model": (
+        """
+        import headwise
+        from torch import nn
+
+        MODEL = nn.MultiheadAttention(8, 2)
+
+        def test_regularize():
+            headwise.regularize(MODEL, headwise.DropHead(p=0.1))
+        """,
+        "test_leaking.py leaves behind 1 fitted site",
+    ),
+    "the function": (
+        """
+        import torch.nn.functional as F
+
+        def test_replace():
+            F.scaled_dot_product_attention = lambda *args: None
+        """,
+        "in the place of F.scaled_dot_product_attention",
+    ),
+    "a model thrown away": (
+        """
+        import headwise
+        from torch import nn
+
+        def test_regularize():
+            headwise.regularize(nn.MultiheadAttention(8, 2), headwise.DropHead(p=0.1))
+        """,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("left", FILES)
+def test_a_file_that_leaves_something_behind_fails_and_is_named(left, tmp_path):
+    code, told = FILES[left]
+    path = tmp_path / "test_leaking.py"
+    path.write_text(textwrap.dedent(code))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", "pytest.ini", path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode == 1 and told in done.stdout) if told else done.returncode == 0, done.stdout + done.stderr
