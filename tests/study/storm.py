@@ -137,7 +137,7 @@ def read(out, part):
     for _, result in found.values():
         if result["config"]["processes"] > 1:
             # the threads of the process group move this figure by some bytes
-            del result["metrics"]["peak_memory_bytes"]
+            del result["metrics"]["cost/peak_memory_bytes"]
     return {name: (*found[name], readings(out / part / name / "health.jsonl")) for name in found}
 
 

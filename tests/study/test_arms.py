@@ -14,6 +14,7 @@ from headwise.comparing.arms.timed import read_timed
 from headwise.comparing.task_source import load_task
 from headwise.core.schedule import ByDepth, Ramp, VShape
 from headwise.files.errors import StudyError
+from headwise.studies.registry import load_study, study_names
 
 
 @pytest.fixture
@@ -224,3 +225,11 @@ def test_the_control_arm_has_the_examples_of_its_seed_and_draws_of_its_own():
 def test_a_model_without_attention_has_no_layers_to_name(task):
     with pytest.raises(StudyError, match="'@ 0': the model has no attention layer"):
         read_arm("DropHead() @ 0", task).where.check([])
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_the_arms_of_a_built_in_study_are_written_in_their_one_form(name):
+    study = getattr(load_study(name), "STUDY", None)
+    # a study of findings has no arms in text
+    if study is not None:
+        assert study.arms == tuple(read_arm(arm, study.task).text for arm in study.arms)

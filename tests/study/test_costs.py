@@ -12,6 +12,7 @@ from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run import train
 from headwise.comparing.run.cost import seconds_per_step
 from headwise.comparing.run.execution import execute
+from headwise.comparing.run.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
@@ -32,6 +33,35 @@ def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypat
     monkeypatch.setattr(train, "_step", second_step_frees)
     assert execute(second, lambda event: None).metrics["cost/peak_memory_bytes"] == alone
     assert not left
+
+
+def test_memory_is_read_from_the_allocations_alone_and_is_the_same_as_with_operators(monkeypatch):
+    kinds = set()
+
+    def peak_of_and_note(roots):
+        kinds.update(event.name for event in roots)
+        return peak_of(roots)
+
+    monkeypatch.setattr("headwise.comparing.run.memory.peak_of", peak_of_and_note)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    tokens = torch.randn(4, 9, 16)
+
+    def step():
+        layer(tokens).square().mean().backward()
+        layer.zero_grad()
+
+    step()
+    memory = MemoryOfAStep()
+    with memory.measured(FIRST_MEASURED, torch.device("cpu")):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    roots = profile.profiler.kineto_results.experimental_event_tree()
+    # torch keeps memory for good of each event that it records
+    assert kinds == {"[memory]"}
+    assert memory.peak == peak_of(roots) > 4 * 9 * 16 * 4
+    # operators are recorded again afterwards
+    assert any(event.name.startswith("aten::") for event in roots)
 
 
 def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):

@@ -1,18 +1,14 @@
-"""Order queue: hand the orders of a study to its engine, take up what follows them, and say which failed."""
+"""The queue of orders: they go to an engine, their results come back, and a run that fails lets the others go on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
-from headwise.comparing.comparison import Comparison
+from headwise.comparing.comparison import Comparison, Engine
+from headwise.comparing.failures import Failure, concern_all, describe_failures
 from headwise.comparing.results.records import RunResult
 from headwise.comparing.run.job import Order
 from headwise.files.errors import StudyError
-
-# runs that fail for the same reason, none having finished, before the others are not tried
-SAME_FAILURES = 3
 
 
 def run_orders(
@@ -28,29 +24,16 @@ def run_orders(
     `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises StudyError
     when runs failed, after the others have ended.
     """
-    results: dict[str, RunResult] = {}
-    known: dict[str, Order] = {}
-    failures: list[tuple[Order, dict[str, Any]]] = []
-
-    def submit(order: Order) -> None:
-        known[order.identity] = order
-        while (result := order.result()) is not None:
-            results[order.identity] = result
-            following = then(order, result)
-            if following is None:
-                return
-            order = following
-            known[order.identity] = order
-        comparison.engine.submit(order)
-
+    queue = _Queue(comparison.engine, then)
+    failures: list[Failure] = []
     for order in orders:
-        submit(order)
-    comparison.listener.plan(total or len(orders), finished + len(results))
+        queue.submit(order)
+    comparison.listener.plan(total or len(orders), finished + len(queue.results))
     for event in comparison.engine.events():
-        order = known[event["run"]]
+        order = queue.known[event["run"]]
         if event["event"] == "failed":
             failures.append((order, event))
-            if _concerns_all(failures, results):
+            if concern_all(failures, finished=len(queue.results)):
                 break
             comparison.listener.say(
                 f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
@@ -58,36 +41,36 @@ def run_orders(
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":
-            results[order.identity] = event["result"]
-            following = then(order, event["result"])
-            if following is not None:
-                submit(following)
+            queue.done(order, event["result"])
     if failures:
-        raise StudyError(_describe_failures(failures))
-    return [results[order.identity] for order in orders]
+        raise StudyError(describe_failures(failures))
+    return [queue.results[order.identity] for order in orders]
 
 
-def _concerns_all(failures: list[tuple[Order, dict[str, Any]]], results: dict[str, RunResult]) -> bool:
-    """Tell whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
-    reasons = [event["reason"] for _, event in failures]
-    same = len(reasons) >= SAME_FAILURES and len(set(reasons)) == 1 and not results
-    return same or failures[-1][1].get("fatal", False) or failures[-1][0].configuration.processes > 1
+class _Queue:
+    """Hold the orders that were given to an engine and the results there are; an order may be followed by another."""
 
+    def __init__(self, engine: Engine, then: Callable[[Order, RunResult], Order | None]) -> None:
+        self.results: dict[str, RunResult] = {}
+        self.known: dict[str, Order] = {}
+        self._engine, self._then = engine, then
 
-def _describe_failures(failures: list[tuple[Order, dict[str, Any]]]) -> str:
-    """Describe the first failure whole, and name the runs of the others with their reasons."""
-    (order, event), *others = failures
-    lines = [f"{o.configuration.arm}, seed {o.configuration.seed}: {e['reason']}" for o, e in others]
-    more = [f"{len(failures)} runs failed; the others:", *lines] if others else []
-    return "\n".join([_describe_failure(order, event), *more])
+    def submit(self, order: Order) -> None:
+        """Give an order to the engine, or, where it is finished already, the one that follows it."""
+        following: Order | None = order
+        while following is not None:
+            order = following
+            self.known[order.identity] = order
+            result = order.result()
+            if result is None:
+                self._engine.submit(order)
+                return
+            self.results[order.identity] = result
+            following = self._then(order, result)
 
-
-def _describe_failure(order: Order, event: dict[str, Any]) -> str:
-    configuration = order.configuration
-    trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
-    settings = json.dumps(configuration.settings)
-    return (
-        f"{configuration.arm}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
-        f"Its folder is {order.folder}; its settings: {settings}. "
-        "Finished runs and checkpoints are kept: repair the cause and start the same command again."
-    )
+    def done(self, order: Order, result: RunResult) -> None:
+        """Keep a result and submit what follows."""
+        self.results[order.identity] = result
+        following = self._then(order, result)
+        if following is not None:
+            self.submit(following)

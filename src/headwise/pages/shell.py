@@ -26,19 +26,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from headwise.files.optional_imports import load
 from headwise.pages.anchors import slug, unique_anchors, with_anchors
+from headwise.pages.assets import asset, template, vega
 
 if TYPE_CHECKING:
     from altair import TopLevelMixin
-    from jinja2 import Template
     from markupsafe import Markup
 
 CANVAS_FROM = 3000  # marks; more would make a slow SVG
@@ -106,16 +103,16 @@ def page(
     anchored = with_anchors(sections)
     markup = load("markupsafe", "study").Markup
     drawn = any('data-chart="' in str(section.body) for section, _ in anchored)
-    html = _template("page.html").render(
+    html = template("page.html").render(
         title=title,
         eyebrow=eyebrow,
         question=question,
         lead=lead,
         facts=[(str(name), str(value)) for name, value in facts],
         sections=anchored,
-        css=markup(_asset("shell.css")),
-        script=markup(_asset("shell.js")),
-        bundle=markup(_vega()) if drawn else "",
+        css=markup(asset("shell.css")),
+        script=markup(asset("shell.js")),
+        bundle=markup(vega()) if drawn else "",
         version=_version(),
     )
     return unique_anchors(html)
@@ -222,31 +219,8 @@ def _json(spec: dict[str, Any]) -> Markup:
     return load("markupsafe", "study").Markup(text)
 
 
-@cache
-def _vega() -> str:
-    # The snippet is ours; "</script" must not occur in what stands inside the script element.
-    bundle = load("vl_convert", "study").javascript_bundle(vl_version=_vega_lite_version())
-    return re.sub(r"</(script)", r"<\\/\1", bundle, flags=re.IGNORECASE).replace("<!--", "<\\!--")
-
-
-def _vega_lite_version() -> str:
-    schema = load("altair", "study").SCHEMA_VERSION
-    return ".".join(schema.lstrip("v").split(".")[:2])
-
-
-def _asset(name: str) -> str:
-    return (files("headwise.pages") / name).read_text(encoding="utf-8")
-
-
-@cache
-def _template(name: str) -> Template:
-    jinja2 = load("jinja2", "study")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(_asset(name))
-
-
 def _macro(name: str, *arguments: Any) -> Markup:
-    return getattr(_template("parts.html").module, name)(*arguments)
+    return getattr(template("parts.html").module, name)(*arguments)
 
 
 def _version() -> str:

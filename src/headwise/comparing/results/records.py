@@ -6,22 +6,11 @@ train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alert
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-# seconds, bytes, counts and operations: none of them is a quality
-COSTS = (
-    "seconds_per_step",
-    "peak_memory_bytes",
-    "parameters",
-    "flops_per_step",
-    "inference_seconds_per_example",
-)
-# of version 0.1, whose names began with the split
-_OLD_SPLITS = ("train", "validation", "test", "gap")
-_OLD_COUNTS = ("steps", "epochs")
+from headwise.comparing.results.outcome_names import OLD_COUNTS, OLD_SPLITS, new_name, words_of
 
 
 class Record(BaseModel):
@@ -133,15 +122,15 @@ class StudyRecord(Record):
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
         if name.startswith("cost/"):
-            return Outcome(name=name, label=_words(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
+            return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
-            return Outcome(name=name, label=_words(name.removeprefix("heads/")), kind="heads")
+            return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
         if name.startswith("alerts/"):
-            return Outcome(name=name, label=_words(name), unit="steps", kind="alerts")
+            return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
-            return Outcome(name=name, label=_words(name))
+            return Outcome(name=name, label=words_of(name))
         label = f"{where} {known.label}".strip()
         if where == "gap":
             return Outcome(name=name, label=label, unit=known.unit, kind="gap")
@@ -200,7 +189,7 @@ class EpochLine(Record):
         """Read the flat lines of version 0.1."""
         if not isinstance(found, dict) or "metrics" in found:
             return found
-        flat = {key: value for key, value in found.items() if key.partition("_")[0] in _OLD_SPLITS and "_" in key}
+        flat = {key: value for key, value in found.items() if key.partition("_")[0] in OLD_SPLITS and "_" in key}
         return found | {"metrics": {new_name(key): value for key, value in flat.items()}}
 
 
@@ -235,21 +224,7 @@ class RunResult(Record):
         metrics = found.get("metrics") if isinstance(found, dict) else None
         if not isinstance(metrics, dict) or found.get("format", 1) != 1:
             return found
-        counts = {name: metrics[name] for name in _OLD_COUNTS if metrics.get(name) is not None}
-        renamed = {new_name(key): value for key, value in metrics.items() if key not in _OLD_COUNTS}
+        counts = {name: metrics[name] for name in OLD_COUNTS if metrics.get(name) is not None}
+        renamed = {new_name(key): value for key, value in metrics.items() if key not in OLD_COUNTS}
         step = found.get("diverged_at_step")
         return counts | found | {"metrics": renamed, "divergence": None if step is None else {"step": step}}
-
-
-def new_name(old: str) -> str:
-    """Give the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
-    if "/" in old:
-        return old
-    if old in COSTS:
-        return f"cost/{old}"
-    split, _, kind = old.partition("_")
-    return f"{split}/{kind}" if split in _OLD_SPLITS and kind else old
-
-
-def _words(name: str) -> str:
-    return re.sub(r"[_/]+", " ", name)

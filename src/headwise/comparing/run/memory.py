@@ -40,11 +40,16 @@ class MemoryOfAStep:
     @contextmanager
     def _on_cpu(self) -> Iterator[None]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            yield
-        self.peak = _peak(profile.profiler.kineto_results.experimental_event_tree())
+            # torch keeps some memory for good of every event that it records: the events of operators are left out
+            torch._C._autograd._enable_record_function(False)
+            try:
+                yield
+            finally:
+                torch._C._autograd._enable_record_function(True)
+        self.peak = peak_of(profile.profiler.kineto_results.experimental_event_tree())
 
 
-def _peak(roots: Any) -> int:
+def peak_of(roots: Any) -> int:
     """Give the most bytes that were held at a time of what this step allocated."""
     events, waiting = [], list(roots)
     while waiting:

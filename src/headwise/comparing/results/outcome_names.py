@@ -1,0 +1,32 @@
+"""The names of outcomes: what costs are called, names of version 0.1, and a name in words."""
+
+from __future__ import annotations
+
+import re
+
+# seconds, bytes, counts and operations: none of them is a quality
+COSTS = (
+    "seconds_per_step",
+    "peak_memory_bytes",
+    "parameters",
+    "flops_per_step",
+    "inference_seconds_per_example",
+)
+# of version 0.1, whose names began with the split
+OLD_SPLITS = ("train", "validation", "test", "gap")
+OLD_COUNTS = ("steps", "epochs")
+
+
+def new_name(old: str) -> str:
+    """Give the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
+    if "/" in old:
+        return old
+    if old in COSTS:
+        return f"cost/{old}"
+    split, _, kind = old.partition("_")
+    return f"{split}/{kind}" if split in OLD_SPLITS and kind else old
+
+
+def words_of(name: str) -> str:
+    """Say a name in words: no underscores, no slashes."""
+    return re.sub(r"[_/]+", " ", name)
