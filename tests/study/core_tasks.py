@@ -301,6 +301,8 @@ class Faults(Segment):
             raise KeyError("confusion matrix")
         if self.fault == "undeclared":
             return {"iou": torch.ones(())}
+        if self.fault == "undecided":
+            return {}
         if self.fault == "nan":
             return {"miou": torch.tensor(float("nan"))}
         return Segment.finish(self, {"confusion": torch.eye(3)})
@@ -311,6 +313,10 @@ class Faults(Segment):
     def phases(self):
         if self.fault == "missing":
             return [Phase("adapt", start="/no/such/folder")]
+        if self.fault == "setting":
+            return [Phase("one"), Phase("two", changes={"learningrate": 0.1})]
+        if self.fault == "optimizer":
+            return [Phase("one"), Phase("two", changes={"momentum": 0.5})]
         return [Phase("one"), Phase("one")] if self.fault == "phases" else [Phase("train")]
 
 

@@ -9,6 +9,7 @@ from small_studies import PLACE
 from headwise.comparing.arms.arm import SAME, canonical_arms, read_arm
 from headwise.comparing.arms.check import check_arms
 from headwise.comparing.arms.fit import fit
+from headwise.comparing.arms.settings import read_setting
 from headwise.comparing.arms.sweep import read_sweep
 from headwise.comparing.arms.timed import read_timed
 from headwise.comparing.task_source import load_task
@@ -58,6 +59,13 @@ def test_an_arm_is_written_back_in_one_form_that_reads_as_itself(text, task):
     assert read_arm(arm.text, task) == arm
 
 
+def test_texts_of_a_tuple_stand_bare_as_one_text_does(task):
+    names = ("attention_entropy", "token_cosine")
+    for text in ("(attention_entropy, token_cosine)", "(attention_entropy, token_cosine,)", repr(names)):
+        assert read_setting("head_statistics", text, task) == names
+    assert read_setting("head_statistics", "(sink_mass)", task) == ("sink_mass",)
+
+
 def test_the_order_of_the_parts_does_not_matter(task):
     one = read_arm("DropHead(p=0.1) @ 1 | epochs=3, learning_rate=0.1", task)
     assert read_arm("DropHead(p=0.1) | learning_rate=0.1, epochs=3 @ 1", task) == one
@@ -68,7 +76,7 @@ def test_the_order_of_the_parts_does_not_matter(task):
     [
         ("DropHed(p=0.1)", "There is no method 'DropHed'. Did you mean 'DropHead'?"),
         ("basline", "Or did you mean 'baseline'?"),
-        ("DropHead(q=0.1)", "DropHead has no setting 'q'"),
+        ("DropHead(q=0.1)", "DropHead has no setting 'q'. Its settings: p"),
         ("DropHead(q=0 -> 0.1 at 50%)", "DropHead has no setting 'q'"),
         ("DropHead(p=0 -> 2 at 50%)", "p=0.0 -> 2.0 at 50%: DropHead: p must lie in [0, 1), got 2.0"),
         (
@@ -87,7 +95,7 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("baseline | lerning_rate=3", "Tiny has no setting 'lerning_rate'. Did you mean 'learning_rate'?"),
         ("baseline | learning_rate=fast", "learning_rate=fast: Input should be a valid number"),
         ("baseline | optimizer=sdg", "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars' or 'adagrad'"),
-        ("baseline | momentum=0.9", "optimizer adamw has no momentum. Its settings: betas, eps"),
+        ("baseline | momentum=0.9", "these settings: optimizer adamw has no momentum. Its settings: betas, eps"),
         ("baseline | epochs", "cannot read a setting from 'epochs'; write name=value"),
         ("baseline | epochs=1, epochs=2", "epochs is given twice"),
         (

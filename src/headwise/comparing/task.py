@@ -75,6 +75,11 @@ class Task(Recipe, ABC):
         """
         if isinstance(examples, dict):
             return Batch({k: v for k, v in examples.items() if k != "labels"}, examples.get("labels"))
+        if not isinstance(examples, (tuple, list)) or len(examples) != 2:
+            raise TypeError(
+                "data() gives (inputs, targets), inputs a tuple where the model takes several, or a dict with its labels; "
+                "anything else needs a batch() of its own"
+            )
         return Batch(*examples)
 
     def lengths(self, examples: Any) -> Tensor | None:

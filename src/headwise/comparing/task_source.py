@@ -11,10 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
 
 
 def load_task(text: str) -> type[Task]:
@@ -41,8 +43,16 @@ def build_task(task: type[Task], settings: dict[str, Any]) -> Task:
     try:
         return task(**settings)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise StudyError(f"{task.__name__} does not take these settings: {wrong}.") from error
+        wrong = "; ".join(_wrong(task, found) for found in error.errors())
+        raise StudyError(f"{task.__name__} does not take these settings: {wrong.removesuffix('.')}.") from error
+
+
+def _wrong(task: type[Task], error: ErrorDetails) -> str:
+    place, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = f"there is no such setting.{suggest(place, list(task.model_fields))}"
+    # what is wrong with several settings together has no place
+    return f"{place}: {message}" if place else message
 
 
 def source_digest(path: Path) -> str:

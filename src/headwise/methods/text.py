@@ -56,7 +56,7 @@ def _method(node: ast.expr, text: str) -> Method:
     for key in settings:
         if key not in known:
             raise ValueError(
-                f"{name.id} has no setting {key!r}{suggest(key, known)} Its settings: {', '.join(known) or 'none'}."
+                f"{name.id} has no setting {key!r}.{suggest(key, known)} Its settings: {', '.join(known) or 'none'}."
             )
     try:
         return cls(**settings)

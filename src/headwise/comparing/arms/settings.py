@@ -69,7 +69,10 @@ def _candidates(text: str) -> list[Any]:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError):
-        return [text]
+        inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
+        words = [word.strip() for word in inside[1].removesuffix(",").split(",")] if inside else []
+        # texts of a tuple stand bare too, as one text does
+        return [tuple(words), text] if words and all(map(BARE.match, words)) else [text]
     return [value] if isinstance(value, str) else [value, text]
 
 

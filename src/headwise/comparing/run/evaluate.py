@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -108,6 +109,18 @@ def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:
         raise StudyError(
             f"{type(task).__name__}: the metric {bad[0]!r} of {evaluation!r} is {metrics[bad[0]]} at the end of training, while "
             "the loss is a number. Let finish() say what an undefined figure counts as."
+        )
+
+
+def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
+    """Raise StudyError where the outcomes of a finished run lack the one that decides."""
+    primary = task.primary()
+    if primary not in outcomes:
+        place, _, name = primary.rpartition("/")
+        given = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
+        raise StudyError(
+            f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave {given or 'no metric'}. Let "
+            f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
         )
 
 

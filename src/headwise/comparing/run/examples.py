@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Examples = Any
+# parts of a tuple or list that an error names
+MOST = 6
 
 
 def leaves(examples: Examples, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -62,7 +64,9 @@ def describe(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {describe(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(describe, value)) + ")"
+        # a list of sentences is one thing, however many there are
+        more = f", and {len(value) - MOST} more" if len(value) > MOST else ""
+        return "(" + ", ".join(map(describe, value[:MOST])) + more + ")"
     return f"{type(value).__name__}" if value is not None else "None"
 
 

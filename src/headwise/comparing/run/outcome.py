@@ -9,7 +9,7 @@ from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.results.records import Divergence, EpochLine, RunResult
 from headwise.comparing.run.alerts import alert_outcomes
 from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
-from headwise.comparing.run.evaluate import evaluate, refuse_nan
+from headwise.comparing.run.evaluate import evaluate, refuse_nan, refuse_undecided
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
@@ -73,6 +73,8 @@ def describe_result(
         if divergence is None:
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
+            if order.configuration.purpose == "final":
+                refuse_undecided(training.task, metrics)
     metrics.setdefault(training.task.primary(), None)
     if order.watch:
         metrics |= alert_outcomes(order.folder / HEALTH, divergence)

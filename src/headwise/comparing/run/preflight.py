@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.comparing.batch import Batch
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.evaluate import add, count_batch, finished
+from headwise.comparing.run.evaluate import add, count_batch, finished, refuse_undecided
 from headwise.comparing.run.examples import Examples, describe, move, size, take
+from headwise.comparing.run.part import part_of
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
@@ -38,7 +40,7 @@ def check_task(task: Task) -> None:
     """Refuse, before anything is started, what a task says of itself that cannot be.
 
     Raises StudyError for a metric, evaluation or phase named twice, a deciding outcome that nothing gives, a statistic
-    of no such name, a phase without a beginning or from a checkpoint that is missing.
+    of no such name, a phase with a setting that cannot be, without a beginning or from a checkpoint that is missing.
     """
     name, phases = type(task).__name__, task.phases()
     _refuse_twice(task, "metric", (metric.name for metric in task.all_metrics()))
@@ -51,9 +53,13 @@ def check_task(task: Task) -> None:
         )
     if not phases:
         raise StudyError(f"{name}.phases() gave none; a run has at least one.")
-    for phase in phases:
+    for number, phase in enumerate(phases):
         if phase.folder is not None:
             checkpoint_files(phase.folder)
+        try:
+            part_of(task, number)
+        except StudyError as error:
+            raise StudyError(f"phase {phase.name!r}: {error}") from error
     if task.head_statistics:
         from headwise.watching.weights import known_names
 
@@ -63,8 +69,10 @@ def check_task(task: Task) -> None:
             raise StudyError(f"{name}.head_statistics: {error}") from error
 
 
-def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
+def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bool = True) -> None:
     """Run a few examples through the plain model, loss, count and finish: what does not fit is said before any step.
+
+    `last`: the outcome that decides comes from this phase.
 
     Raises StudyError with the shapes of what was given.
     """
@@ -72,21 +80,28 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
     examples = take(train, slice(0, min(FIRST, task.batch_size, size(train))))
     if first is not None:
         examples = move(examples, first.device)
-    batch = make_batch(task, examples, None)
+    batch: Batch | None = None
     output: Any = None
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(_devices(model)):
+            batch = make_batch(task, examples, None)
             output = run_model(model, batch.inputs)
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
                 raise TypeError(f"loss gave {describe(loss)}, where one number should be")
-            _count_twice(task, model, examples)
+            found = _count_twice(task, model, examples)
+            if last:
+                _check_decision(task, found)
     except (StudyError, ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        given = f"inputs {describe(batch.inputs)}, targets {describe(batch.targets)}"
+        given = (
+            f"inputs {describe(batch.inputs)}, targets {describe(batch.targets)}"
+            if batch is not None
+            else "batch() made none of them"
+        )
         gave = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
         raise StudyError(
             f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: {given}{gave}. "
@@ -96,14 +111,20 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples) -> None:
         model.train(was_training)
 
 
-def _count_twice(task: Task, model: nn.Module, examples: Examples) -> None:
+def _count_twice(task: Task, model: nn.Module, examples: Examples) -> dict[str, float]:
     """Count all of the examples and one of them: sums that cannot be added show by their shapes."""
     plain = Evaluation("train")
     whole = count_batch(task, plain, model, examples)
     one = count_batch(task, plain, model, take(examples, slice(0, 1)))
-    finished(
-        task, plain, {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
-    )
+    sums = {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
+    return finished(task, plain, sums)
+
+
+def _check_decision(task: Task, found: dict[str, float]) -> None:
+    """Refuse metrics without the one that decides, where the task's own count and finish make it."""
+    deciding = next(evaluation for evaluation in evaluations_of(task) if evaluation.name == task.decides_on)
+    if deciding.count is None and deciding.finish is None and type(task).summary is Task.summary:
+        refuse_undecided(task, {f"{task.decides_on}/{name}": value for name, value in found.items()})
 
 
 def _devices(model: nn.Module) -> list[int]:

@@ -59,7 +59,7 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
         carry_over(phase, model, read_start(phase.folder), str(phase.folder))
     elif before is not None and not before.fitted and phase.start == "previous":
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
-    check_first_batch(task, model, train)
+    check_first_batch(task, model, train, last=part.following is None)
     arm = read_arm(configuration.arm, task)
     lengths = lengths_of(task, train)
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths, configuration.draws)
