@@ -173,3 +173,14 @@ def test_a_head_is_no_mlp_and_a_decay_for_what_is_not_there_is_refused():
 def test_a_negative_decay_is_refused():
     with pytest.raises(ValueError, match=r"attention_weight_decay must be at least 0, got -0\.1"):
         headwise.parameter_groups(nn.Linear(2, 2), 0.1, 0.1, -0.1)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_regularized_model_inside_adapters_has_its_groups():
+    peft = pytest.importorskip("peft")
+    model = tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**BASE, pad_token_id=0))
+    headwise.regularize(model, headwise.DropHead())
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"]))
+    groups = grouped(adapted)
+    assert len(groups["attention"]) == 4 and all("q_proj.lora_" in name for name in groups["attention"])
+    assert len(groups["mlp"]) == 4 and all("up_proj.lora_" in name for name in groups["mlp"])

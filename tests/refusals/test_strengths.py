@@ -121,6 +121,22 @@ def test_the_state_of_another_model_or_of_other_methods_is_refused_by_name_and_c
         assert other.state() == before
 
 
+@pytest.mark.parametrize("methods", [[DropHead()], [NeuTRENO(), DropHead()], [DropHead(), NeuTRENO(), DropKey()]])
+def test_the_state_of_other_methods_is_refused_though_no_strength_was_set(methods):
+    state = json.loads(json.dumps(fitted(DropHead(), NeuTRENO())[1].state()))
+    _, other = fitted(*methods)
+    with pytest.raises(ValueError, match=r"that of DropHead \+ NeuTRENO, and the methods here are .*: regularize with"):
+        other.load_state({**state, "step": 7})
+    assert other.step == 0
+
+
+@pytest.mark.parametrize("state", [{}, {"step": 1}, None, {"counters": {}}])
+def test_what_is_no_state_is_refused_by_name(state):
+    _, handle = fitted(DropHead())
+    with pytest.raises(ValueError, match=r"load_state\(\) takes what state\(\) gave"):
+        handle.load_state(state)
+
+
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64"])
 def test_numbers_of_numpy_are_numbers(kind):
     np = pytest.importorskip("numpy")
@@ -135,3 +151,8 @@ def test_numbers_of_numpy_are_numbers(kind):
     handle.load_state(state)
     with pytest.raises(TypeError, match="must be a number"):
         DropHead(p=np.array([0.1, 0.2]))
+
+
+def test_a_schedule_in_a_constructor_is_pointed_to_set():
+    with pytest.raises(TypeError, match=r"DropHead\.p must be a number, got Ramp.*regularized\.set\(DropHead, p=\.\.\.\)"):
+        DropHead(p=Ramp(0.0, 0.4, 20))

@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any
 
-from headwise.core.schedule import number
+from headwise.core.schedule import Schedule, number
 
 
 def declared_types(cls: type) -> dict[str, frozenset[Any]]:
@@ -59,6 +59,12 @@ def check_type(owner: str, field: dataclasses.Field[Any], value: Any, allowed: f
 def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) -> None:
     if value is None and type(None) in allowed:
         return
+    if isinstance(value, Schedule):
+        owner, _, setting = name.partition(".")
+        raise TypeError(
+            f"{name} must be a number, got {value!r}: a schedule is set once the model is regularized, "
+            f"regularized.set({owner}, {setting}=...)"
+        )
     if not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if float not in allowed and not isinstance(value, int):

@@ -42,9 +42,10 @@ def _inside(site: Site) -> set[int]:
 
 def _ancestors(model: nn.Module, site: Site) -> Iterator[nn.Module]:
     """Give the layer itself, then what stands around it, without the model."""
-    parts = site.name.split(".")
+    # A site is named in the model that was regularized, which adapters or DDP may stand around since.
+    around, parts = site.model or model, site.name.split(".")
     for end in range(len(parts), 0, -1):
-        yield model.get_submodule(".".join(parts[:end]))
+        yield around.get_submodule(".".join(parts[:end]))
 
 
 def _is_stack(module: nn.Module, sites: list[Site]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,14 @@ from headwise.regularizing.strengths import Strengths
 def progress(step: int, fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
     """Give the optimizer's steps, the passes through each site, and the strengths that were set."""
     counters = {f.site.name: int(f.counter) for f in fitted}
-    return {"step": step, "counters": counters, "strengths": strengths.state(methods)}
+    kinds = [type(method).__name__ for method in methods]
+    return {"step": step, "counters": counters, "methods": kinds, "strengths": strengths.state(methods)}
 
 
 def check_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> None:
     """Raise ValueError where a state is that of another model or of other methods."""
+    if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
+        raise ValueError(f"load_state() takes what state() gave (step, counters, strengths), got {reprlib.repr(state)}")
     own, other = {f.site.name for f in fitted}, set(state["counters"])
     if own != other:
         apart = (("only here", own - other), ("only there", other - own))
@@ -27,6 +31,13 @@ def check_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Stren
             "when state() was called, with the same where="
         )
     strengths.check_state(methods, state.get("strengths", ()))
+    # States of version 0.1 name no methods. Strengths may differ: a run may go on with others.
+    kinds = [type(method).__name__ for method in methods]
+    if (known := state.get("methods", kinds)) != kinds:
+        raise ValueError(
+            f"this state is that of {' + '.join(known) or 'no method'}, and the methods here are {' + '.join(kinds) or 'none'}: "
+            "regularize with the methods that state() was called with"
+        )
 
 
 def load_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> int:

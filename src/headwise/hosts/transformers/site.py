@@ -82,7 +82,8 @@ def _acts(norm: Any) -> bool:
 
 
 def _rope(module: nn.Module) -> bool:
-    if getattr(module, "use_rope", True) is False or other_positions(module):
+    # SmolLM3 and Llama 4 copy it from a list of 0 and 1 in the config.
+    if getattr(module, "use_rope", True) in (False, 0) or other_positions(module):
         return False
     names = [n for n in names_used(type(module).forward) if "rotary" in n or "rope" in n.lower()]
     # A name that is an attribute of the module counts only where it holds something.
