@@ -287,7 +287,7 @@ def test_adapters_elsewhere_are_not_attentions():
     groups = {g["name"]: g["params"] for g in headwise.parameter_groups(made, lr=1.0, weight_decay=0.1)}
     named = {name: p for name, p in made.named_parameters() if p.requires_grad}
     for name, parameter in named.items():
-        assert any(parameter is p for p in groups["attention" if "q_proj" in name else "other"]), name
+        assert any(parameter is p for p in groups["attention" if "q_proj" in name else "mlp"]), name
 
 
 @pytest.mark.parametrize("kind", ["dora", "ia3", "multihead"])

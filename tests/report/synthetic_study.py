@@ -190,6 +190,7 @@ def _health(method, seed, epochs):
             "depth": 3,
             "head": 2,
             "step": 60,
+            "statistic": "entropy_share",
             "value": 0.1,
             "threshold": 0.2,
         }
