@@ -12,6 +12,8 @@ from headwise.comparing.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from headwise.comparing.run.lars import LARS
 from headwise.comparing.run.learning_rate import LearningRate, share_at
 from headwise.comparing.run.optimizer import KINDS, build_optimizer
+from headwise.comparing.task import Task
+from headwise.comparing.task_source import build_task
 from headwise.files.errors import StudyError
 
 CPU = torch.device("cpu")
@@ -165,3 +167,27 @@ def test_plateau_lowers_the_rate_when_the_loss_stays_and_goes_on_from_its_state(
 def test_every_schedule_has_its_settings_in_the_recipe():
     for table in (OPTIMIZERS, SCHEDULES):
         assert {name for settings in table.values() for name in settings} <= set(Recipe.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs: Input should be greater than or equal to 1"),
+        ({"learning_rate": -1.0}, "learning_rate: Input should be greater than 0"),
+        ({"schedule": "cosin"}, "schedule: Input should be 'constant', 'cosine'"),
+    ],
+)
+def test_a_task_with_defaults_of_its_own_keeps_the_limits(settings, message):
+    class Own(Task):
+        epochs: int = 2
+        learning_rate: float = 0.1
+        schedule: str = "linear"
+
+        def model(self):
+            raise NotImplementedError
+
+        def data(self, split):
+            raise NotImplementedError
+
+    with pytest.raises(StudyError, match=message):
+        build_task(Own, settings)

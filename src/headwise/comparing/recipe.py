@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad"]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -62,6 +62,19 @@ class Recipe(BaseModel):
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradients; None: not clipped")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast")
+
+    @model_validator(mode="after")
+    def _limits_stay(self) -> Recipe:
+        """Hold a task that states defaults of its own (`epochs: int = 30`) to the limits written here."""
+        if type(self) is Recipe:
+            return self
+        try:
+            Recipe(**{name: getattr(self, name) for name in Recipe.model_fields})
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = f"{found['loc'][0]}: " if found["loc"] else ""
+            raise ValueError(f"{place}{found['msg'].removeprefix('Value error, ')}") from error
+        return self
 
     @model_validator(mode="after")
     def _settings_have_a_meaning(self) -> Recipe:
