@@ -9,5 +9,10 @@ from pathlib import Path
 
 FOLDER = Path(sys.prefix) / "tests-only"
 
-if FOLDER.is_dir() and str(FOLDER) not in sys.path:
-    sys.path.append(str(FOLDER))
+def on_path() -> None:
+    """Put the folder on the path, once; pytest-xdist gives its workers a path of its own after this file was imported."""
+    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+
+
+on_path()

@@ -10,8 +10,11 @@ import importlib.machinery
 import importlib.util
 from pathlib import Path
 
-import tests_only  # noqa: F401  (torchvision lies there)
+import tests_only
 import torch
+
+# torchvision lies there; again here, for pytest-xdist gives its workers a new path once they have started.
+tests_only.on_path()
 
 OPERATORS = (
     "nms qnms roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align _ps_roi_align_backward ps_roi_pool "
