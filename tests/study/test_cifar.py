@@ -15,14 +15,15 @@ import pytest
 import torch
 from small_studies import ENVIRONMENT, Silent, all_numbers
 
-import headwise.studies.tasks.cifar as cifar
+import headwise.studies.data.cifar as cifar
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.engines.in_process import HereEngine
 from headwise.comparing.study import Study
 from headwise.files import download as downloading
 from headwise.files.errors import StudyError
-from headwise.studies.tasks.cifar import Cifar, read_batch, read_images
+from headwise.studies.data.cifar import read_batch, read_images
+from headwise.studies.tasks.cifar import Cifar
 
 
 class _Py2Pickler(pickle._Pickler):

@@ -42,8 +42,17 @@ class NoisyDigits(Task):
 
     def model(self) -> VisionTransformer:
         """Build a ViT whose attention reads tokens that no norm has scaled."""
-        shape = {"dim": self.dim, "depth": self.depth, "heads": self.heads, "head_dim": self.dim // self.heads}
-        model = VisionTransformer(classes=10, image_size=8, channels=1, patch=self.patch, mlp_dim=2 * self.dim, **shape)
+        model = VisionTransformer(
+            classes=10,
+            image_size=8,
+            channels=1,
+            patch=self.patch,
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            head_dim=self.dim // self.heads,
+            mlp_dim=2 * self.dim,
+        )
         for block in model.blocks:
             block.norm1 = nn.Identity()
         return model

@@ -11,7 +11,7 @@ import headwise.studies
 from headwise.files.errors import StudyError
 
 # what the studies share, and this file
-NO_STUDIES = ("tasks", "registry")
+NO_STUDIES = ("data", "tasks", "registry")
 
 
 @dataclass(frozen=True)

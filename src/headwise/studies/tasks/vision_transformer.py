@@ -1,20 +1,25 @@
-"""The vision transformer of the built-in studies (Dosovitskiy et al. 2020, arXiv 2010.11929), pre-LN."""
+"""The vision transformer of the built-in studies (Dosovitskiy et al. 2020, arXiv 2010.11929), with its norms where a study asks for them."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# pre: before attention and MLP; mlp: before the MLP alone, as in the blog; none: nowhere, for weights that need no norm
+NormPlace = Literal["pre", "mlp", "none"]
+
 
 class Attention(nn.Module):
     """Attend with fused scaled dot-product attention; the head size is free of the width."""
 
-    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+    def __init__(self, dim: int, heads: int, head_dim: int, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * heads * head_dim)
-        self.proj = nn.Linear(heads * head_dim, dim)
+        self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=bias)
+        self.proj = nn.Linear(heads * head_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
@@ -23,13 +28,15 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Add attention, then an MLP, each on its normalised input."""
+    """Add attention, then an MLP, each on its input, normalised where `norm` says so."""
 
-    def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int) -> None:
+    def __init__(
+        self, dim: int, heads: int, head_dim: int, mlp_dim: int, norm: NormPlace = "pre", bias: bool = True
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = Attention(dim, heads, head_dim)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
+        self.attn = Attention(dim, heads, head_dim, bias)
+        self.norm2 = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +45,11 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Classify images (B, C, S, S) from a class token, with learned positions: (B, classes)."""
+    """Classify images (B, C, S, S) from a class token, with learned positions: (B, classes).
+
+    `norm="mlp"` is the blog's model: no norm before attention, projections without bias, a class token and positions drawn
+    from N(0, 1), and no position on the class token. `norm="none"` has no norm at all, not before the head either.
+    """
 
     def __init__(
         self,
@@ -52,18 +63,25 @@ class VisionTransformer(nn.Module):
         heads: int = 5,
         head_dim: int = 64,
         mlp_dim: int = 128,
+        norm: NormPlace = "pre",
     ) -> None:
         super().__init__()
         if image_size % patch:
             raise ValueError(f"patch {patch} does not divide image_size {image_size}; choose a patch that does")
         self.patch = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
-        self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, dim))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, (image_size // patch) ** 2 + 1, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, head_dim, mlp_dim) for _ in range(depth)))
-        self.norm = nn.LayerNorm(dim)
+        blogs = norm == "mlp"
+        spread, places = (1.0, 0) if blogs else (0.02, 1)
+        self.class_token = nn.Parameter(spread * torch.randn(1, 1, dim))
+        self.positions = nn.Parameter(spread * torch.randn(1, (image_size // patch) ** 2 + places, dim))
+        self.blocks = nn.Sequential(*(Block(dim, heads, head_dim, mlp_dim, norm, bias=not blogs) for _ in range(depth)))
+        self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patch(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(patches), -1, -1), patches], dim=1) + self.positions
+        first = self.class_token.expand(len(patches), -1, -1)
+        if self.positions.shape[1] == patches.shape[1]:
+            x = torch.cat([first, patches + self.positions], dim=1)
+        else:
+            x = torch.cat([first, patches], dim=1) + self.positions
         return self.head(self.norm(self.blocks(x))[:, 0])

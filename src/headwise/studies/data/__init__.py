@@ -1,0 +1,1 @@
+"""The data sets of the built-in studies: where they come from, how they are checked, how they are read."""
