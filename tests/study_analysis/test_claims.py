@@ -97,6 +97,8 @@ def judged(found: StudyFolder, *tests: ClaimTest):
         (0.02, 0.01, "higher", 0.10, "agrees", "smaller than the published 10.00 points"),
         (0.001, 0.01, "higher", None, "cannot be told", "at the effect measured"),
         (0.001, 0.01, "higher", 0.002, "cannot be told", "at the published effect"),
+        # the interval excludes an effect that would mostly have been missed
+        (-0.005, 0.01, "higher", 0.003, "cannot be told", "at the published effect"),
         # power enough, and an interval that holds 0 and the effect alike
         (0.006, 0.01, "higher", 0.0125, "cannot be told", "at the effect measured"),
     ],
