@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -78,7 +81,10 @@ def attend_rows(
         scale: factor of the logits.
     """
     # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
+    kernels = _kernels(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
+        if kernels is not None:
+            return kernels.forward(q, k, v, mask, causal, scale)
         return _forward(q, k, v, mask, causal, scale)
 
 
@@ -102,8 +108,12 @@ def attend_rows_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Give the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from there."""
+    gradients = (g_out, g_lse, g_entropy, g_square)
+    kernels = _kernels(*saved[:3])
     with torch.autocast(saved[0].device.type, enabled=False):
-        return _backward((g_out, g_lse, g_entropy, g_square), saved, mask, causal, scale)
+        if kernels is not None:
+            return kernels.backward(gradients, levels(gradients, saved), saved, mask, causal, scale)
+        return _backward(gradients, saved, mask, causal, scale)
 
 
 @attend_rows_backward.register_fake
@@ -119,6 +129,21 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (x.new_empty(x.shape) for x in saved[:3])
     return q, k, v
+
+
+def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
+    """Give the Triton kernels where they can compute this call, or None: blocks in Python are the same everywhere."""
+    if q.device.type != "cuda" or not has_triton():
+        return None
+    from headwise.attention.kernels import triton_rows
+
+    return triton_rows if triton_rows.supports(q, k, v) else None
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Tell whether Triton is installed: it comes with the CUDA builds of torch."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -174,13 +199,13 @@ def _forward(
 def _backward(
     gradients: tuple[Tensor | None, ...], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    g_out, g_lse, g_entropy, g_square = gradients
-    q, k, v, out, lse, entropy, square = saved
+    g_out, _, g_entropy, g_square = gradients
+    q, k, v, out, lse = saved[:5]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # Sums over many blocks of queries: kept in fp32, rounded once at the end.
     dk, dv = (torch.zeros(x.shape, dtype=_wide(x), device=k.device) for x in (k, v))
+    level = levels(gradients, saved)
     g_out = torch.zeros_like(out) if g_out is None else g_out
-    level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
     for b, h, t in blocks(q, k):
         n = slice(0, t.stop if causal else k.shape[2])
         qb, gb = at_least_fp32(q[b, h, t]) * scale, at_least_fp32(g_out[b, h, t])
@@ -207,10 +232,14 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Tensor:
+def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
     """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
-    level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
-    for gradient, factor in parts:
+    g_out, g_lse, g_entropy, g_square = gradients
+    out, lse, entropy, square = saved[3:]
+    level = torch.zeros_like(lse)
+    if g_out is not None:
+        level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
+    for gradient, factor in ((g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square)):
         if gradient is not None:
             level = level + gradient * factor
     return level
