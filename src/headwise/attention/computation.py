@@ -51,7 +51,7 @@ def attention(
         # Before any block, for a block may be run again.
         call.open_pass()
     out, weights, made = None, None, len(call.penalties)
-    matrix = need_weights or call.softcap is not None or call.sinks is not None
+    matrix = need_weights or call.softcap is not None
     if form == "fast" and not matrix and not _small(call, active):
         out = without_matrix(call, active)
     if out is None:

@@ -38,7 +38,7 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
     return s
 
 
-def spans(q: Tensor, k: Tensor, limit: int = 1 << 22) -> list[slice]:
+def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
     """Cut the queries so that a block of logits (B, H, t, N) has at most `limit` entries."""
     size = max(1, limit // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     return [slice(i, min(i + size, q.shape[2])) for i in range(0, q.shape[2], size)]
