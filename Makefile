@@ -40,7 +40,7 @@ bench: $(VENV)/.test
 	$(PY) benchmarks/attention.py $(ARGS)
 
 bench-cuda: $(VENV)/.test
-	$(PY) benchmarks/attention.py --cuda $(ARGS)
+	$(PY) benchmarks/on_cuda.py $(ARGS)
 
 bench-study: $(VENV)/.test
 	$(STUB) $(PY) benchmarks/study.py $(ARGS)
