@@ -134,7 +134,7 @@ def test_a_host_with_sinks_of_its_own_is_refused_by_name():
 
 
 def test_attention_dropout_zeroes_weights_and_scales_the_rest_by_one_number():
-    q, k, v = (torch.randn(64, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    q, k, _ = (torch.randn(64, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
     eye = torch.eye(T).expand(64, H, T, T)
     out, _ = attend_with([AttentionDropout(p=0.3)], q, k, eye)
     share = out / weights(q, k)
