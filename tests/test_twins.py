@@ -134,10 +134,11 @@ def assert_close(got: Tensor | None, wanted: Tensor | None, dtype: torch.dtype, 
         return
     got, wanted = got.detach().float(), wanted.detach().float()
     assert got.isfinite().all(), f"{what} is not finite"
-    # The gradient of one number is a sum over all queries, whose terms cancel.
-    limit = 1e-5 if dtype == torch.float32 else 4e-2 if got.dim() else 1e-1
+    # The gradient of a number per head, or of one, is a sum over all queries, whose terms cancel.
+    summed = got.dim() <= 1
+    limit = (1e-4 if summed else 1e-5) if dtype == torch.float32 else (1e-1 if summed else 4e-2)
     # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
-    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 5e-2, what
+    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 2e-2, what
 
 
 def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:
@@ -160,8 +161,11 @@ def fused_expected(method: Method, kind: str) -> bool:
     return not (text.startswith("Temperature") and kind == "bias")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", two_forms(), ids=repr)
+# Methods of self attention are refused on cross attention.
+WITH_A_MEANING = [(m, kind) for m in two_forms() for kind in KINDS if not (m.self_only and kind == "cross")]
+
+
+@pytest.mark.parametrize(("method", "kind"), WITH_A_MEANING, ids=lambda part: part if isinstance(part, str) else repr(part))
 def test_both_forms_agree(method: Method, kind: str) -> None:
     kernels = compare([method], kind)
     assert ("explicit" in kernels) != fused_expected(method, kind)
