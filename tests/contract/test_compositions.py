@@ -58,9 +58,8 @@ def assert_same(found, wanted, what):
 def test_beside_a_neutral_method_a_method_gives_what_it_gives_alone(name):
     alone = step(strong(name))
     for other in partners(name):
-        # What is drawn for what enters or leaves the layer counts as a pass of its own: draws behind it are the next one's.
-        drawn = REGISTRY[name].random and REGISTRY[other].random
-        if REGISTRY[other].neutral is None or (drawn and {name, other} & OUTSIDE):
+        # What is drawn for what enters or leaves the layer is drawn in a pass of its own, whose number others shift.
+        if REGISTRY[other].neutral is None or (REGISTRY[name].random and {name, other} & OUTSIDE):
             continue
         neutral = REGISTRY[other](**REGISTRY[other].neutral)
         assert_same(step(strong(name), neutral), alone, f"{name} + {other}")
