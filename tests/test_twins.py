@@ -89,11 +89,16 @@ def tensors(kind: str, dtype: torch.dtype, seed: int = 0) -> tuple[dict[str, Ten
         settings["mask"] = (order & ~order.tril(-3))[None, None]
     elif kind == "bias":
         settings["mask"] = torch.randn(1, H, T, T, generator=g).to(dtype).masked_fill(~order, float("-inf"))
+    elif kind in ("sinks", "padded sinks"):
+        settings["sinks"] = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=dtype)
+        settings["causal"] = kind == "sinks"
+        if kind == "padded sinks":
+            settings["mask"] = (torch.arange(keys) < torch.tensor([keys, keys - 3])[:, None])[:, None, None, :]
     settings["cross"] = kind == "cross"
     return {name: x.to(dtype) for name, x in made.items()}, settings
 
 
-KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias"]
+KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias", "sinks", "padded sinks"]
 
 
 def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0):
@@ -147,6 +152,8 @@ def fused_expected(method: Method, kind: str) -> bool:
     text = repr(method)
     needs = ("element", "detach_normalizer", "head_mean", '"position"')
     if any(word in text for word in needs) or text in ("DropKey(p=0.7)", "Decorrelation(strength=1000.0)"):
+        return False
+    if "sinks" in kind and method.overrides("read"):
         return False
     return not (text.startswith("Temperature") and kind == "bias")
 

@@ -28,7 +28,9 @@ WORTH = 1 << 19
 WHOLE = 1 << 24
 
 
-def attention(call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast") -> tuple[Tensor, Tensor | None]:
+def attention(
+    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast"
+) -> tuple[Tensor, Tensor | None]:
     """Compute one call through the methods' stages from `inputs` to `output`.
 
     Args:
@@ -49,7 +51,7 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
         # Before any block, for a block may be run again.
         call.open_pass()
     out, weights, made = None, None, len(call.penalties)
-    matrix = need_weights or call.softcap is not None or call.sinks is not None
+    matrix = need_weights or call.softcap is not None
     if form == "fast" and not matrix and not _small(call, active):
         out = without_matrix(call, active)
     if out is None:
