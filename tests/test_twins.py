@@ -134,8 +134,10 @@ def assert_close(got: Tensor | None, wanted: Tensor | None, dtype: torch.dtype, 
         return
     got, wanted = got.detach().float(), wanted.detach().float()
     assert got.isfinite().all(), f"{what} is not finite"
-    limit = 1e-5 if dtype == torch.float32 else 4e-2
-    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 1e-2, what
+    # The gradient of one number is a sum over all queries, whose terms cancel.
+    limit = 1e-5 if dtype == torch.float32 else 4e-2 if got.dim() else 1e-1
+    # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
+    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 5e-2, what
 
 
 def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:

@@ -80,11 +80,10 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
 
 
 def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
-    if method.overrides("scores"):
-        scores = method.scores(edits.q, edits.k, call)
-        if scores is not None:
-            edits.q, edits.k = scores
-        return scores is not None
+    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
+    if scores is not None:
+        edits.q, edits.k = scores
+        return True
     kept = method.keep(call) if method.overrides("keep") else None
     if kept is not None:
         edits.keep = _both(edits.keep, kept)

@@ -8,6 +8,7 @@ from torch import Tensor
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
+from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 
 
@@ -41,7 +42,8 @@ class LSA(Method):
         state.parameter("temperature", torch.ones(()))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        return q / call.state(self).tensor("temperature").to(q.dtype), k, v
+        # One number for all queries: its gradient is a long sum, which half precision would round away.
+        return (at_least_fp32(q) / call.state(self).tensor("temperature")).to(q.dtype), k, v
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         kept = self.keep(call)
