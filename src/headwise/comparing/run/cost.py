@@ -52,14 +52,15 @@ def inference_seconds(training: Training, examples: Examples) -> float:
     return statistics.median(times[1:]) / size(part)
 
 
-def seconds_per_step(history: list[EpochLine]) -> float:
-    """Give the median over epochs of the time of a step, without the steps that also read or measured."""
+def seconds_per_step(history: list[EpochLine]) -> float | None:
+    """Give the median over epochs of the time of a step, without the steps that also read or measured; None where no time is known."""
     found = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history
         if line.steps > line.apart.steps
     ]
-    return statistics.median(found or [line.seconds / line.steps for line in history])
+    whole = [line.seconds / line.steps for line in history if line.seconds]
+    return statistics.median(found or whole) if found or whole else None
 
 
 def _now(device: torch.device) -> float:

@@ -25,7 +25,8 @@ from headwise.comparing.run.preflight import evaluations_of
 from headwise.comparing.run.prepare import Carried, accelerator_of, leave, prepare
 from headwise.comparing.run.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.comparing.run.splits import training_examples
-from headwise.comparing.run.state import RunState, load_state, restore, save_state
+from headwise.comparing.run.state import RunState, checkpoint_of, load_state, restore
+from headwise.comparing.run.times import save_times, with_times, without_times
 from headwise.comparing.run.train import Training, train_epoch
 from headwise.files.durable import append_line, read_lines, restore_lines, write_json
 from headwise.files.errors import StudyError
@@ -57,6 +58,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     task = order.task()
     state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
+    state = with_times(state, order.folder)
     _restore_streams(order, state)
     carried: Carried | None = None
     result: RunResult | None = None
@@ -166,7 +168,9 @@ def _restore_streams(order: Order, state: RunState) -> None:
 
 def _keep(order: Order, training: Training, state: RunState) -> None:
     if is_first_process():
-        save_state(save_checkpoint, order.folder, state, training)
+        # first the times: a checkpoint without them would have lost them
+        save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
+        save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
 
 
 def _progress(
