@@ -13,8 +13,8 @@ from headwise.comparing.run.evaluate import evaluate, refuse_nan, refuse_undecid
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
+from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
-from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -141,13 +141,7 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
         for name in names
         if f"train/{name}" in outcomes and f"test/{name}" in outcomes
     }
-    own = {name: float(value) for name, value in task.summary(dict(outcomes)).items()}
-    foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
-    if foreign:
-        raise StudyError(
-            f"{type(task).__name__}.summary gave {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
-        )
-    return gaps | own
+    return gaps | summarized(task, outcomes)
 
 
 def _costs(
