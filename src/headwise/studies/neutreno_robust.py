@@ -13,7 +13,7 @@ from headwise.studies.tasks.corrupted_cifar import CorruptedCifar
 
 NEUTRENO = "NeuTRENO(strength=0.6)"
 SMALL: dict[str, Any] = {
-    "steps": 300,
+    "steps": 200,
     "batch_size": 32,
     "learning_rate": 2e-3,
     "schedule": "cosine",
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "head_dim": 16,
     "mlp_dim": 96,
     "patch": 8,
-    "images_each": 500,
+    "images_each": 200,
     "clean_images": 2000,
 }
 # DeiT-tiny and its recipe (Touvron et al. 2020, arXiv 2012.12877), on the images that can be had, without its augmentation
