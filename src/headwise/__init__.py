@@ -9,12 +9,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Written out, because type checkers read it; what `_HOME` does not name is a method.
 __all__ = [
+    "GFSA",
+    "LSA",
+    "XSA",
+    "AttentionDropout",
     "AttentionNormPenalty",
+    "AttentionSink",
     "AttnScale",
+    "BranchDrop",
     "ByDepth",
     "Decorrelation",
     "Disagreement",
@@ -27,6 +33,7 @@ __all__ = [
     "GatedOutput",
     "InputNoise",
     "JsonLines",
+    "LayerScale",
     "Method",
     "NeuTRENO",
     "NuclearDecay",
@@ -36,6 +43,7 @@ __all__ = [
     "Ramp",
     "Regularized",
     "RelaxedAttention",
+    "SSMax",
     "SigmaReparam",
     "Site",
     "SoftCap",
@@ -47,6 +55,7 @@ __all__ = [
     "VShape",
     "ValueResidual",
     "WeightNorm",
+    "ZLoss",
     "__version__",
     "audit",
     "handle",
@@ -102,8 +111,14 @@ if TYPE_CHECKING:
     from headwise.core.schedule import VShape as VShape
     from headwise.core.site import Site as Site
     from headwise.hosts.finding import sites as sites
+    from headwise.methods import GFSA as GFSA
+    from headwise.methods import LSA as LSA
+    from headwise.methods import XSA as XSA
+    from headwise.methods import AttentionDropout as AttentionDropout
     from headwise.methods import AttentionNormPenalty as AttentionNormPenalty
+    from headwise.methods import AttentionSink as AttentionSink
     from headwise.methods import AttnScale as AttnScale
+    from headwise.methods import BranchDrop as BranchDrop
     from headwise.methods import Decorrelation as Decorrelation
     from headwise.methods import Disagreement as Disagreement
     from headwise.methods import DropAttention as DropAttention
@@ -114,6 +129,7 @@ if TYPE_CHECKING:
     from headwise.methods import FeatScale as FeatScale
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import LayerScale as LayerScale
     from headwise.methods import NeuTRENO as NeuTRENO
     from headwise.methods import NuclearDecay as NuclearDecay
     from headwise.methods import ProductDecay as ProductDecay
@@ -123,10 +139,12 @@ if TYPE_CHECKING:
     from headwise.methods import SigmaReparam as SigmaReparam
     from headwise.methods import SoftCap as SoftCap
     from headwise.methods import SpectralNorm as SpectralNorm
+    from headwise.methods import SSMax as SSMax
     from headwise.methods import SymmetricAttention as SymmetricAttention
     from headwise.methods import Temperature as Temperature
     from headwise.methods import ValueResidual as ValueResidual
     from headwise.methods import WeightNorm as WeightNorm
+    from headwise.methods import ZLoss as ZLoss
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle

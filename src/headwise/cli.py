@@ -27,6 +27,23 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        import headwise
+
+        print(f"headwise {headwise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Regularize, watch, audit and fairly compare the attention layers of transformers."""
+
+
 class CompareCommand(TyperCommand):
     """Add to `headwise compare STUDY --help` the settings of that study."""
 

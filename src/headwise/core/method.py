@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from headwise.core.settings import check_type, declared_types, plain
@@ -143,6 +143,10 @@ class Method:
         def branch(self, y: Tensor, call: Any) -> Tensor: ...
         def after_step(self, site: Site, state: MethodState) -> None: ...
         def penalty(self, site: Site, state: MethodState) -> Tensor: ...
+
+    @classmethod
+    def exchange(cls, states: Sequence[MethodState]) -> None:
+        """Exchange between processes, in one call, what `after_step` needs of all: called before it with the states of all sites."""
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

@@ -152,6 +152,9 @@ class Regularized:
         self._forgotten.stepped = True
         changed.check(self.fitted)
         self.step += 1
+        standing = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
+        for kind in dict.fromkeys(type(method) for method, _ in standing):
+            kind.exchange([state for method, state in standing if type(method) is kind])
         for f in self.fitted:
             f.reached = False
             for method, state in zip(f.methods, f.states, strict=True):
