@@ -62,6 +62,8 @@ def test_a_data_set_is_downloaded_in_spite_of_a_cut_and_lies_as_it_is_shared(tmp
     # a second start asks nobody; the folder itself may be named too
     module.prepare(tmp_path, pytest.fail)
     module.prepare(folder, pytest.fail)
+    # whatever it is called
+    module.prepare(folder.rename(tmp_path / "mine"), pytest.fail)
 
 
 @pytest.mark.parametrize("name", PLAIN)
