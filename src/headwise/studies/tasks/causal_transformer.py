@@ -26,35 +26,47 @@ class CausalAttention(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Add attention, then an MLP of four times the width, each with its norm before it or behind the sum."""
+    """Add attention, then an MLP, each with its norm before it or behind the sum."""
 
-    def __init__(self, dim: int, heads: int, norm: NormOrder) -> None:
+    def __init__(self, dim: int, heads: int, mlp_dim: int, norm: NormOrder, dropout: float) -> None:
         super().__init__()
         self.post = norm == "post"
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attn = CausalAttention(dim, heads)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.post:
-            x = self.norm1(x + self.attn(x))
-            return self.norm2(x + self.mlp(x))
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+            x = self.norm1(x + self.dropout(self.attn(x)))
+            return self.norm2(x + self.dropout(self.mlp(x)))
+        x = x + self.dropout(self.attn(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class CausalTransformer(nn.Module):
     """Give the logits (B, T, words) of the word behind each of (B, T), T at most `context`."""
 
-    def __init__(self, words: int, *, context: int, dim: int, depth: int, heads: int, norm: NormOrder = "pre") -> None:
+    def __init__(
+        self,
+        words: int,
+        *,
+        context: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        mlp_dim: int,
+        norm: NormOrder = "pre",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.words = nn.Embedding(words, dim)
         self.positions = nn.Parameter(0.02 * torch.randn(context, dim))
         nn.init.normal_(self.words.weight, std=0.02)
-        self.blocks = nn.Sequential(*(CausalBlock(dim, heads, norm) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(CausalBlock(dim, heads, mlp_dim, norm, dropout) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
-        self.head = nn.Linear(dim, words)
+        self.head, self.dropout = nn.Linear(dim, words), nn.Dropout(dropout)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words) + self.positions[: words.shape[1]]
+        x = self.dropout(self.words(words) + self.positions[: words.shape[1]])
         return self.head(self.norm(self.blocks(x)))

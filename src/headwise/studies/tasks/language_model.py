@@ -52,7 +52,9 @@ class LanguageModel(Task):
     dim: int = 64
     depth: int = 4
     heads: int = 2
+    mlp_dim: int = 256
     norm: NormOrder = "pre"
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what enters the blocks and of every branch")
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Give the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
@@ -61,7 +63,7 @@ class LanguageModel(Task):
 
     def model(self) -> CausalTransformer:
         """Build the model."""
-        shape = self.model_dump(include={"context", "dim", "depth", "heads", "norm"})
+        shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
         return CausalTransformer(self._symbols(), **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
