@@ -16,7 +16,8 @@ from headwise.studies.data.squad import Question
 from headwise.studies.tasks.pretrained import load_tokenizer
 
 Passage = Literal["whole", "sentence"]
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z])")
+# a stop with what closes behind it, then the space before what may begin a sentence
+SENTENCE_END = re.compile(r"[.!?][\"')\]]*(\s+)(?=[\"'(\[]?[A-Z])")
 # of every eight articles, in the order of their titles: two to test, one to validate, five to train
 PLACES = {0: "test", 1: "validation", 4: "test"}
 
@@ -38,8 +39,8 @@ def numbers(asked: tuple[Question, ...], split: str) -> list[int]:
 def cut(question: Question) -> Question:
     """Cut the passage to the sentences of the first answer; answers that stand elsewhere keep their text and count as right."""
     text, start = question.answers[0]
-    ends = [match.start() for match in SENTENCE_END.finditer(question.context)]
-    starts = [match.end() for match in SENTENCE_END.finditer(question.context)]
+    ends = [match.start(1) for match in SENTENCE_END.finditer(question.context)]
+    starts = [match.end(1) for match in SENTENCE_END.finditer(question.context)]
     first = max((at for at in starts if at <= start), default=0)
     last = min((at for at in ends if at >= start + len(text)), default=len(question.context))
     answers = [(text, start - first), *question.answers[1:]]
