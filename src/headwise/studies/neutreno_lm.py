@@ -44,7 +44,7 @@ STUDY = Study(
         "small": Scale(settings={}, seeds=10),
         "paper": Scale(
             settings={
-                "words": 33_278,
+                "vocabulary": 33_278,
                 "context": 256,
                 "window_words": None,
                 "dim": 128,

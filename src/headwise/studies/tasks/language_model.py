@@ -20,14 +20,14 @@ from headwise.comparing.task import Task
 from headwise.studies.data import wikitext2
 from headwise.studies.tasks.causal_transformer import CausalTransformer, NormOrder
 
-UNKNOWN, END, NOT_COUNTED = 0, 1, -100
+UNKNOWN, NOT_COUNTED = 0, -100
 
 
 class LanguageModel(Task):
     """Predict the next word of WikiText-2, or its next character.
 
-    Words beyond the `words` most frequent ones of the training text are all read, predicted and counted as one unknown word, so
-    that perplexities compare at the same number of words alone. The share of unknown words is an outcome.
+    Words beyond the most frequent ones of the training text are all read, predicted and counted as one unknown word, so that
+    perplexities compare at the same `vocabulary` alone. The share of unknown words is an outcome.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -44,7 +44,9 @@ class LanguageModel(Task):
     warmup: float = 30
     clip: float | None = 1.0
     level: Literal["words", "characters"] = "words"
-    words: int = Field(2000, ge=2, description="the most frequent ones are told apart, the unknown one counted")
+    vocabulary: int = Field(
+        2000, ge=2, description="words or characters that are told apart, the most frequent ones and the unknown one"
+    )
     context: int = Field(64, ge=1, description="words or characters that a prediction may look at")
     window_words: int | None = Field(
         512, ge=1, description="words at the start of the test text that a sliding window is moved over; None: all"
@@ -58,13 +60,13 @@ class LanguageModel(Task):
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Give the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
-        guess = float(self._symbols())
+        guess = float(self.vocabulary)
         return tuple(dataclasses.replace(m, failure=guess) if m.name == "perplexity" else m for m in self.metrics)
 
     def model(self) -> CausalTransformer:
         """Build the model."""
         shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
-        return CausalTransformer(self._symbols(), **shape)
+        return CausalTransformer(self.vocabulary, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
         """Give segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding window."""
@@ -85,7 +87,6 @@ class LanguageModel(Task):
     def count(self, output: Tensor, targets: Tensor) -> Sums:
         """Sum the loss over words, and count them and the unknown ones among them."""
         words = self.weight(targets)
-        # a unit that is unknown stands for characters that the training text lacks, where characters are read
         return {
             "loss": self.loss(output, targets).double() * words,
             "words": words,
@@ -109,11 +110,8 @@ class LanguageModel(Task):
         """Find the texts, or download them."""
         wikitext2.prepare(self.folder, tell)
 
-    def _symbols(self) -> int:
-        return len(symbols(self.folder, self.level, self.words))
-
     def _codes(self, split: str) -> Tensor:
-        return encode(self.folder, split, self.level, self.words)
+        return encode(self.folder, split, self.level, self.vocabulary)
 
 
 def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
@@ -128,22 +126,20 @@ def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def symbols(folder: Path | None, level: str, words: int) -> dict[str, int]:
-    """Number the most frequent words of the training text, or all of its characters, behind the unknown one.
+def symbols(folder: Path | None, level: str, vocabulary: int) -> dict[str, int]:
+    """Number the most frequent words or characters of the training text, behind the unknown one.
 
     The end of a line counts as a word, as in the published results on WikiText.
     """
-    read = split_text(wikitext2.read(folder, "train"), level)
-    known = [symbol for symbol, _ in Counter(read).most_common() if symbol != "<unk>"]
-    return {"<unk>": UNKNOWN} | {
-        symbol: at for at, symbol in enumerate(known if level == "characters" else known[: words - 1], 1)
-    }
+    read = Counter(split_text(wikitext2.read(folder, "train"), level)).most_common()
+    known = [symbol for symbol, _ in read if symbol != "<unk>"]
+    return {symbol: number for number, symbol in enumerate(["<unk>", *known[: vocabulary - 1]])}
 
 
 @lru_cache(maxsize=8)
-def encode(folder: Path | None, split: str, level: str, words: int) -> Tensor:
+def encode(folder: Path | None, split: str, level: str, vocabulary: int) -> Tensor:
     """Give a split of the text as numbers (N,)."""
-    known = symbols(folder, level, words)
+    known = symbols(folder, level, vocabulary)
     return torch.tensor([known.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
 
 
