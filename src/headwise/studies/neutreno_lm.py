@@ -15,7 +15,7 @@ STUDY = Study(
     name="neutreno-lm",
     title="NeuTRENO in a language model",
     question="Does NeuTRENO lower the perplexity of a language model, by segments and by a sliding window?",
-    task=LanguageModel(test_size=300),
+    task=LanguageModel(learning_rate=3e-3, test_size=300),
     task_place="headwise.studies.tasks.language_model:LanguageModel",
     methods=(NEUTRENO, f"baseline | {POST}", f"{NEUTRENO} | {POST}"),
     claims=(
