@@ -7,15 +7,16 @@ import pytest
 import tests_only  # noqa: F401  (MiniLM lies beside the environment)
 import torch
 from scipy.stats import spearmanr
-from small_studies import carry, study_of
+from small_studies import carry
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torchmetrics.functional.text import squad as squad_oracle
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from headwise.files.errors import StudyError
-from headwise.studies.data import squad, stsb
+from headwise.studies import neutreno_bert, neutreno_bert_sts12, neutreno_bert_stsb
+from headwise.studies.data import squad, sts2012, stsb
 from headwise.studies.data.squad import Question
-from headwise.studies.tasks import answer_extraction, pretrained, sentence_similarity
+from headwise.studies.tasks import pretrained, sentence_similarity
 from headwise.studies.tasks.answer_extraction import AnswerExtraction, surest
 from headwise.studies.tasks.answer_overlap import best_f1, exact_match, plain
 from headwise.studies.tasks.passages import cut, numbers, questions, windows
@@ -165,22 +166,26 @@ def test_no_article_is_in_two_splits(articles):
     assert [len(part) for part in titles] == [10, 2, 4] and not titles[0] & titles[1] and not titles[0] & titles[2]
 
 
-def test_extraction_learns_where_the_answer_stands(tmp_path, folder, articles):
-    place = f"{answer_extraction.__name__}:AnswerExtraction"
-    settings = {
+def test_the_study_of_answers_runs_end_to_end_to_answers_that_are_found(tmp_path, folder, articles):
+    changes = {
         "pretrained": folder,
         "tokens": 24,
         "steps": 40,
         "learning_rate": 0.01,
         "passage": "whole",
-        "head_statistics": ("token_cosine",),
+        "test_size": None,
     }
-    plain_run, regularized = carry(study_of(place, ("NeuTRENO(strength=0.2)",), **settings), tmp_path)
-    for run in (plain_run, regularized):
+    task = neutreno_bert.STUDY.task.model_copy(update=changes)
+    study = neutreno_bert.STUDY.model_copy(update={"task": task, "seeds": 1, "claims": ()})
+    plain_run, tuned, *untrained = carry(study, tmp_path)
+    for run in (plain_run, tuned):
         # a guess among about twelve words
         assert run["metrics"]["test/exact"] > 0.8 and run["metrics"]["test/f1"] >= run["metrics"]["test/exact"]
-        assert -1 < run["metrics"]["heads/token_cosine/layer 1"] < 1
-    assert plain_run["metrics"]["test/loss"] != regularized["metrics"]["test/loss"]
+    assert plain_run["metrics"]["test/loss"] != tuned["metrics"]["test/loss"]
+    cosines = [run["metrics"]["heads/final_cosine/mean"] for run in untrained]
+    # plain and regularized, as loaded and of random weights: four models
+    assert len(untrained) == 4 and len(set(cosines)) == 4
+    assert all(run["metrics"]["test/exact"] < 0.5 for run in untrained)
 
 
 def test_a_question_is_answered_by_its_surest_window(folder, articles):
@@ -209,26 +214,27 @@ def sentences(monkeypatch):
             [5.0 if a == b else 0.0 for a, b in picks],
         )
 
-    monkeypatch.setattr(stsb, "read", read)
-    monkeypatch.setattr(stsb, "prepare", lambda folder, tell: None)
-    monkeypatch.setattr(stsb, "files", lambda folder: [])
+    for module in (stsb, sts2012):
+        monkeypatch.setattr(module, "read", read)
+        monkeypatch.setattr(module, "prepare", lambda folder, tell: None)
+        monkeypatch.setattr(module, "files", lambda folder: [])
     sentence_similarity.pairs.cache_clear()
     yield
     sentence_similarity.pairs.cache_clear()
 
 
-def test_similarity_is_learned_and_padding_changes_nothing(tmp_path, folder, sentences):
-    place = f"{sentence_similarity.__name__}:SentenceSimilarity"
-    settings = {
-        "pretrained": folder,
-        "tokens": 8,
-        "steps": 30,
-        "learning_rate": 0.01,
-        "head_statistics": ("token_cosine",),
-    }
-    (run,) = carry(study_of(place, **settings), tmp_path)
-    assert run["metrics"]["test/spearman"] > 0.6
-    task = SentenceSimilarity(**settings)
+@pytest.mark.parametrize("study", [neutreno_bert_stsb.STUDY, neutreno_bert_sts12.STUDY], ids=lambda study: study.name)
+def test_the_studies_of_sentences_run_end_to_end_to_an_order_that_is_learned(tmp_path, folder, sentences, study):
+    changes = {"pretrained": folder, "tokens": 8, "steps": 30, "learning_rate": 0.01, "test_size": None}
+    small = study.model_copy(update={"task": study.task.model_copy(update=changes), "seeds": 1, "claims": ()})
+    found = carry(small, tmp_path)
+    assert len(found) == 2
+    for run in found:
+        assert run["metrics"]["test/spearman"] > 0.6 and "heads/final_cosine/mean" in run["metrics"]
+
+
+def test_padding_changes_no_similarity(folder, sentences):
+    task = SentenceSimilarity(pretrained=folder, tokens=8)
     model, data = task.model().eval(), task.data("test")
     with torch.no_grad():
         short = model(**task.batch({name: part[:4] for name, part in data.items()}, None).inputs)

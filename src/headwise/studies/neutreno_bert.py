@@ -14,7 +14,7 @@ TUNED = "NeuTRENO(strength=0.2, warmup_steps=20)"
 # one step that changes nothing: what the weights are before
 AS_LOADED, RANDOM = "learning_rate=1e-09, steps=1", "learning_rate=1e-09, random_weights=true, steps=1"
 FIDELITY = "NeuTRENO(strength=0.6)"
-COSINE = "heads/final_cosine/layer 5"
+COSINE = "heads/final_cosine/mean"
 
 STUDY = Study(
     name="neutreno-bert",

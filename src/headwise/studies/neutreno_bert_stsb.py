@@ -22,7 +22,7 @@ CLAIMS = (
     ClaimRecord(
         text="Tokens are less alike behind fine-tuning with NeuTRENO.",
         source=SOURCE,
-        tests=(ClaimTest(arm=TUNED, outcome="heads/final_cosine/layer 5", says="lower"),),
+        tests=(ClaimTest(arm=TUNED, outcome="heads/final_cosine/mean", says="lower"),),
     ),
 )
 PAPER = {"tokens": 64, "steps": 400, "batch_size": 64, "learning_rate": 5e-5, "test_size": None}
