@@ -56,14 +56,19 @@ def study_page(folder: Path, note: str = "") -> str:
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
     lines += claims_table(analysis.claims)
-    others = [name for name in KEPT if name in analysis.outcomes and name != analysis.primary]
-    for name in (analysis.primary, *others):
+    for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
     lines += [line for said in study.notes for line in (said, "")]
     return "\n".join([*lines, *repeated(study)]) + "\n"
+
+
+def kept_outcomes(analysis: Analysis) -> list[str]:
+    """Name the outcomes whose tables are kept: the primary one, the usual ones, and all that a claim is judged by."""
+    judged = [test.outcome for claim in analysis.claims for test in claim.tests]
+    return list(dict.fromkeys(name for name in (analysis.primary, *KEPT, *judged) if name in analysis.outcomes))
 
 
 def findings_page(findings: FindingsRecord, note: str = "") -> str:

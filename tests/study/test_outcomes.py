@@ -44,6 +44,30 @@ def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
     assert "heads/token_cosine/layer 0 head 0" not in heads and "heads/spectral_norm_qk/layer 0 head 1" in heads
 
 
+def test_the_residual_stream_is_read_on_held_out_examples_too(tmp_path):
+    study = tiny_study("Still", head_statistics=("stream_cosine", "final_cosine"), epochs=1)
+    (order,) = orders(study, tmp_path)
+    metrics = execute(order, lambda event: None).metrics
+    from headwise.comparing.run.checkpoint import load_checkpoint
+
+    model, streams = study.task.model(), []
+    tensors = load_checkpoint(order.folder, pytest.fail).tensors
+    model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, output: streams.append((args[0], output)))
+    with torch.no_grad():
+        model.eval()(study.task.data("test")[0])
+    read = [streams[0][0], streams[1][0], streams[1][1]]
+    cosines = []
+    for tokens in read:
+        unit = torch.nn.functional.normalize(tokens, dim=-1)
+        pairs = unit @ unit.transpose(1, 2)
+        count = tokens.shape[1]
+        cosines.append(((pairs.sum((1, 2)) - count) / (count * (count - 1))).mean().item())
+    names = ("stream_cosine/layer 0", "stream_cosine/layer 1", "final_cosine/layer 1")
+    assert [metrics[f"heads/{name}"] for name in names] == pytest.approx(cosines, rel=1e-4)
+
+
 @pytest.mark.parametrize("watch", [False, True])
 def test_reading_heads_leaves_the_numbers_of_the_run(tmp_path, watch):
     found = []
