@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.results.records import AxisRecord
+from headwise.comparing.run.configuration import BASELINE
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
 
@@ -28,10 +29,15 @@ def read_sweep(text: str, task: Task) -> AxisRecord:
     arms = []
     for value in sorted(values):
         try:
-            arms.append(read_arm(VALUES.sub(f"{name}={value:.12g}", text), task).text)
+            arms.append(_label(read_arm(VALUES.sub(f"{name}={value:.12g}", text), task), task))
         except StudyError as error:
             raise StudyError(f"--sweep {text!r}, at {name}={value:.12g}: {error}") from error
     return AxisRecord(name=name, values=sorted(values), arms=arms)
+
+
+def _label(arm: Arm, task: Task) -> str:
+    """Give the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
+    return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
 
 
 def _number(value: str, text: str) -> float:
