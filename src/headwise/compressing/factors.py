@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# rounding of a running sum must not turn an exact share into one more
-ROUNDING = 1e-9
+# singular values that are 0 but for the rounding of weights in single precision must not count
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.task import Task
 from headwise.studies.tasks.causal_attention import CausalAttention
 
@@ -50,6 +51,10 @@ class AssociativeRecall(Task):
             targets = torch.where(wrong, torch.randint(VALUES, targets.shape, generator=generator), targets)
         told = torch.stack([keys, values + KEYS], dim=2).flatten(1)
         return torch.cat([told, keys.gather(1, asked)], dim=1), targets
+
+    def evaluations(self) -> list[Evaluation]:
+        """Measure the training data on as many examples as the test data."""
+        return [Evaluation("train", limit=TEST)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Give the mean cross entropy of an asked key, in nats."""
