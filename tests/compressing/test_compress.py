@@ -149,7 +149,9 @@ def test_more_energy_keeps_more_and_loses_less() -> None:
     for energy in (0.5, 0.8, 0.95):
         model, example = made("separate")
         before = output(model, example)
-        done = headwise.compress(model, energy, example=example, loss=lambda m: float((output(m, example) - before).norm()))
+        done = headwise.compress(
+            model, energy, example=example, loss=lambda m: float((output(m, example) - before).norm())
+        )
         assert done.loss is not None and done.loss.before == 0
         losses.append(done.loss.after)
         kept.append(done.attention.after)
@@ -316,7 +318,14 @@ def test_where_leaves_the_other_layers_and_what_cannot_be_cut_is_listed() -> Non
 def test_the_table_says_parameters_time_and_loss() -> None:
     model, example = made("stacked")
     shown = str(headwise.compress(model, 0.7, example=example, loss=lambda m: 1.5))
-    for words in ("blocks.0.attn  qk", " of 8", "parameters: ", "of the projections", "time of a forward: ", "loss: 1.5 -> 1.5"):
+    for words in (
+        "blocks.0.attn  qk",
+        " of 8",
+        "parameters: ",
+        "of the projections",
+        "time of a forward: ",
+        "loss: 1.5 -> 1.5",
+    ):
         assert words in shown
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from headwise import hosts
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
-from headwise.auditing.records import Layer, WeightRecord
+from headwise.auditing.records import BalanceRecord, Layer, WeightRecord
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
+from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product
 
 # Widths up to which one thread is faster.
@@ -27,13 +28,14 @@ PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 @dataclass
 class Read:
-    """Everything read of a checkpoint: records, spectra per (site, head, product), and what is to be said beside them.
+    """Everything read of a checkpoint: records, spectra per (site, head, product), balances per (site, group, product), and what is to be said beside them.
 
     `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the model has not.
     """
 
     records: list[WeightRecord] = field(default_factory=list)
     spectra: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    balances: dict[tuple[str, int, str], BalanceRecord] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -99,6 +101,8 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                 read.records += _records(site, name, values, found.heads)
             for kind, product in reading.products.items():
                 _keep_spectra(read, site, kind, product)
+                if not product.normed:
+                    _keep_balances(read, site, kind, product)
 
 
 def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:
@@ -150,6 +154,17 @@ def _records(site: Site, name: str, values: Tensor, heads: int) -> Iterator[Weig
 def _keep_spectra(read: Read, site: Site, kind: str, product: Product) -> None:
     for head, values in enumerate(product.spectrum.tolist()):
         read.spectra[site.name, head, kind] = values
+
+
+def _keep_balances(read: Read, site: Site, kind: str, product: Product) -> None:
+    found = balance(product)
+    for group in range(product.groups):
+        read.balances[site.name, group, kind] = {
+            "own": found.own[group].tolist(),
+            "shared": found.shared[group].tolist(),
+            "frobenius": float(found.frobenius[group]),
+            "nuclear": float(found.nuclear[group]),
+        }
 
 
 def in_words(statistic: str) -> str:
