@@ -52,8 +52,14 @@ def _compared(kind: str, names: tuple[str, str], pairs: Iterable[tuple[float, fl
         "pairs": known,
         "deviation": away,
         "correlation": _correlation(known),
-        "verdict": "nearly identical" if away <= NEARLY else "not identical",
+        "verdict": _verdict(away),
     }
+
+
+def _verdict(away: float) -> str:
+    if math.isnan(away):
+        return "cannot be told"
+    return "nearly identical" if away <= NEARLY else "not identical"
 
 
 def _deviation(pairs: list[tuple[float, float]]) -> float:
