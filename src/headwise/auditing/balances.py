@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing_extensions import TypedDict
 
 from headwise.auditing.records import BalanceRecord
+from headwise.statistics.weights.balance import balance
+from headwise.statistics.weights.product import Product
 
 # a mean difference up to this share of the mean counts as nearly identical
 NEARLY = 0.05
@@ -28,6 +30,16 @@ class Compared(TypedDict):
     # Pearson's; not a number where one kind does not vary
     correlation: float
     verdict: str
+
+
+def balances_of(product: Product) -> list[BalanceRecord]:
+    """Read the balance of a product, group by group."""
+    found = balance(product)
+    parts = (found.own.tolist(), found.shared.tolist(), found.frobenius.tolist(), found.nuclear.tolist())
+    return [
+        {"own": own, "shared": shared, "frobenius": frobenius, "nuclear": nuclear}
+        for own, shared, frobenius, nuclear in zip(*parts, strict=True)
+    ]
 
 
 def compared(balances: dict[str, BalanceRecord]) -> list[Compared]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from headwise import hosts
+from headwise.auditing.balances import balances_of
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
 from headwise.auditing.records import BalanceRecord, Layer, WeightRecord
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
-from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product
 
 # Widths up to which one thread is faster.
@@ -102,7 +102,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
             for kind, product in reading.products.items():
                 _keep_spectra(read, site, kind, product)
                 if not product.normed:
-                    _keep_balances(read, site, kind, product)
+                    read.balances |= {(site.name, at, kind): one for at, one in enumerate(balances_of(product))}
 
 
 def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:
@@ -154,17 +154,6 @@ def _records(site: Site, name: str, values: Tensor, heads: int) -> Iterator[Weig
 def _keep_spectra(read: Read, site: Site, kind: str, product: Product) -> None:
     for head, values in enumerate(product.spectrum.tolist()):
         read.spectra[site.name, head, kind] = values
-
-
-def _keep_balances(read: Read, site: Site, kind: str, product: Product) -> None:
-    found = balance(product)
-    for group in range(product.groups):
-        read.balances[site.name, group, kind] = {
-            "own": found.own[group].tolist(),
-            "shared": found.shared[group].tolist(),
-            "frobenius": float(found.frobenius[group]),
-            "nuclear": float(found.nuclear[group]),
-        }
 
 
 def in_words(statistic: str) -> str:
