@@ -90,7 +90,9 @@ def test_heads_that_share_and_rotary_pairs_are_taken_together() -> None:
     assert torch.allclose(found.own[1], own[2:].square().sum((0, 2)).sqrt())
     pairs = torch.tensor([[0, 3], [1, 4], [2, 5]])
     found = balance(Product("qk", own, shared, pairs))
-    assert torch.allclose(found.shared[0], (shared[0].norm(dim=1)[:3].square() + shared[0].norm(dim=1)[3:].square()).sqrt())
+    assert torch.allclose(
+        found.shared[0], (shared[0].norm(dim=1)[:3].square() + shared[0].norm(dim=1)[3:].square()).sqrt()
+    )
 
 
 def test_the_report_says_it_as_a_table_and_figures(audited, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,10 @@ def output(model: nn.Module, example: Any) -> Tensor:
     return found
 
 
+def distance(model: nn.Module, before: Tensor, example: Any) -> float:
+    return float((output(model, example) - before).norm())
+
+
 @torch.no_grad()
 def lower_ranks(model: nn.Module, rank: int) -> None:
     """Project the queries and values of every head, with their biases, onto `rank` dimensions."""
@@ -148,10 +153,8 @@ def test_more_energy_keeps_more_and_loses_less() -> None:
     losses, kept = [], []
     for energy in (0.5, 0.8, 0.95):
         model, example = made("separate")
-        before = output(model, example)
-        done = headwise.compress(
-            model, energy, example=example, loss=lambda m: float((output(m, example) - before).norm())
-        )
+        far = functools.partial(distance, before=output(model, example), example=example)
+        done = headwise.compress(model, energy, example=example, loss=far)
         assert done.loss is not None and done.loss.before == 0
         losses.append(done.loss.after)
         kept.append(done.attention.after)
@@ -197,7 +200,7 @@ def test_a_state_dict_that_does_not_fit_leaves_the_model_alone() -> None:
         with pytest.raises(ValueError, match=said):
             headwise.load_compressed(again, spoiled)
         assert all(torch.equal(tensor, plain[name]) for name, tensor in again.state_dict().items())
-    with pytest.raises(ValueError, match="blocks.0.attn.query is a NarrowRows and no plain linear layer"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.query is a NarrowRows and no plain linear layer"):
         headwise.load_compressed(model, state)
 
 
@@ -216,7 +219,7 @@ def test_rotary_positions_allow_values_and_output_alone() -> None:
 
 def test_norms_of_queries_and_keys_are_named() -> None:
     model = tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8)).eval()
-    with pytest.raises(ValueError, match="rotary|normalised"):
+    with pytest.raises(ValueError, match=r"rotary|normalised"):
         headwise.compress(model, 0.9, parts="qk")
 
 
@@ -242,7 +245,7 @@ class Reading(Attention):
 
 def test_code_that_reads_the_weight_itself_is_refused() -> None:
     model = nn.Sequential(Reading()).eval()
-    with pytest.raises(ValueError, match="its code does not take another layer in the place of 0.qkv"):
+    with pytest.raises(ValueError, match=r"its code does not take another layer in the place of 0\.qkv"):
         headwise.compress(model, 0.9, example=torch.randn(2, 6, 32))
     assert isinstance(model[0].qkv, nn.Linear)
 
@@ -276,7 +279,7 @@ def test_layers_that_cannot_be_replaced_are_named(spoil: Callable[[Own], None], 
 
 def test_torchs_own_layer_is_refused() -> None:
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    with pytest.raises(ValueError, match="self_attn qk: nn.MultiheadAttention reads its weights itself"):
+    with pytest.raises(ValueError, match=r"self_attn qk: nn\.MultiheadAttention reads its weights itself"):
         headwise.compress(model, 0.9, example=torch.randn(2, 6, 32))
 
 

@@ -68,7 +68,9 @@ def data_of(spec: dict) -> list[dict]:
         curves(EPOCHS, x="epoch", y="loss", broken=[{"x": 1, "value": 0.5, "run": "seed 1", "last": True}]),
         lines(EPOCHS, x="x", y="mean", series="split", log_y=True),
         lines(EPOCHS, x="split", y="mean", points=True),
-        pairs_of([{"a": 1.0, "b": 2.0, "model": "A"}, {"a": 2.0, "b": 2.0, "model": "B"}], x="a", y="b", series="model"),
+        pairs_of(
+            [{"a": 1.0, "b": 2.0, "model": "A"}, {"a": 2.0, "b": 2.0, "model": "B"}], x="a", y="b", series="model"
+        ),
         pairs_of([], x="a", y="b"),
     ],
 )

@@ -42,9 +42,9 @@ def cut_site(found: Projections, parts: tuple[str, ...], energy: float | None) -
             own, shared = FACTORS[part]
             factors[own] = [head for one in cuts for head in one.own]
             factors[shared] = [one.shared for one in cuts]
-    layers = {
-        block.maker: _output(block, factors["o"]) for block in found.blocks if block.kind == "o" and "o" in factors
-    }
+    layers: dict[str, Narrow] = {}
+    if found.o is not None and "o" in factors:
+        layers[found.o.maker] = _output(found.o, factors["o"])
     for maker in {block.maker: block.module for block in found.blocks if block.kind in factors and block.kind != "o"}:
         blocks = [block for block in found.blocks if block.maker == maker and block.kind != "o"]
         layers[maker] = _input([(block, factors[block.kind]) for block in blocks if block.kind in factors])
@@ -57,7 +57,8 @@ def _blocks(found: Projections, part: str) -> tuple[Block, Block]:
 
 
 def _cut_product(found: Projections, part: str, energy: float | None) -> list[Cut]:
-    return cut(*(_with_bias(block) for block in _blocks(found, part)), energy)
+    own, shared = (_with_bias(block) for block in _blocks(found, part))
+    return cut(own, shared, energy)
 
 
 def _with_bias(block: Block) -> Tensor:
