@@ -58,6 +58,7 @@ def study_page(folder: Path, note: str = "") -> str:
     lines += claims_table(analysis.claims)
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
+    lines += trend_table(analysis)
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
@@ -108,6 +109,21 @@ def outcome_table(analysis: Analysis, name: str) -> list[str]:
     title = outcome.label[:1].upper() + outcome.label[1:] + (f" ({unit.name})" if unit.name else "")
     head = ["arm", "mean [95 %]", "paired difference [95 %]", "corrected p", "verdict"]
     return [f"## {title}", "", *_table(head, rows), ""]
+
+
+def trend_table(analysis: Analysis) -> list[str]:
+    """Give the lines that say how the kept outcomes change along each axis; none where the study has no axis."""
+    rows = []
+    for trend in analysis.trends:
+        if trend.outcome not in kept_outcomes(analysis) or trend.step is None:
+            continue
+        outcome = analysis.outcomes[trend.outcome]
+        unit = unit_named(outcome.unit)
+        best = "–" if trend.best is None else f"{trend.best:g} ({'inside' if trend.inside else 'at an end'})"
+        change = f"{unit.number(trend.step, signed=True)} {unit.difference}".rstrip()
+        rows.append([trend.axis, outcome.label, change, p_value(trend.p) or "–", p_value(trend.page) or "–", best])
+    head = ["axis", "outcome", "change from one value to the next", "p (sign flips)", "p (Page)", "best at"]
+    return ["## Along the axes", "", *_table(head, rows), ""] if rows else []
 
 
 def divergence_table(analysis: Analysis) -> list[str]:

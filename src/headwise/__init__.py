@@ -58,7 +58,9 @@ __all__ = [
     "ZLoss",
     "__version__",
     "audit",
+    "compress",
     "handle",
+    "load_compressed",
     "parameter_groups",
     "parse",
     "regularize",
@@ -83,6 +85,8 @@ _HOME = {
     "TensorBoard": "watching.logs",
     "Thresholds": "watching.thresholds",
     "audit": "auditing.audit",
+    "compress": "compressing.compress",
+    "load_compressed": "compressing.loading",
 }
 
 # Out of `from headwise import *`, which must work without transformers.
@@ -105,6 +109,8 @@ def __dir__() -> list[str]:
 # For type checkers, which do not run `__getattr__`: a test holds these names against `__all__`.
 if TYPE_CHECKING:
     from headwise.auditing.audit import audit as audit
+    from headwise.compressing.compress import compress as compress
+    from headwise.compressing.loading import load_compressed as load_compressed
     from headwise.core.method import Method as Method
     from headwise.core.schedule import ByDepth as ByDepth
     from headwise.core.schedule import Ramp as Ramp

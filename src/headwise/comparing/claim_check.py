@@ -68,6 +68,10 @@ def _check_outcome(name: str, study: Study) -> None:
     elif kind == "alerts":
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+    elif kind == "rates":
+        if not study.watch:
+            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+        _refuse_unless(name, [f"rates/{one}/{what}" for one in task.head_rates for what in ("rate", "fit")])
     elif kind == "heads":
         _refuse_unless("/".join(name.split("/")[:2]), [f"heads/{one}" for one in task.head_statistics])
     elif type(task).summary is Task.summary:

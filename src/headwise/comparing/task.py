@@ -52,6 +52,10 @@ class Task(Recipe, ABC):
     watch_every: int | None = Field(
         None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
     )
+    watch_statistics: tuple[str, ...] = Field((), description="what a watched run reads; none named: all statistics")
+    head_rates: tuple[str, ...] = Field(
+        (), description="statistics of a watched run to which an exponential in the steps is fitted"
+    )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
     _folder: Path | None = PrivateAttr(None)

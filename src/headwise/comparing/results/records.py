@@ -1,7 +1,8 @@
 """What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
-train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
+`alerts/<kind>/step` and `/lead`, or `cost/<what>`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headwise.comparing.results.outcome_names import DIVERGED, OLD_COUNTS, OLD_SPLITS, new_name, words_of
+from headwise.comparing.results.outcome_names import (
+    DIVERGED,
+    OLD_COUNTS,
+    OLD_SPLITS,
+    new_name,
+    words_of,
+    words_of_rate,
+)
 
 
 class Record(BaseModel):
@@ -172,6 +180,8 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("rates/"):
+            return Outcome(name=name, label=words_of_rate(name))
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")

@@ -127,7 +127,8 @@ def _watch(order: Order, model: nn.Module, task: Task, steps: int, first_step: i
 
     # the steps between readings are those whose time and memory are measured
     every = task.watch_every or max(2, steps // 50)
-    found = watch(model, every=every, log=[JsonLines(order.folder / HEALTH)], on_alert=None)
+    named = list(task.watch_statistics) or None
+    found = watch(model, every=every, log=[JsonLines(order.folder / HEALTH)], on_alert=None, statistics=named)
     if first_step:
         found.step_to(first_step)
     return found
