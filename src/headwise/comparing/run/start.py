@@ -56,7 +56,8 @@ def read_start(folder: Path) -> dict[str, Tensor]:
 def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
     """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
 
-    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place.
+    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place, and
+    where what the model names in `same_in_checkpoints` differs.
     """
     mine = model.state_dict(keep_vars=True)
     wanted = [name for name in mine if matches(name, phase.carry)]
@@ -67,6 +68,12 @@ def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origi
         if name in weights and weights[name].shape != mine[name].shape
     ]
     problems += [f"the model has no {name}" for name in weights if name not in mine and matches(name, phase.carry)]
+    # what both must share although no shape tells: the digest of a vocabulary
+    problems += [
+        f"its {name} is another than the model's: they were learned on different ones"
+        for name in getattr(model, "same_in_checkpoints", ())
+        if name in wanted and not problems and not torch.equal(weights[name].cpu(), mine[name].cpu())
+    ]
     if problems or not wanted:
         more = f", and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         what = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
