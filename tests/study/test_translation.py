@@ -29,10 +29,14 @@ def folder(tmp_path):
 
 def test_bleu_of_parts_is_that_of_sacrebleu_on_the_whole():
     meant = ["A man in a red shirt is sitting.", "Two dogs play.", "A girl runs on the grass, smiling.", "Nobody's here"]
-    said = ["A man in a blue shirt sits there.", "Two dogs run and play.", "A girl runs on the grass.", ""]
-    parts = [count_bleu(said[at : at + 2], meant[at : at + 2]) for at in (0, 2)]
-    sums = {name: parts[0][name] + parts[1][name] for name in parts[0]}
-    assert 100 * finish_bleu(sums) == pytest.approx(sacrebleu.corpus_bleu(said, [meant]).score, abs=1e-9)
+    good = ["A man in a blue shirt sits there.", "Two dogs run and play.", "A girl runs on the grass.", ""]
+    # no four words in a row are right, where sacrebleu smooths
+    poor = ["A man and a red dog sit.", "Dogs play.", "A girl on grass runs and smiles.", "Nobody is here"]
+    for said in (good, poor):
+        parts = [count_bleu(said[at : at + 2], meant[at : at + 2]) for at in (0, 2)]
+        sums = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+        assert 100 * finish_bleu(sums) == pytest.approx(sacrebleu.corpus_bleu(said, [meant]).score, abs=1e-9)
+        assert finish_bleu(sums) > 0.01
     assert finish_bleu(count_bleu(meant, meant)) == pytest.approx(1.0)
     assert finish_bleu(count_bleu([""], ["A man."])) == 0.0
 
@@ -189,8 +193,7 @@ def test_a_small_translator_learns_to_count(tmp_path):
     study = a_study(
         folder,
         ('SigmaReparam(layers="all") | norm=deep',),
-        norm="pre",
-        epochs=25,
+        epochs=20,
         learning_rate=1e-2,
         warmup=20,
         translated=50,
@@ -199,7 +202,7 @@ def test_a_small_translator_learns_to_count(tmp_path):
     for result in carry(study, tmp_path / "out", data=folder):
         metrics = result["metrics"]
         # an untrained one has 0 and log(280) = 5.6 nats
-        assert metrics["test/greedy/bleu"] > 0.1, result["arm"]
+        assert metrics["test/greedy/bleu"] > 0.03, result["arm"]
         assert metrics["test/loss"] < 2.0
         # in nats, of the encoder's, the decoder's own and its cross attention
         entropies = [name for name in metrics if name.startswith("heads/attention_entropy/") and "head " not in name]

@@ -23,8 +23,8 @@ def count_bleu(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
 
 def finish_bleu(sums: dict[str, Tensor]) -> float:
     """Give BLEU in [0, 1] from sums over a split, at sacrebleu's defaults: 13a tokens, exponential smoothing."""
-    said, meant = sums["words"].tolist()
-    return float(bleu().compute_bleu(sums["matched"].tolist(), sums["written"].tolist(), said, meant).score) / 100
+    counts = (sums["matched"].tolist(), sums["written"].tolist(), *sums["words"].tolist())
+    return float(bleu().compute_bleu(*counts, smooth_method="exp").score) / 100
 
 
 def bleu() -> Any:
