@@ -60,7 +60,9 @@ def test_frames_needed_are_the_least_that_ctc_can_use():
         for frames in range(1, 10):
             scores = torch.zeros(frames, 1, 3).log_softmax(-1)
             losses[frames] = float(
-                nn.functional.ctc_loss(scores, torch.tensor([labels]), torch.tensor([frames]), torch.tensor([len(labels)]))
+                nn.functional.ctc_loss(
+                    scores, torch.tensor([labels]), torch.tensor([frames]), torch.tensor([len(labels)])
+                )
             )
         assert min(frames for frames, loss in losses.items() if loss < float("inf")) == frames_needed(labels)
 

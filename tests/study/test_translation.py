@@ -28,7 +28,12 @@ def folder(tmp_path):
 
 
 def test_bleu_of_parts_is_that_of_sacrebleu_on_the_whole():
-    meant = ["A man in a red shirt is sitting.", "Two dogs play.", "A girl runs on the grass, smiling.", "Nobody's here"]
+    meant = [
+        "A man in a red shirt is sitting.",
+        "Two dogs play.",
+        "A girl runs on the grass, smiling.",
+        "Nobody's here",
+    ]
     good = ["A man in a blue shirt sits there.", "Two dogs run and play.", "A girl runs on the grass.", ""]
     # no four words in a row are right, where sacrebleu smooths
     poor = ["A man and a red dog sit.", "Dogs play.", "A girl on grass runs and smiles.", "Nobody is here"]
@@ -46,8 +51,12 @@ def test_bleu_of_parts_is_that_of_sacrebleu_on_the_whole():
 def test_deep_norm_has_the_published_constants(layers):
     both = layers**5
     encoder, decoder = encoder_and_decoder(layers, layers)
-    assert encoder.alpha == pytest.approx(0.81 * both ** (1 / 16)) and encoder.beta == pytest.approx(0.87 * both ** (-1 / 16))
-    assert decoder.alpha == pytest.approx((3 * layers) ** 0.25) and decoder.beta == pytest.approx((12 * layers) ** -0.25)
+    assert encoder.alpha == pytest.approx(0.81 * both ** (1 / 16)) and encoder.beta == pytest.approx(
+        0.87 * both ** (-1 / 16)
+    )
+    assert decoder.alpha == pytest.approx((3 * layers) ** 0.25) and decoder.beta == pytest.approx(
+        (12 * layers) ** -0.25
+    )
     alone = encoder_alone(layers)
     assert alone.alpha == pytest.approx((2 * layers) ** 0.25) and alone.beta == pytest.approx((8 * layers) ** -0.25)
 
@@ -151,7 +160,9 @@ def test_a_sentence_longer_than_the_limit_is_refused_with_its_line(folder):
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[16] = " ".join(["sieben"] * 60)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(StudyError, match="1 sentences of the source of train have more than longest=40 tokens, first in line 17"):
+    with pytest.raises(
+        StudyError, match="1 sentences of the source of train have more than longest=40 tokens, first in line 17"
+    ):
         Translation(**TINY).located(folder).data("train")
 
 
@@ -174,7 +185,9 @@ def test_a_checkpoint_of_another_vocabulary_is_refused():
 def test_smoothing_is_of_training_alone(folder):
     task = Translation(**TINY).located(folder)
     batch = task.batch(task.data("test"), None)
-    assert batch.inputs["target"][:, 0].eq(BEGIN).all() and torch.equal(batch.inputs["target"][:, 1:], batch.targets[:, :-1])
+    assert batch.inputs["target"][:, 0].eq(BEGIN).all() and torch.equal(
+        batch.inputs["target"][:, 1:], batch.targets[:, :-1]
+    )
     scores = 5 * torch.randn(*batch.targets.shape, 280)
     sums = task.count(scores, batch.targets)
     plain = task.model_copy(update={"label_smoothing": 0.0}).loss(scores, batch.targets)

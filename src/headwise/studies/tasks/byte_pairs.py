@@ -30,7 +30,9 @@ class BytePairs:
 
     def __init__(self, lines: Sequence[str], size: int) -> None:
         if size < LEAST:
-            raise StudyError(f"vocabulary={size} holds fewer than the {LEAST} bytes and marks. Choose at least {LEAST}.")
+            raise StudyError(
+                f"vocabulary={size} holds fewer than the {LEAST} bytes and marks. Choose at least {LEAST}."
+            )
         self.coder = _trained(lines, size)
         if (found := self.coder.get_vocab_size()) != size:
             raise StudyError(

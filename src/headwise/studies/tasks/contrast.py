@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from headwise.comparing.batch import Batch
-from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
 from headwise.comparing.task import Task
@@ -59,7 +59,11 @@ class Contrast(Task):
         """Build the encoder with a projector, or with a linear layer for the probe."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch", "norm"})
         head = nn.Linear(self.dim, SOURCE.classes) if self.stage == "probe" else projector(self.dim, self.projection)
-        return ContrastModel(VisionTransformer(classes=1, image_size=32, head_dim=self.dim // self.heads, **shape), head, self.frozen_patch)
+        return ContrastModel(
+            VisionTransformer(classes=1, image_size=32, head_dim=self.dim // self.heads, **shape),
+            head,
+            self.frozen_patch,
+        )
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
@@ -82,9 +86,10 @@ class Contrast(Task):
         """Give NT-Xent of two views, or the probe's cross entropy, in nats."""
         if self.stage == "probe":
             return nn.functional.cross_entropy(output, targets)
-        return nt_xent(*output, self.temperature)
+        one, other = output
+        return nt_xent(one, other, self.temperature)
 
-    def count(self, output: Any, targets: Tensor) -> dict[str, Tensor]:
+    def count(self, output: Any, targets: Tensor) -> Sums:
         """Add what is right: classes, or views that find each other."""
         right = (output.argmax(-1) == targets).float().mean() if self.stage == "probe" else found(*output)
         weight = torch.tensor(float(len(targets)))
@@ -121,7 +126,7 @@ class ContrastModel(nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
         # the encoder's own classifier has no place here
-        encoder.head = nn.Identity()
+        encoder.add_module("head", nn.Identity())
         encoder.patch.requires_grad_(not frozen_patch)
 
     def forward(self, *views: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ BLANK = 0
 
 def frames_needed(labels: Sequence[int]) -> int:
     """Count the frames that CTC needs for labels: one each, and a blank between two that are alike."""
-    return len(labels) + sum(one == other for one, other in zip(labels, labels[1:], strict=False))
+    return len(labels) + sum(one == other for one, other in pairwise(labels))
 
 
 def best_path(scores: Tensor, frames: Tensor) -> list[list[int]]:

@@ -24,7 +24,9 @@ def spec_augment(
     """
     lengths = lengths.cpu()
     count, _, coefficients = features.shape
-    hidden_bands = _masks(torch.full((count,), coefficients), torch.full((count,), band), bands, coefficients, generator)
+    hidden_bands = _masks(
+        torch.full((count,), coefficients), torch.full((count,), band), bands, coefficients, generator
+    )
     most = (share * lengths).long().clamp(max=stretch)
     hidden_times = _masks(lengths, most, stretches, features.shape[1], generator)
     hidden = hidden_bands[:, None, :] | hidden_times[:, :, None]

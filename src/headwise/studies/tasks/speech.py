@@ -168,7 +168,11 @@ def fault_of(one: an4.Utterance, stride: int, longest: int) -> str | None:
     if not 1 <= len(one.features) <= longest:
         return f"no frame or more than {longest}"
     frames = int(shorter(torch.tensor(len(one.features)), stride))
-    return None if frames_needed(labels_of(one.transcript)) <= frames else "a transcript that CTC cannot reach in its frames"
+    return (
+        None
+        if frames_needed(labels_of(one.transcript)) <= frames
+        else "a transcript that CTC cannot reach in its frames"
+    )
 
 
 def labels_of(transcript: str) -> list[int]:

@@ -20,7 +20,9 @@ class Residual(nn.Module):
     (Fan et al. 2020, arXiv 1909.11556).
     """
 
-    def __init__(self, dim: int, norm: SumNorm, scale: float = 1.0, dropout: float = 0.0, layer_drop: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, norm: SumNorm, scale: float = 1.0, dropout: float = 0.0, layer_drop: float = 0.0
+    ) -> None:
         super().__init__()
         self.place, self.scale, self.layer_drop = norm, scale, layer_drop
         self.norm, self.dropout = nn.LayerNorm(dim), nn.Dropout(dropout)
