@@ -195,6 +195,13 @@ def test_smoothing_is_of_training_alone(folder):
     assert float(task.loss(scores, batch.targets)) != pytest.approx(float(plain), rel=1e-3)
 
 
+def test_steps_follow_from_the_depth_where_their_product_is_given():
+    task = Translation(**TINY, layer_steps=600)
+    assert task.steps == 600
+    assert read_arm("baseline | depth=18", task).task(task).steps == 33
+    assert read_arm("baseline | depth=18, steps=7", Translation(**TINY)).task(Translation(**TINY)).steps == 7
+
+
 def a_study(folder, methods=(), **settings):
     task = Translation(**TINY | settings).located(folder)
     arms = tuple(read_arm(text, task).text for text in methods)

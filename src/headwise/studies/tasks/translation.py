@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from headwise.comparing.batch import Batch
@@ -41,12 +41,23 @@ class Translation(Task):
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     longest: int = Field(100, ge=2, description="tokens of a sentence; a longer one is refused")
     translated: int | None = Field(None, ge=1, description="test sentences that are decoded, the first ones; None: all")
+    layer_steps: int | None = Field(
+        None, ge=1, description="steps times layers of a side; given, it sets steps, so that all depths cost alike"
+    )
     tokens_per_batch: int | None = 1000
     evaluation_batch_size: int = 100
     metrics = (
         Metric("loss", "nats per token", higher_is_better=False),
         Metric("bleu", "BLEU", unit="%", failure=0.0),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_by_depth(cls, given: Any) -> Any:
+        depth = given.get("depth", cls.model_fields["depth"].default)
+        if given.get("layer_steps") is None or not isinstance(depth, int) or depth < 1:
+            return given
+        return given | {"steps": max(1, given["layer_steps"] // depth)}
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Give the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
