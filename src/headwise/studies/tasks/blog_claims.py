@@ -116,3 +116,13 @@ def conclusion() -> tuple[ClaimRecord, ...]:
             tests(IDLE, "same", "test/loss", TEST_LOSS),
         ),
     )
+
+
+def on_text(tested: str) -> tuple[ClaimRecord, ...]:
+    """Give what the blog finds on images, asked of text: its further research."""
+    where = f"found on images; its further research asks for text, here {tested}"
+    return (
+        *results(where),
+        improved(where),
+        *conclusion(),
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import nn
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.metric import Metric
+from headwise.comparing.run.batches import run_model
 from headwise.comparing.study import Scale
 from headwise.studies.tasks.cifar import Cifar
 from headwise.studies.tasks.vision_transformer import NormPlace
@@ -90,11 +90,11 @@ class BlogImages(Cifar):
         }
 
 
-def in_training_mode(model: nn.Module, inputs: Any) -> torch.Tensor:
+def in_training_mode(model: nn.Module, inputs: Any) -> Any:
     """Give the outputs of a model in training mode, in which methods act, and put it back into evaluation mode."""
     model.train()
     try:
-        return model(inputs)
+        return run_model(model, inputs)
     finally:
         model.eval()
 
