@@ -28,7 +28,9 @@ WORTH = 1 << 19
 WHOLE = 1 << 24
 
 
-def attention(call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast") -> tuple[Tensor, Tensor | None]:
+def attention(
+    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast"
+) -> tuple[Tensor, Tensor | None]:
     """Compute one call through the methods' stages from `inputs` to `output`.
 
     Args:

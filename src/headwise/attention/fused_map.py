@@ -45,5 +45,7 @@ class FusedMap:
         size = v.shape[-1]
         if self.width:
             v = F.pad(v, (0, self.q.shape[-1] - size))
-        o = fused(self.q, self.k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=self.scale)
+        o = fused(
+            self.q, self.k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=self.scale
+        )
         return o[..., :size] if self.width else o

@@ -21,7 +21,7 @@ STUDY = Study(
     task_place="headwise.studies.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
     claims=(
-        level("data", "60 %"),
+        level("data", 0.6),
         *results("results on CIFAR-10"),
         best("results on CIFAR-10", DECORRELATION),
         *conclusion(),

@@ -21,7 +21,7 @@ STUDY = Study(
     task_place="headwise.studies.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
     claims=(
-        level("data", "30 %"),
+        level("data", 0.3),
         *results("results on CIFAR-100"),
         improved("results on CIFAR-100"),
         best("results on CIFAR-100", DROPOUT[1]),

@@ -70,7 +70,9 @@ class AttendRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+    ) -> tuple[Tensor, ...]:
         # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
         ctx.kind = q.device.type
         with torch.autocast(ctx.kind, enabled=False):
@@ -82,7 +84,9 @@ class AttendRows(torch.autograd.Function):
             return _backward(ctx, *gradients)
 
 
-def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+def _forward(
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
     shape = q.shape[:3]
     out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
     lse, entropy, square = (torch.empty(shape, dtype=_wide(q), device=q.device) for _ in range(3))
