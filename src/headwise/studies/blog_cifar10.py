@@ -10,7 +10,7 @@ from headwise.comparing.study import Study
 from headwise.studies.tasks.blog_claims import DECORRELATION, TEST_ACCURACY, best, conclusion, level, results
 from headwise.studies.tasks.blog_images import NOTES, BlogImages, scales
 
-SCALES = scales(epochs=16)
+SCALES = scales(epochs=24)
 
 STUDY = Study(
     name="blog-cifar10",
