@@ -237,19 +237,6 @@ def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tm
     assert '"test_' not in first and '"steps": 2' in first
 
 
-@pytest.mark.parametrize(("name", "classes"), [("blog_cifar10", 10), ("blog_cifar100", 100)])
-def test_the_blog_studies_are_the_blog_s(name, classes):
-    import importlib
-
-    study = importlib.import_module(f"headwise.studies.{name}").STUDY
-    wanted = {"epochs": 25, "batch_size": 256, "learning_rate": 1e-3, "depth": 6, "heads": 5, "patch": 4, "dim": 128}
-    wanted |= {"head_dim": 64, "mlp_dim": 128, "train_size": None, "held_out": 5000}
-    assert wanted.items() <= study.task.model_dump().items()
-    model = study.task.model()
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes) and len(model.blocks) == 6
-    assert len(study.arms) == 9 and study.seeds == 10
-
-
 @pytest.mark.parametrize(("name", "chance"), [("cifar10", 0.1), ("cifar100", 0.01)])
 def test_a_diverged_run_counts_as_chance(name, chance):
     metrics = {metric.name: metric.failure for metric in Cifar(name=name).all_metrics()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -260,6 +261,28 @@ def test_too_few_seeds_tell_nothing_however_equal_the_differences(seeds):
         assert found.verdict == "cannot be told" and found.seeds_needed == 6, found.why
 
 
+@pytest.mark.parametrize(
+    ("level", "says", "scale", "verdict"),
+    [
+        (0.56, "same", "", "agrees"),
+        (0.50, "same", "", "does not agree"),
+        (0.50, "higher", "", "agrees"),
+        (0.56, "same", "paper", "cannot be told"),
+        (0.50, "same", "paper", "cannot be told"),
+        (0.56, "same", "small", "agrees"),
+    ],
+)
+def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, says, scale, verdict):
+    # an arm of mean 0.56, whatever the baseline does
+    found = study({"baseline": [0.9] * 10, "A()": list(0.56 + 0.01 * noise(10))})
+    found = dataclasses.replace(found, study=found.study.model_copy(update={"scale": "small"}))
+    margin = 0.03 if says == "same" else None
+    test = judged(found, test_of(says, level=level, scale=scale, margin=margin)).tests[0]
+    assert test.verdict == verdict and test.mean == pytest.approx(0.56 - level)
+    assert f"accuracy of A() 56.00, published {100 * level:.2f} %" in test.ours
+    assert ("judged at the scale 'paper' alone" in test.why) == (scale == "paper")
+
+
 def test_a_claim_without_a_test_cannot_be_told():
     found = judge(paired(0.02, 0.01), ClaimRecord(text="It looks better."))
     assert (found.verdict, found.why) == ("cannot be told", "this study holds no test of it")
@@ -283,6 +306,8 @@ def test_divergence_and_numbers_share_the_error_of_a_claim():
         ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),
         ({"says": "bigger"}, "says"),
         ({"says": "same", "margin": -1}, "margin"),
+        ({"says": "higher", "level": 0.6, "against": "same"}, "takes the place of another arm"),
+        ({"says": "rises", "level": 0.6}, "it has no axis"),
     ],
 )
 def test_a_test_without_a_meaning_is_refused(settings, message):

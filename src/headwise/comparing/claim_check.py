@@ -35,6 +35,8 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     if test.along_axis:
         return test.model_copy(update={"arm": _axis(test, study)})
     names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}
+    if test.scale and test.scale not in study.scales:
+        raise StudyError(f"{test.arm} is judged at the scale {test.scale!r} alone, which the study does not have.")
     for name in names.values():
         if name not in study.arms:
             raise StudyError(

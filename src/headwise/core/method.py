@@ -67,7 +67,9 @@ class Method:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Method not in cls.__bases__:
-            raise TypeError(f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between")
+            raise TypeError(
+                f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between"
+            )
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         cls.kinds = declared_types(cls)
         # A user's class may be defined again, in a notebook; headwise's own names stay.
@@ -162,7 +164,9 @@ class Method:
     def matrix_free(cls) -> bool:
         """Tell whether the method runs without the attention matrix (under the conditions its docstring names)."""
         return all(
-            any(cls.overrides(twin) for twin in TWINS[stage]) for stage in ("logits", "weights", "read") if cls.overrides(stage)
+            any(cls.overrides(twin) for twin in TWINS[stage])
+            for stage in ("logits", "weights", "read")
+            if cls.overrides(stage)
         )
 
     def replace(self, **changes: Any) -> Method:

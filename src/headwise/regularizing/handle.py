@@ -95,7 +95,9 @@ class Regularized:
         self.forward.end()
         self.differentiates = False
 
-    def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
+    def _before_load(
+        self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any
+    ) -> None:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
 
     def count(self, method: Method) -> int:

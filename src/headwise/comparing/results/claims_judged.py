@@ -109,7 +109,9 @@ def _number(
     if test.says == "inside":
         return _inside(test, outcome, figures, seen, ask)
     (one,) = seen
-    if test.says == "same":
+    if test.scale not in ("", study.study.scale):
+        told = Told("cannot be told", f"it is judged at the scale {test.scale!r} alone")
+    elif test.says == "same":
         told = same(one, ask)
     else:
         if test.along_axis and test.effect is not None:
@@ -172,8 +174,9 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, seen: Seen) -> st
         levels = f"{' and '.join(ends)} {unit.name}".strip()
         return f"{outcome.label} {levels}: {_difference(seen, outcome)} from one value to the next".replace("  ", " ")
     if seen.mean is None:
-        return f"{outcome.label}: no pair of {test.arm} and {test.against}"
-    levels = f"{test.arm} {unit.number(figures.means[0])}, {test.against} {unit.number(figures.means[1])} {unit.name}"
+        return f"{outcome.label}: no pair of {' and '.join(test.arms)}"
+    other = "published" if test.level is not None else test.against
+    levels = f"{test.arm} {unit.number(figures.means[0])}, {other} {unit.number(figures.means[1])} {unit.name}"
     return f"{outcome.label} of {levels.strip()}: {_difference(seen, outcome)}"
 
 

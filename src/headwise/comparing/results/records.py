@@ -80,6 +80,8 @@ class ClaimTest(Record):
 
     "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
     strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
+    With a `level` the arm is held against this published figure and no other arm; a figure of one setting says nothing of
+    another, so that `scale` names the only scale at which it is judged.
     """
 
     arm: str
@@ -90,6 +92,9 @@ class ClaimTest(Record):
     effect: float | None = None
     # of "same", in the outcome's unit; None: the study's own
     margin: float | None = Field(default=None, gt=0)
+    # in the outcome's unit
+    level: float | None = None
+    scale: str = ""
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
@@ -97,11 +102,18 @@ class ClaimTest(Record):
             raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if self.level is not None and (self.along_axis or self.outcome == DIVERGED or self.against != "baseline"):
+            raise ValueError(f"{self.arm}: a level takes the place of another arm; it has no axis and no divergence")
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
             raise ValueError(f"{self.arm}: an effect of {self.effect:g} is not what says={self.says!r} means")
         return self
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Name the arms of a test that is of no axis."""
+        return (self.arm,) if self.level is not None else (self.arm, self.against)
 
     @property
     def along_axis(self) -> bool:
