@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from small_models import HOSTS, fresh
+from tiny_models import FAMILIES
 from torch import nn
 
 import headwise
@@ -247,7 +248,7 @@ def test_where_chooses_heads_and_not_matrices():
 
 
 def test_a_transposed_projection_and_a_tied_head_are_read():
-    model = fresh(gpt2())
+    model = FAMILIES["GPT2"].build().train()
     assert any(type(m).__name__ == "Conv1D" for m in model.modules())
     watch = headwise.watch(model, every=1, on_alert=None, statistics=["matrix_norm"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
