@@ -13,7 +13,9 @@ from headwise.statistics.curvature.lanczos import largest
 
 def symmetric(*eigenvalues, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    basis = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), generator=generator, dtype=torch.float64))[0]
+    basis = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), generator=generator, dtype=torch.float64))[
+        0
+    ]
     return basis @ torch.tensor(eigenvalues, dtype=torch.float64).diag() @ basis.T
 
 
@@ -48,7 +50,9 @@ def whole_hessian(loss, parameters):
             found = [None] * len(parameters)
             if entry.requires_grad:
                 found = torch.autograd.grad(entry, parameters, retain_graph=True, allow_unused=True)
-            rows.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, parameters)]))
+            rows.append(
+                torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, parameters)])
+            )
     return torch.stack(rows).detach()
 
 
@@ -101,9 +105,17 @@ def test_single_precision_is_near():
 @pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "sgd"])
 def test_the_preconditioned_sharpness_is_that_of_the_scaled_hessian(kind):
     model, loss = net()
-    slow, fast = [list(model.layer.self_attn.parameters()), [p for n, p in model.named_parameters() if "self_attn" not in n]]
+    slow, fast = [
+        list(model.layer.self_attn.parameters()),
+        [p for n, p in model.named_parameters() if "self_attn" not in n],
+    ]
     groups = [{"params": slow, "lr": 1e-3}, {"params": fast, "lr": 2e-3}]
-    made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    made = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adagrad": torch.optim.Adagrad,
+        "sgd": torch.optim.SGD,
+    }
     optimizer = made[kind](groups)
     for _ in range(3):
         optimizer.zero_grad()
@@ -133,7 +145,13 @@ def test_the_preconditioned_sharpness_is_that_of_the_scaled_hessian(kind):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5}, {"momentum": 0.9, "dampening": 0.5}],
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.5},
+        {"momentum": 0.9, "dampening": 0.5},
+    ],
 )
 @pytest.mark.parametrize("beyond", [0.98, 1.02])
 def test_steps_of_sgd_grow_beyond_the_threshold_and_shrink_below_it(settings, beyond):

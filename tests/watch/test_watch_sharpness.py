@@ -54,7 +54,9 @@ def of(watch, statistic):
 
 def test_the_sharpness_of_a_step_is_that_of_the_weights_before_its_update():
     model, twin = fresh(HOSTS["own"]), fresh(HOSTS["own"])
-    watch = headwise.watch(model, every=2, on_alert=None, statistics=["sharpness", "sharpness_share"], loss=loss_of(model))
+    watch = headwise.watch(
+        model, every=2, on_alert=None, statistics=["sharpness", "sharpness_share"], loss=loss_of(model)
+    )
     train(model, 3, watch)
     assert set(of(watch, "sharpness")) == {("model", 0), ("model", 2)}
     assert of(watch, "sharpness")["model", 0] == pytest.approx(headwise.sharpness(loss_of(twin), twin).value, rel=1e-3)
@@ -174,7 +176,9 @@ class Whole(nn.Module):
     def __init__(self):
         super().__init__()
         self.patch = nn.Conv2d(1, 8, 2, 2)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -238,7 +242,9 @@ def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
 def test_where_chooses_heads_and_not_matrices():
     torch.manual_seed(0)
     model = Whole()
-    watch = headwise.watch(model, every=1, on_alert=None, statistics=["matrix_norm", "max_logit"], where="blocks.0.self_attn")
+    watch = headwise.watch(
+        model, every=1, on_alert=None, statistics=["matrix_norm", "max_logit"], where="blocks.0.self_attn"
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     model(torch.randn(2, 1, 4, 4)).square().mean().backward()
     optimizer.step()

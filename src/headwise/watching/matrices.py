@@ -103,7 +103,9 @@ def _depth(name: str, sites: list[Site]) -> int:
     best, depth = 0, OUTSIDE
     for site in sites:
         theirs = site.name.split(".")
-        shared = next((i for i, (a, b) in enumerate(zip(parts, theirs, strict=False)) if a != b), min(len(parts), len(theirs)))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(parts, theirs, strict=False)) if a != b), min(len(parts), len(theirs))
+        )
         if shared > best:
             best, depth = shared, site.depth
         elif shared == best and site.depth != depth:

@@ -1,7 +1,8 @@
 """What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
-train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `watched/<statistic>/least`, `/greatest` and `/last`,
+`alerts/<kind>/step` and `/lead`, or `cost/<what>`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Outcome(Record):
     label: str
     unit: str = ""
     higher_is_better: bool | None = None
-    kind: Literal["metric", "gap", "heads", "alerts", "cost"] = "metric"
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost"] = "metric"
 
 
 class EnvironmentRecord(Record):
@@ -172,6 +173,8 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("watched/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")

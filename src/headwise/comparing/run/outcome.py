@@ -14,6 +14,7 @@ from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.train import Epoch, Training
+from headwise.comparing.run.watched import watched_outcomes
 from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
 
@@ -78,6 +79,7 @@ def describe_result(
     metrics.setdefault(training.task.primary(), None)
     if order.watch:
         metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+        metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
     metrics |= _costs(order, training, history, held, finished=divergence is None)
     return RunResult(
         format=2,

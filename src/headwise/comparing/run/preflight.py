@@ -60,13 +60,21 @@ def check_task(task: Task) -> None:
             part_of(task, number)
         except StudyError as error:
             raise StudyError(f"phase {phase.name!r}: {error}") from error
-    if task.head_statistics:
-        from headwise.watching.weights import known_names
+    _refuse_unknown_statistics(task)
 
+
+def _refuse_unknown_statistics(task: Task) -> None:
+    if not (task.head_statistics or task.watch_statistics):
+        return
+    from headwise.watching.weights import known_names
+    from headwise.watching.whole_model import MATRIX_NORM, OF_MODEL
+
+    # the sharpness is that of a step of training
+    for setting, beside in (("head_statistics", (MATRIX_NORM,)), ("watch_statistics", OF_MODEL)):
         try:
-            known_names(list(task.head_statistics))
+            known_names(list(getattr(task, setting)), beside)
         except ValueError as error:
-            raise StudyError(f"{name}.head_statistics: {error}") from error
+            raise StudyError(f"{type(task).__name__}.{setting}: {error}") from error
 
 
 def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bool = True) -> None:

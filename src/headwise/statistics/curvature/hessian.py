@@ -51,9 +51,7 @@ class Hessian:
 
     def _differentiate(self, what: Tensor, again: bool = False) -> tuple[Tensor | None, ...]:
         try:
-            return torch.autograd.grad(
-                what, self.parameters, create_graph=again, retain_graph=True, allow_unused=True
-            )
+            return torch.autograd.grad(what, self.parameters, create_graph=again, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise ValueError(TWICE.format(why=str(error).splitlines()[0])) from error
 

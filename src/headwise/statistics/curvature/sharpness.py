@@ -79,7 +79,9 @@ def sharpness(
             limit = stability(optimizer, learned)
         except ValueError as error:
             return Sharpness(*found, missing=str(error))
-        scaled = found if limit.scales is None else largest(_scaled(hessian, limit, start), start, iterations, tolerance)
+        scaled = (
+            found if limit.scales is None else largest(_scaled(hessian, limit, start), start, iterations, tolerance)
+        )
     return Sharpness(found.value, found.error, found.products, scaled.value, limit.threshold)
 
 
