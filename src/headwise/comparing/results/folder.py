@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from headwise.comparing.results.digests import damage
+from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
 from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs
 from headwise.watching.health_file import read_health
@@ -89,10 +90,15 @@ class StudyFolder:
         return [self.runs[arm, seed] for seed in self.seeds if (arm, seed) in self.runs]
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome."""
+        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome.
+
+        The outcome "diverged" is 1 for a run that did and 0 for one that finished.
+        """
         run = self.runs.get((arm, seed))
         if run is None:
             return None
+        if name == DIVERGED:
+            return float(run.status == "diverged") if run.result else None
         return self.study.failure if run.status == "diverged" and name == self.study.primary else run.metric(name)
 
     def missing(self) -> list[tuple[str, int]]:

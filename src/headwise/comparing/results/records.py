@@ -86,8 +86,10 @@ class ClaimTest(Record):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
-        if self.outcome == DIVERGED and self.says not in ("higher", "lower"):
-            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
+        if self.outcome == DIVERGED and self.says in ("same", "inside"):
+            raise ValueError(
+                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
+            )
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
         if self.effect is not None and self.says in ("same", "inside"):
@@ -168,7 +170,7 @@ class StudyRecord(Record):
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
         if name == DIVERGED:
-            return Outcome(name=name, label="divergence", higher_is_better=False)
+            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
         if name.startswith("cost/"):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
