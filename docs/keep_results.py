@@ -56,7 +56,7 @@ def study_page(folder: Path, note: str = "") -> str:
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
     lines += claims_table(analysis.claims)
-    others = [name for name in KEPT if name in analysis.outcomes and name != analysis.primary]
+    others = [name for name in kept_names(analysis) if name in analysis.outcomes and name != analysis.primary]
     for name in (analysis.primary, *others):
         lines += outcome_table(analysis, name)
     if any(arm.runs.diverged for arm in analysis.arms):
@@ -64,6 +64,13 @@ def study_page(folder: Path, note: str = "") -> str:
     lines += cost_table(analysis)
     lines += [line for said in study.notes for line in (said, "")]
     return "\n".join([*lines, *repeated(study)]) + "\n"
+
+
+def kept_names(analysis: Analysis) -> list[str]:
+    """Give the outcomes whose tables are kept: the usual ones, those that claims are about, and alerts."""
+    asked = [test.outcome for claim in analysis.claims for test in claim.tests]
+    alerts = [name for name, outcome in analysis.outcomes.items() if outcome.kind == "alerts"]
+    return list(dict.fromkeys([*KEPT, *asked, *alerts]))
 
 
 def findings_page(findings: FindingsRecord, note: str = "") -> str:

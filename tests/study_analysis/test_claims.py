@@ -332,3 +332,11 @@ def test_two_axes_of_one_setting_are_told_apart():
     values = {arm: [0.5, 0.6, 0.4] for arm in (*AXIS.arms, *other.arms)}
     found = analyse_study(study({"baseline": [0.5] * 3} | values, axes=[AXIS, other]))
     assert {one.axis for one in found.trends} == {AXIS.text, other.text}
+
+
+def test_what_was_read_while_a_run_trained_counts_though_it_diverged():
+    metrics = {"test/accuracy": None, "alerts/entropy_collapse/lead": 30.0, "watched/sharpness/greatest": 9.0, "cost/parameters": 5.0}
+    result = RunResult(status="diverged", arm="A()", seed=0, hash="0", metrics=metrics, divergence=Divergence(step=3), format=2)
+    run = RunFolder("A()", 0, Path("run"), result)
+    assert run.metric("alerts/entropy_collapse/lead") == 30 and run.metric("watched/sharpness/greatest") == 9
+    assert run.metric("test/accuracy") is None and run.metric("cost/parameters") is None

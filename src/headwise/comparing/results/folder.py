@@ -15,6 +15,8 @@ from headwise.comparing.results.stored import checked_config, checked_result, ch
 from headwise.watching.health_file import read_health
 from headwise.watching.records import Line
 
+WHILE_TRAINING = ("alerts/", "watched/")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -35,8 +37,11 @@ class RunFolder:
         return self.result.status if self.result else "unfinished"
 
     def metric(self, name: str) -> float | None:
-        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite."""
-        if self.result is None or self.result.status != "finished":
+        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite.
+
+        What was read while a run trained, alerts and watched statistics, is a figure of a diverged run too.
+        """
+        if self.result is None or not (self.result.status == "finished" or name.startswith(WHILE_TRAINING)):
             return None
         value = self.result.metrics.get(name)
         return float(value) if value is not None and math.isfinite(value) else None
