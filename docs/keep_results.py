@@ -67,9 +67,10 @@ def study_page(folder: Path, note: str = "") -> str:
 
 
 def kept_outcomes(analysis: Analysis) -> list[str]:
-    """Name the outcomes whose tables are kept: the primary one, the usual ones, and all that a claim is judged by."""
+    """Name the outcomes whose tables are kept: the primary one, the usual ones, all that a claim is judged by, and alerts."""
     judged = [test.outcome for claim in analysis.claims for test in claim.tests]
-    return list(dict.fromkeys(name for name in (analysis.primary, *KEPT, *judged) if name in analysis.outcomes))
+    alerts = [name for name, outcome in analysis.outcomes.items() if outcome.kind == "alerts"]
+    return list(dict.fromkeys(name for name in (analysis.primary, *KEPT, *judged, *alerts) if name in analysis.outcomes))
 
 
 def findings_page(findings: FindingsRecord, note: str = "") -> str:

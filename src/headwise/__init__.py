@@ -64,6 +64,7 @@ __all__ = [
     "parameter_groups",
     "parse",
     "regularize",
+    "sharpness",
     "sites",
     "watch",
 ]
@@ -87,6 +88,7 @@ _HOME = {
     "audit": "auditing.audit",
     "compress": "compressing.compress",
     "load_compressed": "compressing.loading",
+    "sharpness": "statistics.curvature.sharpness",
 }
 
 # Out of `from headwise import *`, which must work without transformers.
@@ -156,6 +158,7 @@ if TYPE_CHECKING:
     from headwise.regularizing.handle import handle as handle
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
+    from headwise.statistics.curvature.sharpness import sharpness as sharpness
     from headwise.watching.callback import WatchCallback as WatchCallback
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard

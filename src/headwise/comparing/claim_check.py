@@ -74,6 +74,11 @@ def _check_outcome(name: str, study: Study) -> None:
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
         _refuse_unless(name, [f"rates/{one}/{what}" for one in task.head_rates for what in ("rate", "fit")])
+    elif kind == "watched":
+        known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in ("least", "greatest", "last")]
+        _refuse_unless(name, known)
+        if not study.watch:
+            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
     elif kind == "heads":
         _refuse_unless("/".join(name.split("/")[:2]), [f"heads/{one}" for one in task.head_statistics])
     elif type(task).summary is Task.summary:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,6 +124,21 @@ class Regularized:
     def drop_penalties(self) -> bool:
         """Forget the penalties that were never read, and tell whether there were any."""
         return bool(self._penalties.take())
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to it."""
+        counters = [(f, int(f.counter), f.reached) for f in self.fitted]
+        before, self._penalties = self._penalties, penalties.Penalties()
+        seen, forgotten = (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
+        try:
+            yield
+        finally:
+            self._penalties = before
+            (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
+            for fitted, counter, reached in counters:
+                fitted.counter.fill_(counter)
+                fitted.reached = reached
 
     def loss(self) -> Tensor:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.

@@ -34,12 +34,12 @@ def judge(study: StudyFolder, claim: ClaimRecord) -> JudgedClaim:
     """Return a claim with its verdict; one without a test cannot be told."""
     outcomes = [study.study.outcome(test.outcome) for test in claim.tests]
     figures = [
-        None if test.outcome == DIVERGED else gather(study, test, outcome)
+        None if _by_pairs(test) else gather(study, test, outcome)
         for test, outcome in zip(claim.tests, outcomes)
     ]
     numbers = [one for one in figures if isinstance(one, Figures)]
     # tests on divergence take their part of the error apart: no flips join them with the others
-    apart = sum(test.outcome == DIVERGED for test in claim.tests)
+    apart = sum(map(_by_pairs, claim.tests))
     alpha = ALPHA * (1 - apart / max(len(claim.tests), 1))
     seen = iter(_seen(numbers, alpha))
     tests = []
@@ -51,6 +51,11 @@ def judge(study: StudyFolder, claim: ClaimRecord) -> JudgedClaim:
         else:
             tests.append(_number(study, test, outcome, one, next(seen), alpha))
     return _claim(claim, tests)
+
+
+def _by_pairs(test: ClaimTest) -> bool:
+    """Tell whether McNemar's exact test judges: along an axis shares of diverged runs have a slope like any figure."""
+    return test.outcome == DIVERGED and not test.along_axis
 
 
 def _claim(claim: ClaimRecord, tests: list[JudgedTest]) -> JudgedClaim:

@@ -2,6 +2,7 @@
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
 train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
+`watched/<statistic>/least`, `/greatest` and `/last`,
 `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
 """
 
@@ -45,7 +46,7 @@ class Outcome(Record):
     label: str
     unit: str = ""
     higher_is_better: bool | None = None
-    kind: Literal["metric", "gap", "heads", "alerts", "cost"] = "metric"
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost"] = "metric"
 
 
 class EnvironmentRecord(Record):
@@ -98,8 +99,10 @@ class ClaimTest(Record):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
-        if self.outcome == DIVERGED and self.says not in ("higher", "lower"):
-            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
+        if self.outcome == DIVERGED and self.says in ("same", "inside"):
+            raise ValueError(
+                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
+            )
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
         if self.level is not None and (self.along_axis or self.outcome == DIVERGED or self.against != "baseline"):
@@ -187,13 +190,15 @@ class StudyRecord(Record):
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
         if name == DIVERGED:
-            return Outcome(name=name, label="divergence", higher_is_better=False)
+            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
         if name.startswith("cost/"):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
         if name.startswith("rates/"):
             return Outcome(name=name, label=words_of_rate(name))
+        if name.startswith("watched/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")

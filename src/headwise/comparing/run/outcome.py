@@ -16,6 +16,7 @@ from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
+from headwise.comparing.run.watched import watched_outcomes
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -81,6 +82,7 @@ def describe_result(
         metrics |= alert_outcomes(order.folder / HEALTH, divergence)
         if divergence is None:
             metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
+        metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
     metrics |= _costs(order, training, history, held, finished=divergence is None)
     return RunResult(
         format=2,

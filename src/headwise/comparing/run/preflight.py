@@ -66,12 +66,15 @@ def check_task(task: Task) -> None:
 def _check_statistics(task: Task) -> None:
     """Refuse names of statistics that do not exist, and rates of what a watched run does not read."""
     owner = type(task).__name__
-    for field in ("head_statistics", "watch_statistics", "head_rates"):
-        if names := getattr(task, field):
-            from headwise.watching.weights import known_names
+    if task.head_statistics or task.watch_statistics or task.head_rates:
+        from headwise.watching.weights import known_names
+        from headwise.watching.whole_model import MATRIX_NORM, OF_MODEL
 
+        # the sharpness is that of a step of training
+        beside = {"head_statistics": (MATRIX_NORM,), "watch_statistics": OF_MODEL, "head_rates": OF_MODEL}
+        for field, more in beside.items():
             try:
-                known_names(list(names))
+                known_names(list(getattr(task, field)), more)
             except ValueError as error:
                 raise StudyError(f"{owner}.{field}: {error}") from error
     unread = sorted(set(task.head_rates) - set(task.watch_statistics or task.head_rates))
