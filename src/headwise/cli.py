@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,9 +30,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import headwise
-
-        print(f"headwise {headwise.__version__}")
+        # from the metadata: a door is above every floor, and importing it here would turn an arrow round
+        print(f"headwise {metadata.version('headwise')}")
         raise typer.Exit
 
 
