@@ -1,23 +1,26 @@
 """Keep the results of a study as small files: tables as Markdown, the analysis as JSON, the table as CSV.
 
-    python docs/keep_results.py results/digits docs/results/digits
+python docs/keep_results.py results/digits docs/results/digits
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 from headwise.comparing.results.analysis_record import Analysis, Interval
+from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim
 from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
 from headwise.comparing.results.records import StudyRecord
 from headwise.comparing.results.stored import checked_analysis, checked_findings, checked_study
 from headwise.files.errors import StudyError
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 
+CLAIMS = "claims.json"
 # the outcomes whose tables are kept beside the primary one, where they were recorded
 KEPT = ("test/accuracy", "test/loss", "train/loss", "train/accuracy", "gap/accuracy")
 
@@ -30,14 +33,21 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     """
     if (folder / "analysis.json").is_file():
         text, copied = study_page(folder, note), ("analysis.json", "table.csv")
+        study, found = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
+        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), claims=found.claims)
     elif (folder / "findings.json").is_file():
-        text, copied = findings_page(checked_findings(folder / "findings.json"), note), ("findings.json",)
+        findings = checked_findings(folder / "findings.json")
+        text, copied = findings_page(findings, note), ("findings.json",)
+        claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=findings.claims)
     else:
         raise StudyError(f"{folder} holds neither analysis.json nor findings.json: carry out its study first.")
     kept.mkdir(parents=True, exist_ok=True)
     (kept / "README.md").write_text(text, encoding="utf-8")
     for name in copied:
         shutil.copyfile(folder / name, kept / name)
+    if claims.claims:
+        stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+        (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
 
 
 def study_page(folder: Path, note: str = "") -> str:
@@ -45,6 +55,7 @@ def study_page(folder: Path, note: str = "") -> str:
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
+    lines += claims_table(analysis.claims)
     others = [name for name in KEPT if name in analysis.outcomes and name != analysis.primary]
     for name in (analysis.primary, *others):
         lines += outcome_table(analysis, name)
@@ -59,9 +70,22 @@ def findings_page(findings: FindingsRecord, note: str = "") -> str:
     """Give the page of a study of findings: its sentences, its tables and how to repeat it."""
     lines = [f"# {findings.title}", "", findings.question, ""]
     lines += [line for said in [*findings.paragraphs, *([note] if note else [])] for line in (said, "")]
+    lines += claims_table(findings.claims)
     for table in findings.tables:
         lines += [f"## {table.title}", "", *findings_table(table), ""]
     return "\n".join([*lines, *repeated(findings)]) + "\n"
+
+
+def claims_table(claims: list[JudgedClaim]) -> list[str]:
+    """Give the lines of the claims: what was published, what was seen here, and whether both agree."""
+    if not claims:
+        return []
+    rows = []
+    for claim in claims:
+        verdict = f"**{claim.verdict}**" + (f": {claim.why}" if claim.why else "")
+        said = f"{claim.text} ({claim.source})" if claim.source else claim.text
+        rows.append([said, claim.published_words or "–", claim.ours or "–", verdict])
+    return ["## Claims", "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
 
 
 def outcome_table(analysis: Analysis, name: str) -> list[str]:
@@ -71,7 +95,9 @@ def outcome_table(analysis: Analysis, name: str) -> list[str]:
     rows = []
     for arm in analysis.arms:
         difference = arm.differences.get(name)
-        rows.append([f"`{arm.label}`", _interval(arm.metrics.get(name), unit), _interval(difference, unit, signed=True)])
+        rows.append(
+            [f"`{arm.label}`", _interval(arm.metrics.get(name), unit), _interval(difference, unit, signed=True)]
+        )
         p = p_value(difference.p_corrected) if difference else None
         rows[-1] += [p or "–", (difference.verdict_text or difference.verdict) if difference else "–"]
     title = outcome.label[:1].upper() + outcome.label[1:] + (f" ({unit.name})" if unit.name else "")
@@ -115,7 +141,8 @@ def repeated(study: StudyRecord | FindingsRecord) -> list[str]:
     where = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
     parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {where}."]
     parts.append(f"Commit {(study.commit or 'unknown')[:12]}.")
-    return [f"Settings: {_listed(study.settings)}.", "", " ".join(parts)]
+    scale = [f"Scale: {study.scale}."] if study.scale else []
+    return [" ".join([*scale, f"Settings: {_listed(study.settings)}."]), "", " ".join(parts)]
 
 
 def _listed(values: dict[str, Any] | None) -> str:

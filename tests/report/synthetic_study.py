@@ -37,10 +37,12 @@ def write_study(
     margin=None,
     axes=(),
     heads=False,
+    claims=(),
+    scale="small",
 ):
     """Write a complete study folder and return its path.
 
-    `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs; `axes` holds
+    `claims` are what study.json holds of them; `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs; `axes` holds
     (name, values, methods); `heads` adds outcomes of heads.
     """
     folder = Path(folder)
@@ -60,6 +62,8 @@ def write_study(
         ],
         "margin": margin,
         "axes": [{"name": name, "values": list(values), "arms": list(arms)} for name, values, arms in axes],
+        "claims": list(claims),
+        "scale": scale,
         "settings": {
             "dataset": "synthetic",
             "epochs": epochs,

@@ -9,6 +9,7 @@ from typing import Any
 from headwise.comparing.arms.arm import canonical_arms
 from headwise.comparing.arms.settings import read_settings
 from headwise.comparing.arms.sweep import read_sweep
+from headwise.comparing.claim_check import canonical_claims
 from headwise.comparing.request import Request
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
@@ -23,15 +24,19 @@ def choose_study(request: Request) -> Study:
     Raises:
         StudyError: naming the arm, the setting or the scale that cannot be.
     """
-    study = find_study(request)
+    written = study = find_study(request)
     if request.scale is not None:
         study = _scaled(study, request.scale)
+    # judged on the study as it is written: on the command line anything may be left out
+    claims = canonical_claims(study.model_copy(update={"methods": canonical_arms(study.methods, study.task)}))
     task = _changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
     for text in sweeps:
         read_sweep(text, task)
     update = {
         "task": task,
+        "claims": claims,
+        "scale": scale_of(written, task),
         "methods": canonical_arms(request.methods or (() if request.sweeps else study.methods), task),
         "sweeps": sweeps,
         "seeds": request.seeds or study.seeds,
@@ -62,6 +67,14 @@ def _scaled(study: Study, name: str) -> Study:
     scale = study.scales[name]
     task = build_task(type(study.task), study.task.model_dump() | scale.settings)
     return study.model_copy(update={"task": task, "seeds": scale.seeds or study.seeds})
+
+
+def scale_of(study: Study, task: Task) -> str:
+    """Name the scale that has the settings of `task`: a declared one, "default" for those of the study, else "other"."""
+    for name, scale in study.scales.items():
+        if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
+            return name
+    return "default" if task.model_dump() == study.task.model_dump() else "other"
 
 
 def _changed(task: Task, request: Request) -> Task:

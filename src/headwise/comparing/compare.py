@@ -17,7 +17,15 @@ from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
-from headwise.comparing.results.records import EnvironmentRecord, MetricRecord, RunEntry, RunResult, StudyRecord
+from headwise.comparing.results.records import (
+    ClaimRecord,
+    ClaimTest,
+    EnvironmentRecord,
+    MetricRecord,
+    RunEntry,
+    RunResult,
+    StudyRecord,
+)
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.preflight import check_task, evaluations_of
 from headwise.comparing.study import Study
@@ -76,6 +84,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
     return StudyRecord(
         format=2,
         name=study.name,
+        scale=study.scale,
         identity=study.identity(comparison.trials),
         title=study.title,
         question=study.question,
@@ -88,7 +97,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         margin=study.margin,
         # tuning writes arms at other values than the axis has
         axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
-        claims=list(study.claims),
+        claims=_claims(study, arms),
         settings=_settings(comparison),
         runs=[RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders],
         command=comparison.command,
@@ -98,6 +107,17 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         environments=[EnvironmentRecord.model_validate(environment) for environment in found],
         notes=notes,
     )
+
+
+def _claims(study: Study, arms: list[str]) -> list[ClaimRecord]:
+    """Give the claims, whose tests name arms as they were run: tuning writes them with the values it chose."""
+    run = dict(zip(study.arms, arms))
+
+    def named(test: ClaimTest) -> ClaimTest:
+        names = {"arm": run.get(test.arm, test.arm), "against": run.get(test.against, test.against)}
+        return test.model_copy(update=names)
+
+    return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in study.claims]
 
 
 def _settings(comparison: Comparison) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class Study(BaseModel):
     margin: float | None = Field(default=None, gt=0)
     claims: tuple[ClaimRecord, ...] = ()
     scales: dict[str, Scale] = {}
+    # the scale that the settings are, "other" for none of the declared ones
+    scale: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.comparing.recipe import OptimizerName
-from headwise.comparing.results.records import ClaimRecord
+from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
 from headwise.studies.digits import images_and_digits
@@ -80,8 +80,14 @@ STUDY = Study(
     watch=True,
     claims=(
         ClaimRecord(
-            text="Low attention entropy and instability come together, and SigmaReparam prevents both.",
+            text="SigmaReparam keeps a transformer from diverging where the plain one does.",
             source="Zhai et al. 2023, arXiv 2303.06296",
+            tests=(ClaimTest(arm='SigmaReparam(init="one")', outcome="diverged", says="lower"),),
+        ),
+        ClaimRecord(
+            text="A norm on queries and keys keeps a transformer from diverging at a high learning rate.",
+            source="Dehghani et al. 2023, arXiv 2302.05442",
+            tests=(ClaimTest(arm='QKNorm(norm="rms")', outcome="diverged", says="lower"),),
         ),
     ),
     notes=(

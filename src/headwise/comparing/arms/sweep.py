@@ -31,7 +31,7 @@ def read_sweep(text: str, task: Task) -> AxisRecord:
             arms.append(read_arm(VALUES.sub(f"{name}={value:.12g}", text), task).text)
         except StudyError as error:
             raise StudyError(f"--sweep {text!r}, at {name}={value:.12g}: {error}") from error
-    return AxisRecord(name=name, values=sorted(values), arms=arms)
+    return AxisRecord(name=name, values=sorted(values), arms=arms, text=text)
 
 
 def _number(value: str, text: str) -> float:

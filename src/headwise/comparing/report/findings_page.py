@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.comparing.report.claims_section import claims_section
 from headwise.comparing.report.run_records import repeat
 from headwise.comparing.results.findings_record import ChartRecord, FindingsRecord, TableRecord
 from headwise.pages.line_charts import lines
@@ -14,6 +15,7 @@ def findings_page(findings: FindingsRecord) -> str:
     """Return the report of findings as one HTML page; their first paragraph is the answer and stands on top."""
     paragraphs = findings.paragraphs
     sections = [
+        *claims_section(findings.claims),
         *([Section("What was found", prose(paragraphs[1:]))] if len(paragraphs) > 1 else []),
         *_charts(findings),
         *(Section(found.title, _table(found)) for found in findings.tables),

@@ -1,4 +1,4 @@
-"""Lay out the report of a comparison: divergence, the answer, differences, axes, costs, curves, heads, runs and how to repeat it."""
+"""Lay out the report of a comparison: claims, divergence, the answer, differences, axes, costs, curves, heads, runs and how to repeat it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from headwise.comparing.report.answer_table import answer_table, notes_on_table
 from headwise.comparing.report.axis_section import axis_sections
+from headwise.comparing.report.claims_section import claims_section
 from headwise.comparing.report.cost_section import cost_section
 from headwise.comparing.report.difference_section import difference_sections
 from headwise.comparing.report.divergence_section import divergence_section
@@ -15,21 +16,20 @@ from headwise.comparing.report.learning_curves import learning_curves
 from headwise.comparing.report.run_records import differing, repeat, runs_table, words_on_runs
 from headwise.comparing.results.analysis_record import Analysis
 from headwise.comparing.results.folder import StudyFolder
-from headwise.comparing.results.records import StudyRecord
 from headwise.pages.formats import unit_named
-from headwise.pages.shell import Column, Section, join, page, pairs, prose, table
+from headwise.pages.shell import Section, join, page, pairs, prose
 
 
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
     described = study.study
     sections = [
+        *claims_section(analysis.claims),
         *divergence_section(analysis),
         Section(
             "Result",
             join(_unfinished(analysis), _doubts(study, analysis), answer_table(analysis), notes_on_table(analysis)),
         ),
-        *_claims(described),
         *difference_sections(analysis),
         *axis_sections(study, analysis),
         *cost_section(analysis),
@@ -67,21 +67,6 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
         (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)
     ]
     return facts + found
-
-
-def _claims(described: StudyRecord) -> list[Section]:
-    if not described.claims:
-        return []
-    columns = [Column("claim", wide=True), Column("published", wide=True), Column("source", wide=True)]
-    rows = [
-        [
-            claim.text,
-            "; ".join(f"{name} {value}" for name, value in claim.published.items()) or "–",
-            claim.source or "–",
-        ]
-        for claim in described.claims
-    ]
-    return [Section("What was claimed", table(columns, rows, caption="Claims that this study tests", sort=False))]
 
 
 def _unfinished(analysis: Analysis) -> Any:

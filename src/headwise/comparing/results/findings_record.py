@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.comparing.results.claim_record import JudgedClaim
 from headwise.comparing.results.records import Record
 
 
@@ -33,11 +34,14 @@ class FindingsRecord(Record):
     """Hold what findings.json says; the first paragraph is the answer."""
 
     name: str = ""
+    scale: str = ""
     title: str = ""
     question: str = ""
     paragraphs: list[str] = []
     tables: list[TableRecord] = []
     charts: list[ChartRecord] = []
+    # judged by the study itself, from its own checked numbers
+    claims: list[JudgedClaim] = []
     settings: dict[str, Any] = {}
     command: str | list[str] = ""
     commit: str | None = None

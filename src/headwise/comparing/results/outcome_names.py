@@ -12,6 +12,8 @@ COSTS = (
     "flops_per_step",
     "inference_seconds_per_example",
 )
+# whether a run diverged: what a claim may be about, though no run writes it as a figure
+DIVERGED = "diverged"
 # of version 0.1, whose names began with the split
 OLD_SPLITS = ("train", "validation", "test", "gap")
 OLD_COUNTS = ("steps", "epochs")

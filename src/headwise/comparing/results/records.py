@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headwise.comparing.results.outcome_names import OLD_COUNTS, OLD_SPLITS, new_name, words_of
+from headwise.comparing.results.outcome_names import DIVERGED, OLD_COUNTS, OLD_SPLITS, new_name, words_of
 
 
 class Record(BaseModel):
@@ -63,14 +63,57 @@ class AxisRecord(Record):
     name: str
     values: list[float]
     arms: list[str]
+    # the sweep as it was written; earlier versions wrote none
+    text: str = ""
+
+
+class ClaimTest(Record):
+    """Say what must be seen if a claim is true: of an arm, or along an axis, in one outcome.
+
+    "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
+    strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
+    """
+
+    arm: str
+    outcome: str
+    says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
+    against: str = "baseline"
+    # published, in the outcome's unit; along an axis from its first value to its last
+    effect: float | None = None
+    # of "same", in the outcome's unit; None: the study's own
+    margin: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> ClaimTest:
+        if self.outcome == DIVERGED and self.says not in ("higher", "lower"):
+            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
+        if self.margin is not None and self.says != "same":
+            raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if self.effect is not None and self.says in ("same", "inside"):
+            raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
+        if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
+            raise ValueError(f"{self.arm}: an effect of {self.effect:g} is not what says={self.says!r} means")
+        return self
+
+    @property
+    def along_axis(self) -> bool:
+        """Tell whether the test is of an axis."""
+        return self.says in ("rises", "falls", "inside")
 
 
 class ClaimRecord(Record):
-    """Hold the sentence that a study tests, where it was published, and the figures published with it."""
+    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show it."""
 
     text: str
     source: str = ""
     published: dict[str, str] = {}
+    tests: tuple[ClaimTest, ...] = ()
+
+    @field_validator("tests", mode="before")
+    @classmethod
+    def _of_json(cls, found: Any) -> Any:
+        # JSON has no tuples, and what is read is read strictly
+        return tuple(found) if isinstance(found, list) else found
 
 
 class StudyRecord(Record):
@@ -80,6 +123,8 @@ class StudyRecord(Record):
     # tells this study from another in the same folder; earlier versions wrote none
     identity: str = ""
     name: str = ""
+    # the declared size of the study that its settings are, "other" for none of them
+    scale: str = ""
     title: str = ""
     question: str = ""
     kind: str = "compare"
@@ -121,6 +166,8 @@ class StudyRecord(Record):
 
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
+        if name == DIVERGED:
+            return Outcome(name=name, label="divergence", higher_is_better=False)
         if name.startswith("cost/"):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis
+from headwise.comparing.results.claim_record import JudgedClaim
 from headwise.comparing.results.findings_record import FindingsRecord
 from headwise.comparing.results.stored import checked_analysis, checked_findings
 from headwise.pages.formats import Unit, p_value, unit_named
@@ -33,12 +34,20 @@ def print_table(analysis: Analysis) -> None:
         print(line)
     print()
     print_sentences([analysis.answer, *analysis.warnings, *_costs(analysis)])
+    print_claims(analysis.claims)
 
 
 def print_findings(findings: FindingsRecord) -> None:
     """Print the sentence that answers a study of findings."""
     print()
     print_sentences(findings.paragraphs[:1])
+    print_claims(findings.claims)
+
+
+def print_claims(claims: list[JudgedClaim]) -> None:
+    """Print one line a claim: the verdict, then as much of the claim as fits."""
+    for claim in claims:
+        print(textwrap.shorten(f"claim, {claim.verdict}: {claim.text}", WIDTH, placeholder=" …"))
 
 
 def print_sentences(sentences: list[str]) -> None:

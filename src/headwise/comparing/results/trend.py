@@ -37,9 +37,16 @@ def trend(outcomes: Table) -> Trend | None:
     whole = whole[np.isfinite(whole).all(axis=1)]
     if whole.shape[0] < 2 or whole.shape[1] < 3:
         return None
-    at = np.arange(whole.shape[1]) - (whole.shape[1] - 1) / 2
-    slopes = whole @ at / (at**2).sum()
-    return Trend(float(slopes.mean()), sign_flip(slopes.tolist()), _page(whole), len(whole))
+    found = slopes(whole)
+    return Trend(float(found.mean()), sign_flip(found.tolist()), _page(whole), len(whole))
+
+
+def slopes(outcomes: Table) -> Table:
+    """Return each seed's mean change from one value to the next; NaN for a seed with a missing figure."""
+    import numpy as np
+
+    at = np.arange(outcomes.shape[1]) - (outcomes.shape[1] - 1) / 2
+    return outcomes @ at / (at**2).sum()
 
 
 def _page(whole: NDArray[np.float64]) -> float:

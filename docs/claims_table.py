@@ -1,0 +1,93 @@
+"""Write one table over the claims of all kept studies into docs/results/README.md, between its two marks.
+
+python docs/claims_table.py            write it
+python docs/claims_table.py --check    say whether it is current
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from pydantic import ValidationError
+
+from headwise.comparing.results.claim_record import ClaimsRecord, Verdict
+from headwise.comparing.results.stored import checked_findings
+from headwise.files.errors import StudyError
+
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
+HEAD = ["claim", "published figure", "ours [95 %]", "verdict", "scale", "study"]
+
+
+def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
+    """Give the judged claims of every kept study, by the folder's name.
+
+    Raises:
+        StudyError: for a file that cannot be read.
+    """
+    found = {}
+    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
+        claims, findings = folder / "claims.json", folder / "findings.json"
+        if claims.is_file():
+            try:
+                found[folder.name] = ClaimsRecord.model_validate_json(claims.read_text(encoding="utf-8"))
+            except ValidationError as error:
+                raise StudyError(f"{claims} does not hold claims: {error}. Keep the results again.") from error
+        elif findings.is_file():
+            record = checked_findings(findings)
+            found[folder.name] = ClaimsRecord(study=record.name, scale=record.scale, claims=record.claims)
+    return {name: record for name, record in found.items() if record.claims}
+
+
+def table(results: Path) -> str:
+    """Give the table as Markdown, with the counts of the verdicts above it."""
+    kept = kept_claims(results)
+    verdicts = [claim.verdict for record in kept.values() for claim in record.claims]
+    counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict)]
+    said = f"{len(verdicts)} claims of {len(kept)} studies: {', '.join(counts)}."
+    rows = [HEAD, ["---"] * len(HEAD)]
+    for name, record in kept.items():
+        seeds = f", {record.seeds} seeds" if record.seeds else ""
+        for claim in record.claims:
+            verdict = claim.verdict + (f": {claim.why}" if claim.why else "")
+            text = f"{claim.text} ({claim.source})" if claim.source else claim.text
+            figures = [claim.published_words or "–", claim.ours or "–"]
+            rows.append([text, *figures, verdict, f"{record.scale or 'default'}{seeds}", f"[{name}]({name}/README.md)"])
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join([said, "", *lines])
+
+
+def filled(page: str, content: str) -> str:
+    """Give the page with `content` between its marks.
+
+    Raises:
+        StudyError: where the page does not have both marks, once and in their order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in before + after:
+        raise StudyError(f"the page needs one line {BEGIN!r} and, below it, one line {END!r}.")
+    return f"{before}{BEGIN}\n{content}\n{END}{after}"
+
+
+def main() -> None:
+    """Write the table, or say whether it is current."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the table is not current")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
+    given = parser.parse_args()
+    path = given.results / "README.md"
+    try:
+        page = path.read_text(encoding="utf-8")
+        wanted = filled(page, table(given.results))
+    except (OSError, StudyError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
+    if given.check:
+        parser.exit(*((0, "") if page == wanted else (1, f"{path} is not current: run python docs/claims_table.py\n")))
+    path.write_text(wanted, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

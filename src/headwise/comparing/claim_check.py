@@ -1,0 +1,96 @@
+"""What can be known of a study's claims before anything trains: their arms, axes and outcomes exist."""
+
+from __future__ import annotations
+
+from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.sweep import read_sweep
+from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.results.outcome_names import COSTS, DIVERGED
+from headwise.comparing.results.records import ClaimRecord, ClaimTest
+from headwise.comparing.run.preflight import evaluations_of
+from headwise.comparing.study import Study
+from headwise.comparing.task import Task
+from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
+
+
+def canonical_claims(study: Study) -> tuple[ClaimRecord, ...]:
+    """Write the arms of a study's claims in their one form, and the axes as the study writes them.
+
+    Raises:
+        StudyError: naming the claim and its arm, axis, margin or outcome that the study does not have.
+    """
+    found = []
+    for claim in study.claims:
+        try:
+            tests = tuple(_canonical(test, study) for test in claim.tests)
+        except StudyError as error:
+            raise StudyError(f"the claim {claim.text!r} of {study.name}: {error}") from error
+        found.append(claim.model_copy(update={"tests": tests}))
+    return tuple(found)
+
+
+def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
+    _check_outcome(test.outcome, study)
+    if test.along_axis:
+        return test.model_copy(update={"arm": _axis(test, study)})
+    names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}
+    for name in names.values():
+        if name not in study.arms:
+            raise StudyError(
+                f"it has no arm {name}.{suggest(name, list(study.arms))} Its arms: {'; '.join(study.arms)}."
+            )
+    alike = test.outcome.rpartition("/")[2] == study.task.primary().rpartition("/")[2]
+    if test.says == "same" and test.margin is None and (study.margin is None or not alike):
+        raise StudyError(
+            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+        )
+    return test.model_copy(update=names)
+
+
+def _axis(test: ClaimTest, study: Study) -> str:
+    asked = read_sweep(test.arm, study.task)
+    for axis in study.axes:
+        if axis.arms == asked.arms:
+            if test.says == "inside" and len(axis.arms) < 3:
+                raise StudyError(f"the axis {axis.text} has {len(axis.arms)} values, and none of them lies inside.")
+            return axis.text
+    have = "; ".join(axis.text for axis in study.axes) or "none"
+    raise StudyError(f"it has no axis {test.arm}. Its axes: {have}.")
+
+
+def _check_outcome(name: str, study: Study) -> None:
+    if name == DIVERGED:
+        return
+    task, kind = study.task, name.partition("/")[0]
+    if kind == "cost":
+        _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
+    elif kind == "alerts":
+        if not study.watch:
+            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+    elif kind == "heads":
+        _refuse_unless("/".join(name.split("/")[:2]), [f"heads/{one}" for one in task.head_statistics])
+    elif type(task).summary is Task.summary:
+        _check_metric(name, task)
+
+
+def _check_metric(name: str, task: Task) -> None:
+    """Refuse a metric that no evaluation gives; what a count or finish of the task's own gives cannot be known."""
+    evaluations, metric = evaluations_of(task), name.rpartition("/")[2]
+    metrics = [metric.name for metric in task.all_metrics()]
+    own = type(task).count is not Task.count or type(task).finish is not Task.finish
+    if own or any(evaluation.count or evaluation.finish for evaluation in evaluations):
+        metrics = list(dict.fromkeys([*metrics, metric]))
+    _refuse_unless(name, [f"{where}/{one}" for where in _places(task, evaluations) for one in metrics])
+
+
+def _places(task: Task, evaluations: list[Evaluation]) -> list[str]:
+    names = [evaluation.name for evaluation in evaluations]
+    by_phase = [evaluation.name for evaluation in evaluations if evaluation.when in ("phase", "epoch")]
+    return [*names, "gap", *(f"{phase.name}/{name}" for phase in task.phases() for name in by_phase)]
+
+
+def _refuse_unless(name: str, known: list[str]) -> None:
+    if name not in known:
+        have = f" Outcomes like it: {', '.join(known[:12])}." if known else ""
+        raise StudyError(f"no run records the outcome {name}.{suggest(name, known)}{have}")

@@ -1,0 +1,290 @@
+"""Claims: every verdict, from made-up results of which it is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from headwise.comparing.results.claims_judged import judge
+from headwise.comparing.results.folder import RunFolder, StudyFolder
+from headwise.comparing.results.records import (
+    AxisRecord,
+    ClaimRecord,
+    ClaimTest,
+    Divergence,
+    MetricRecord,
+    RunResult,
+    StudyRecord,
+)
+
+AXIS = AxisRecord(
+    name="p", values=[0.1, 0.2, 0.3], arms=["A(p=0.1)", "A(p=0.2)", "A(p=0.3)"], text="A(p={0.1,0.2,0.3})"
+)
+# what a seed adds to a difference: mean 0
+NOISE = np.random.default_rng(0).normal(size=64)
+
+
+def noise(seeds: int) -> np.ndarray:
+    part = NOISE[:seeds] - NOISE[:seeds].mean()
+    return part / part.std(ddof=1)
+
+
+def study(figures: dict[str, list[float | str | None]], *, margin=None, failure=None, axes=(), outcome="test/accuracy"):
+    """Make a study of arms whose outcome in each seed is given; "diverged" for a run that did."""
+    arms, seeds = list(figures), len(next(iter(figures.values())))
+    metrics = [MetricRecord(name="accuracy", label="accuracy", higher_is_better=True, unit="%", failure=failure)]
+    metrics.append(MetricRecord(name="loss", label="loss", higher_is_better=False, unit="nats"))
+    record = StudyRecord(
+        arms=arms,
+        baseline="baseline",
+        seeds=list(range(seeds)),
+        primary="test/accuracy",
+        metrics=metrics,
+        margin=margin,
+        axes=list(axes),
+    )
+    runs = {}
+    for arm, values in figures.items():
+        for seed, value in enumerate(values):
+            if value is None:
+                continue
+            broken = value == "diverged"
+            result = RunResult(
+                status="diverged" if broken else "finished",
+                arm=arm,
+                seed=seed,
+                hash="0",
+                metrics={} if broken else {outcome: value},
+                divergence=Divergence(step=3) if broken else None,
+                format=2,
+            )
+            runs[arm, seed] = RunFolder(arm, seed, Path("run"), result)
+    return StudyFolder(Path("study"), record, runs)
+
+
+def paired(mean: float, spread: float, seeds: int = 10, **settings) -> StudyFolder:
+    """Make a study of two arms whose differences have this mean and this standard deviation."""
+    base = np.linspace(0.5, 0.6, seeds)
+    return study({"baseline": list(base), "A()": list(base + mean + spread * noise(seeds))}, **settings)
+
+
+def test_of(says, **more) -> ClaimTest:
+    return ClaimTest(**{"arm": "A()", "outcome": "test/accuracy", "says": says} | more)
+
+
+test_of.__test__ = False
+
+
+def judged(found: StudyFolder, *tests: ClaimTest):
+    return judge(found, ClaimRecord(text="It helps.", source="somebody", tests=tests))
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "says", "effect", "verdict", "why"),
+    [
+        (0.02, 0.01, "higher", None, "agrees", ""),
+        (-0.02, 0.01, "lower", None, "agrees", ""),
+        (0.02, 0.01, "lower", None, "does not agree", "of the other sign"),
+        (-0.02, 0.01, "higher", 0.01, "does not agree", "of the other sign"),
+        # seen with nearly full power, had it been there
+        (0.001, 0.01, "higher", 0.05, "does not agree", "published 5.00 points would have been seen with 100% power"),
+        (-0.001, 0.01, "lower", -0.05, "does not agree", "published 5.00 points would have been seen"),
+        # there, but less than was published
+        (0.02, 0.01, "higher", 0.10, "agrees", "smaller than the published 10.00 points"),
+        (0.001, 0.01, "higher", None, "cannot be told", "at the effect measured"),
+        (0.001, 0.01, "higher", 0.002, "cannot be told", "at the published effect"),
+        # the interval excludes an effect that would mostly have been missed
+        (-0.005, 0.01, "higher", 0.003, "cannot be told", "at the published effect"),
+        # power enough, and an interval that holds 0 and the effect alike
+        (0.006, 0.01, "higher", 0.0125, "cannot be told", "at the effect measured"),
+    ],
+)
+def test_a_direction_is_judged_by_its_interval_and_its_power(mean, spread, says, effect, verdict, why):
+    found = judged(paired(mean, spread), test_of(says, effect=effect))
+    assert found.verdict == verdict and why in found.why
+    assert found.tests[0].mean == pytest.approx(mean) and found.tests[0].n == 10
+    assert (found.seeds_needed is not None) == (verdict == "cannot be told")
+
+
+def test_the_seeds_needed_are_those_of_the_t_test():
+    (test,) = judged(paired(0.001, 0.01), test_of("higher", effect=0.002)).tests
+    # of an effect of 0.2 standard deviations: 199 pairs, by the noncentral t distribution
+    needed = next(n for n in range(10, 999) if _power(0.2, n) >= 0.8)
+    assert needed == 199
+    # the sign flips of ten pairs ask for another t than Student's
+    assert needed * 0.85 < test.seeds_needed < needed * 1.15
+    assert test.power == pytest.approx(_power(0.2, 10), abs=0.03)
+
+
+def _power(effect, n):
+    critical = stats.t.ppf(0.975, n - 1)
+    return stats.nct.sf(critical, n - 1, effect * n**0.5) + stats.nct.cdf(-critical, n - 1, effect * n**0.5)
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "verdict", "why"),
+    [
+        (0.001, 0.004, "agrees", "within ±1.00 points"),
+        (0.03, 0.01, "does not agree", "lies outside ±1.00 points"),
+        (-0.03, 0.01, "does not agree", "lies outside ±1.00 points"),
+        (0.003, 0.02, "cannot be told", "crosses ±1.00 points"),
+        (0.012, 0.01, "cannot be told", "crosses ±1.00 points"),
+    ],
+)
+def test_sameness_is_shown_within_a_margin_alone(mean, spread, verdict, why):
+    own = judged(paired(mean, spread), test_of("same", margin=0.01))
+    by_study = judged(paired(mean, spread, margin=0.01), test_of("same"))
+    assert own.verdict == by_study.verdict == verdict and why in own.why
+    assert judged(paired(mean, spread), test_of("same")).why == "no margin is declared"
+
+
+def test_sameness_needs_as_many_seeds_as_its_simulation_says():
+    (test,) = judged(paired(0.003, 0.02), test_of("same", margin=0.01)).tests
+    drawn = np.random.default_rng(1).normal(0.003, 0.02, (4000, test.seeds_needed))
+    half = stats.t.ppf(0.95, test.seeds_needed - 1) * drawn.std(axis=1, ddof=1) / test.seeds_needed**0.5
+    shown = (abs(drawn.mean(axis=1)) + half < 0.01).mean()
+    assert 0.72 < shown < 0.88
+
+
+@pytest.mark.parametrize(
+    ("levels", "says", "verdict"),
+    [
+        ((0.5, 0.52, 0.54), "rises", "agrees"),
+        ((0.5, 0.52, 0.54), "falls", "does not agree"),
+        ((0.54, 0.52, 0.5), "falls", "agrees"),
+        ((0.5, 0.5, 0.501), "rises", "cannot be told"),
+        ((0.5, 0.56, 0.5), "inside", "agrees"),
+        ((0.5, 0.52, 0.58), "inside", "does not agree"),
+        ((0.5, 0.501, 0.5), "inside", "cannot be told"),
+        ((0.5, 0.501, 0.502), "inside", "cannot be told"),
+    ],
+)
+def test_an_axis_rises_falls_or_has_its_best_inside(levels, says, verdict):
+    rng = np.random.default_rng(3)
+    arms = {arm: list(level + 0.01 * rng.normal(size=10)) for arm, level in zip(AXIS.arms, levels)}
+    found = judged(study({"baseline": [0.5] * 10} | arms, axes=[AXIS]), test_of(says, arm=AXIS.text))
+    assert found.verdict == verdict, found.why
+    assert found.ours
+
+
+def test_an_effect_along_an_axis_is_from_its_first_value_to_its_last():
+    rng = np.random.default_rng(3)
+    arms = {arm: list(0.5 + 0.01 * rng.normal(size=10)) for arm in AXIS.arms}
+    made = study({"baseline": [0.5] * 10} | arms, axes=[AXIS])
+    (much,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.10)).tests
+    (little,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.01)).tests
+    assert much.verdict == "does not agree" and little.verdict == "cannot be told"
+
+
+def test_who_diverges_is_told_by_mcnemar():
+    base = ["diverged"] * 8 + [0.5, 0.6]
+    made = study({"baseline": base, "A()": [0.5] * 10, "B()": base[:6] + [0.5] * 4})
+    less = judged(made, test_of("lower", outcome="diverged"))
+    more = judged(made, test_of("higher", outcome="diverged"))
+    open_ = judged(made, test_of("lower", arm="B()", outcome="diverged"))
+    assert (less.verdict, more.verdict, open_.verdict) == ("agrees", "does not agree", "cannot be told")
+    assert less.ours == "A() diverged in 0 of 10 seeds, baseline in 8 (exact p = 0.0078)"
+    # two of ten seeds: six of a kind in four of five studies take 38
+    needed = next(n for n in range(6, 99) if stats.binom.sf(5, n, 0.2) >= 0.8)
+    assert open_.seeds_needed == needed and f"{needed} seeds would be needed" in open_.why
+    seen = judged(made, test_of("lower", arm="B()", outcome="diverged", effect=-0.9))
+    assert seen.verdict == "does not agree" and "90% of the runs would have been seen" in seen.why
+
+
+def test_a_diverged_run_counts_as_failure_where_the_task_declares_it():
+    figures = {"baseline": [0.5 + 0.01 * x for x in noise(10)], "A()": ["diverged"] * 10}
+    assert judged(study(figures, failure=0.1), test_of("lower")).verdict == "agrees"
+    without = judged(study(figures), test_of("lower"))
+    assert (without.verdict, without.why) == ("cannot be told", "no pair of finished runs")
+
+
+def test_a_claim_agrees_only_whole_and_one_contradiction_is_enough():
+    base = list(0.5 + 0.001 * noise(10))
+    arms = {"A()": 0.02 + 0.01 * noise(10), "B()": 0.001 + 0.01 * noise(10)[::-1], "C()": -0.02 + 0.01 * noise(10)}
+    made = study({"baseline": base} | {arm: list(base + by) for arm, by in arms.items()})
+    up, open_, down = (test_of("higher", arm=arm) for arm in arms)
+    assert judged(made, up).verdict == "agrees"
+    partly = judged(made, up, open_)
+    assert partly.verdict == "cannot be told" and partly.why.startswith("B() in test/accuracy: ")
+    assert partly.seeds_needed == partly.tests[1].seeds_needed
+    assert judged(made, up, open_, down).verdict == "does not agree"
+    # intervals of several tests hold together, and are wider
+    alone, together = judged(made, up).tests[0], partly.tests[0]
+    assert together.low < alone.low < alone.high < together.high
+
+
+def test_another_arm_than_the_baseline_can_be_the_reference():
+    base = np.linspace(0.5, 0.6, 10)
+    made = study({"baseline": list(base), "A()": list(base + 0.05), "B()": list(base + 0.04 + 0.002 * noise(10))})
+    assert judged(made, test_of("higher", against="B()")).verdict == "agrees"
+    assert judged(made, test_of("higher", arm="B()", against="A()")).verdict == "does not agree"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"arm": "B()"}, "the arm B() was not run"),
+        ({"against": "B()"}, "the arm B() was not run"),
+        ({"outcome": "test/f1"}, "outcome test/f1 was not recorded"),
+        ({"says": "rises", "arm": "A(p={1,2,3})"}, "the axis A(p={1,2,3}) was not run"),
+        ({"outcome": "diverged", "arm": "B()"}, "the arm B() was not run"),
+    ],
+)
+def test_what_was_not_run_or_recorded_is_told_and_crashes_nothing(change, why):
+    found = judged(paired(0.02, 0.01), test_of("higher", **change) if "says" not in change else test_of(**change))
+    assert (found.verdict, found.why, found.seeds_needed) == ("cannot be told", why, None)
+
+
+def test_figures_that_are_nan_or_absent_make_no_pair():
+    figures = {"baseline": [0.5] * 8 + [math.nan, None], "A()": [0.6 + 0.01 * x for x in noise(10)]}
+    (test,) = judged(study(figures), test_of("higher")).tests
+    assert (test.verdict, test.n) == ("agrees", 8)
+    nothing = judged(
+        study({"baseline": [math.nan] * 8, "A()": [0.5] * 8}), test_of("higher"), test_of("same", margin=1)
+    )
+    assert nothing.verdict == "cannot be told" and "no pair of finished runs" in nothing.why
+    every = judged(study({"baseline": [math.nan] * 8, "A()": [math.nan] * 8}), test_of("higher"))
+    assert every.why == "outcome test/accuracy was not recorded"
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_too_few_seeds_tell_nothing_however_equal_the_differences(seeds):
+    base = list(np.linspace(0.5, 0.6, seeds))
+    made = study({"baseline": base, "A()": [one + 0.1 for one in base]}, margin=0.2)
+    for test in (test_of("higher"), test_of("lower", effect=0.1), test_of("same")):
+        found = judged(made, test)
+        assert found.verdict == "cannot be told" and found.seeds_needed == 6, found.why
+
+
+def test_a_claim_without_a_test_cannot_be_told():
+    found = judge(paired(0.02, 0.01), ClaimRecord(text="It looks better."))
+    assert (found.verdict, found.why) == ("cannot be told", "this study holds no test of it")
+
+
+def test_divergence_and_numbers_share_the_error_of_a_claim():
+    base = ["diverged"] * 6 + [0.5 + 0.01 * x for x in noise(10)[:4]]
+    made = study({"baseline": base, "A()": [0.6] * 10}, failure=0.1)
+    # six seeds decide alone (p 0.031), and not with half of the error
+    assert judged(made, test_of("lower", outcome="diverged")).verdict == "agrees"
+    both = judged(made, test_of("lower", outcome="diverged"), test_of("higher"))
+    assert [test.verdict for test in both.tests] == ["cannot be told", "agrees"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"says": "same", "outcome": "diverged"}, "higher or lower"),
+        ({"says": "higher", "margin": 0.1}, "says='same' alone"),
+        ({"says": "same", "effect": 0.1}, "takes no effect"),
+        ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),
+        ({"says": "bigger"}, "says"),
+        ({"says": "same", "margin": -1}, "margin"),
+    ],
+)
+def test_a_test_without_a_meaning_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        test_of(**settings)
