@@ -78,6 +78,10 @@ class ClaimTest(Record):
     outcome: str
     says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
     against: str = "baseline"
+    # of `against`, where it is another one: the last layer's figure against the first's; "": the same
+    against_outcome: str = ""
+    # a number that `arm` is held against instead of an arm, in the outcome's unit
+    level: float | None = None
     # published, in the outcome's unit; along an axis from its first value to its last
     effect: float | None = None
     # of "same", in the outcome's unit; None: the study's own
@@ -89,6 +93,12 @@ class ClaimTest(Record):
             raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if (self.against_outcome or self.level is not None) and (self.along_axis or self.outcome == DIVERGED):
+            raise ValueError(f"{self.arm}: an axis or divergence is held against neither another outcome nor a level")
+        if self.against_outcome and self.level is not None:
+            raise ValueError(
+                f"{self.arm}: it is held against {self.against_outcome} or against {self.level:g}, not both"
+            )
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):

@@ -82,7 +82,11 @@ class DeiT(Task):
     def count(self, output: Tensor, targets: Tensor) -> Sums:
         """Count the images, the right ones by the first and by the first five classes, and their loss in nats."""
         right = {"accuracy": in_top(output, targets, 1).sum(), "top5": in_top(output, targets, 5).sum()}
-        return {"weight": torch.tensor(len(targets)), "loss": F.cross_entropy(output, targets, reduction="sum"), **right}
+        return {
+            "weight": torch.tensor(len(targets)),
+            "loss": F.cross_entropy(output, targets, reduction="sum"),
+            **right,
+        }
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5, naming each corrupt one."""
