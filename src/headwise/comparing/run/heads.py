@@ -12,26 +12,16 @@ import torch
 from headwise.comparing.run.batches import lengths_of, make_batch, run_model
 from headwise.comparing.run.examples import Examples, size, take
 from headwise.comparing.run.train import Training
-from headwise.core.call import Call
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
+from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 
 # held-out examples that are read: enough for means, and few enough to cost less than an epoch
 EXAMPLES = 512
-
-
-class _Looking:
-    """Bring the calls of one site in evaluation mode to the recorder."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, call: Call, out: torch.Tensor) -> None:
-        self.recorder.take(call, out)
 
 
 @torch.no_grad()
@@ -45,16 +35,18 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     names = list(task.head_statistics)
     places, weights = Places(model, None), Weights(names)
     recorder = Recorder(names, None, weights, training=False)
+    observers: list[SiteObserver] = []
     try:
         weights.look(model, [fitted.site for fitted in places.sites])
         for fitted in places.sites:
-            fitted.observer, fitted.armed = _Looking(recorder), True
+            observers.append(SiteObserver(fitted, recorder, places.model))
+            fitted.observer, fitted.armed = observers[-1], True
         model.eval()
         _run_through(training, model, take(examples, slice(0, EXAMPLES)))
         figures = list(_figures(recorder, places))
     finally:
-        for fitted in places.sites:
-            fitted.observer, fitted.armed = None, False
+        for observer in observers:
+            observer.remove()
         places.leave()
         recorder.clear()
     return _outcomes(figures)

@@ -35,6 +35,8 @@ class DeiT(Task):
         Metric("top5", "top-5 accuracy", unit="%", failure=0.5),
     )
 
+    shows_maps: ClassVar[bool] = True
+
     dim: int = Field(192, ge=1)
     depth: int = Field(12, ge=1)
     heads: int = Field(3, ge=1)
