@@ -29,16 +29,22 @@ def model_of(made, run):
     return model.eval()
 
 
+def what_enters(model):
+    """Give, by depth, what enters each attention layer in the next forward."""
+    entered = {}
+    for depth in (0, 1):
+        block = model[1].blocks[depth]
+        block.attn.register_forward_pre_hook(lambda _, x, depth=depth: entered.update({depth: x[0]}))
+    return entered
+
+
 def test_the_maps_are_the_softmax_of_the_trained_models_logits(study):
     made, folder = study
     images = made.task.data("test")[0][:1]
     for arm, temperature in (("baseline", 1.0), ("Temperature(value=0.1)", 0.1)):
         run = folder.runs[arm, 0]
         model = model_of(made, run)
-        entered = {}
-        for depth in (0, 1):
-            block = model[1].blocks[depth]
-            block.attn.register_forward_pre_hook(lambda _, x, depth=depth: entered.update({depth: x[0]}))
+        entered = what_enters(model)
         with torch.no_grad():
             if temperature != 1.0:
                 import headwise
