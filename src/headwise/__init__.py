@@ -27,6 +27,7 @@ __all__ = [
     "GatedOutput",
     "InputNoise",
     "JsonLines",
+    "LinearAttention",
     "Method",
     "NeuTRENO",
     "NuclearDecay",
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from headwise.methods import FeatScale as FeatScale
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import LinearAttention as LinearAttention
     from headwise.methods import NeuTRENO as NeuTRENO
     from headwise.methods import NuclearDecay as NuclearDecay
     from headwise.methods import ProductDecay as ProductDecay

@@ -12,6 +12,7 @@ from headwise.methods.entropy_penalty import EntropyPenalty
 from headwise.methods.feat_scale import FeatScale
 from headwise.methods.gated_output import GatedOutput
 from headwise.methods.input_noise import InputNoise
+from headwise.methods.linear_attention import LinearAttention
 from headwise.methods.neutreno import NeuTRENO
 from headwise.methods.nuclear_decay import NuclearDecay
 from headwise.methods.product_decay import ProductDecay
@@ -39,6 +40,7 @@ __all__ = [
     "FeatScale",
     "GatedOutput",
     "InputNoise",
+    "LinearAttention",
     "NeuTRENO",
     "NuclearDecay",
     "ProductDecay",
