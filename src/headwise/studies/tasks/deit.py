@@ -26,8 +26,8 @@ SHIFT = 4
 class DeiT(Task):
     """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned positions.
 
-    With `adapt_steps` a run has a second phase of so many steps, with a learning rate of its own, and the arm's methods act in
-    it alone: a plain model is trained first and adapted then.
+    With `adapt` a run has a second phase, a third as long, with a learning rate of its own, and the arm's methods act in it
+    alone: a plain model is trained first and adapted then.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -44,7 +44,7 @@ class DeiT(Task):
     patch: int = Field(4, ge=1)
     augment: bool = Field(False, description="training images are flipped and moved by up to 4 pixels")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    adapt_steps: int | None = Field(None, ge=1, description="steps of a second phase, in which alone methods act")
+    adapt: bool = Field(False, description="a second phase, a third as long, in which alone the arm's methods act")
     adapt_learning_rate: float = Field(1e-3, gt=0)
 
     def model(self) -> VisionTransformer:
@@ -54,9 +54,10 @@ class DeiT(Task):
 
     def phases(self) -> list[Phase]:
         """Give one phase, or the training of a plain model and its adaptation."""
-        if self.adapt_steps is None:
+        if not self.adapt:
             return [Phase("train")]
-        changes = {"steps": self.adapt_steps, "learning_rate": self.adapt_learning_rate}
+        length = {"epochs": max(1, self.epochs // 3)} if self.steps is None else {"steps": max(1, self.steps // 3)}
+        changes = {**length, "learning_rate": self.adapt_learning_rate}
         return [Phase("train", methods=False), Phase("adapt", changes=changes)]
 
     def evaluations(self) -> list[Evaluation]:
