@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
-from headwise.studies.tasks.deit import DeiT
+from headwise.studies.tasks.deit import PUBLISHED, SMALL, DeiT
 
 NEUTRENO, FEATSCALE = "NeuTRENO(strength=0.6)", "FeatScale()"
 BOTH = f"{NEUTRENO} + {FEATSCALE}"
@@ -138,29 +138,13 @@ WITHIN = (
     ),
 )
 
-# DeiT-tiny as published, where it is not about ImageNet: width, depth, heads, rate, schedule, decay, precision, epochs
-PUBLISHED = {
-    **{"dim": 192, "heads": 3, "mlp_dim": 768, "patch": 4, "steps": None, "epochs": 300, "batch_size": 1024},
-    **{"learning_rate": 1e-3, "adapt_learning_rate": 1e-3, "warmup": 1 / 60, "weight_decay": 0.05, "test_size": None},
-    **{"final_learning_rate": 1e-5, "label_smoothing": 0.1, "augment": True, "dtype": "bfloat16"},
-}
-
 STUDY = Study(
     name="neutreno-cifar",
     title="NeuTRENO in image classification",
     question="Does NeuTRENO raise the accuracy of a DeiT-like transformer, alone, beside FeatScale, in symmetric attention and in a model "
     "trained without it, and does it keep tokens, values and maps apart?",
     task=DeiT(
-        dim=48,
-        heads=3,
-        mlp_dim=96,
-        patch=8,
-        steps=200,
-        batch_size=32,
-        learning_rate=2e-3,
-        schedule="cosine",
-        warmup=0.1,
-        test_size=2000,
+        **SMALL,
         head_statistics=(
             "stream_cosine",
             "final_cosine",

@@ -22,6 +22,37 @@ from headwise.studies.tasks.vision_transformer import VisionTransformer
 # pixels by which a crop may be moved, as is usual for CIFAR
 SHIFT = 4
 
+# what two cores train in a quarter of a minute
+SMALL: dict[str, Any] = {
+    "dim": 48,
+    "mlp_dim": 96,
+    "patch": 8,
+    "steps": 200,
+    "batch_size": 32,
+    "learning_rate": 2e-3,
+    "schedule": "cosine",
+    "warmup": 0.1,
+    "test_size": 2000,
+}
+# DeiT-tiny's shape and recipe, without the RandAugment, mixing, erasing and stochastic depth that it has for ImageNet
+PUBLISHED: dict[str, Any] = {
+    "dim": 192,
+    "mlp_dim": 768,
+    "patch": 4,
+    "steps": None,
+    "epochs": 300,
+    "batch_size": 1024,
+    "learning_rate": 1e-3,
+    "final_learning_rate": 1e-5,
+    # 5 of 300 epochs
+    "warmup": 1 / 60,
+    "weight_decay": 0.05,
+    "label_smoothing": 0.1,
+    "augment": True,
+    "dtype": "bfloat16",
+    "test_size": None,
+}
+
 
 class DeiT(Task):
     """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned positions.
