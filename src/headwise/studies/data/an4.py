@@ -88,7 +88,8 @@ def _read(path: Path) -> list[tuple[str, Utterance]]:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # a file of our own, which is closed though numpy refuses it
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in ARRAYS}
     except FileNotFoundError as error:
         raise StudyError(f"{path} is missing. {SOURCE.by_hand}") from error

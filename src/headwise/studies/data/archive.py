@@ -122,7 +122,7 @@ def downloaded(package: Package, folder: Path, lacking: str, tell: Callable[[str
             yield read
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, gzip.BadGzipFile, KeyError) as error:
         path.unlink()
-        reason = error.args[0] if error.args else type(error).__name__
+        reason = " ".join(str(error.args[0] if error.args else type(error).__name__).split())
         raise StudyError(f"{address} cannot be unpacked: {reason}. It was deleted; start again.") from error
     path.unlink()
 

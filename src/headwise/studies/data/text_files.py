@@ -33,6 +33,8 @@ def read_rows(path: Path, columns: int, *, more: bool = False, header: tuple[str
     Raises StudyError that names the first line with another number of cells, and a `header` that is not the file's.
     """
     rows = [line.split("\t") for line in read_lines(path)]
+    if not rows:
+        raise StudyError(f"{path}, line 1: it is empty. {AGAIN}")
     if header and tuple(rows[0]) != header:
         raise StudyError(f"{path}, line 1: {rows[0]} where the header {list(header)} must stand. {AGAIN}")
     for number, row in enumerate(rows, start=1):
