@@ -12,9 +12,13 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from headwise.comparing.arms.arm import canonical_arms
 from headwise.comparing.results.claim_record import ClaimsRecord, Verdict
 from headwise.comparing.results.stored import checked_findings
+from headwise.comparing.run.configuration import BASELINE
+from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
+from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
@@ -56,7 +60,34 @@ def table(results: Path) -> str:
             figures = [claim.published_words or "–", claim.ours or "–"]
             rows.append([text, *figures, verdict, f"{record.scale or 'default'}{seeds}", f"[{name}]({name}/README.md)"])
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join([said, "", *lines])
+    return "\n".join([said, "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
+
+
+def made_otherwise(results: Path) -> list[str]:
+    """Name the kept results whose arms are not those that their study has now."""
+    found = []
+    for folder in sorted(path for path in results.iterdir() if (path / "analysis.json").is_file()):
+        if folder.name not in study_names():
+            continue
+        study = load_study(folder.name).STUDY
+        now = {BASELINE, *canonical_arms(study.methods, study.task), *(arm for axis in study.axes for arm in axis.arms)}
+        kept = _kept_arms(folder / "analysis.json")
+        more, fewer = [arm for arm in kept if arm not in now], sorted(now - set(kept))
+        if more or fewer:
+            parts = [f"with {', '.join(f'`{arm}`' for arm in more)}"] if more else []
+            parts += [f"without {', '.join(f'`{arm}`' for arm in fewer)}"] if fewer else []
+            found.append(f"[{folder.name}]({folder.name}/README.md) was made {' and '.join(parts)}, unlike the study as it is now.")
+    return found
+
+
+def _kept_arms(path: Path) -> list[str]:
+    """Give the arms of a kept analysis, of whatever version."""
+    found = read_json(path)
+    entries = found.get("arms", found.get("methods")) if isinstance(found, dict) else None
+    labels = [entry.get("label") for entry in entries or [] if isinstance(entry, dict)]
+    if not labels or None in labels:
+        raise StudyError(f"{path} does not say which arms it is of. Keep the results again.")
+    return labels
 
 
 def filled(page: str, content: str) -> str:

@@ -39,17 +39,24 @@ class CompareCommand(TyperCommand):
         """Print the options, then the settings of the study or task that was named."""
         super().format_help(ctx, formatter)
         given = ctx.meta.get("headwise.given", [])
-        task = next((after for name, after in itertools.pairwise(given) if name == "--task"), None)
+        task, scale = (_after(option, given) for option in ("--task", "--scale"))
         study = next((word for word in given if word in study_names()), None)
         if task or study:
             from headwise.comparing.settings_help import describe_request
             from headwise.files.errors import StudyError
 
             try:
-                print(describe_request(study, task, BuiltIn()))
+                print(describe_request(study, task, scale, BuiltIn()))
             except StudyError as error:
                 print(f"error: {error}", file=sys.stderr)
                 ctx.exit(1)
+
+
+def _after(option: str, given: list[str]) -> str | None:
+    """Give what stands after an option, or behind its equals sign."""
+    apart = (after for name, after in itertools.pairwise(given) if name == option)
+    joined = (word.partition("=")[2] for word in given if word.startswith(f"{option}="))
+    return next(itertools.chain(apart, joined), None)
 
 
 @app.command(cls=CompareCommand)

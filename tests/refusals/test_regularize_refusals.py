@@ -235,3 +235,13 @@ def test_layers_are_named_by_text(where):
     ):
         headwise.regularize(model, DropHead(p=0.2), where=where)
     same(before, untouched(model))
+
+
+@pytest.mark.parametrize("reason", ["DropHead needs heads of equal size", "needs heads of equal size"])
+def test_a_refusal_names_the_method_once(monkeypatch, reason):
+    from headwise.regularizing import plan
+
+    monkeypatch.setattr(plan, "refusal", lambda method, site: reason)
+    model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+    with pytest.raises(ValueError, match=r"not applicable: DropHead needs heads of equal size"):
+        headwise.regularize(model, DropHead(p=0.1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,18 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     assert page.count("| small, 10 seeds | [synthetic](synthetic/README.md) |") == 3
 
 
+def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
+    made = write_study(tmp_path / "made", methods=ARMS, effects=(0, 0, 0), epochs=3)
+    headwise.comparing.report.write(made)
+    for name in ("entropy-collapse", "no-study"):
+        assert command("keep_results.py", made, tmp_path / "kept" / name).returncode == 0
+    (tmp_path / "kept" / "README.md").write_text("<!-- claims -->\n<!-- end of claims -->\n")
+    assert command("claims_table.py", "--results", tmp_path / "kept").returncode == 0
+    (line,) = [line for line in (tmp_path / "kept" / "README.md").read_text().splitlines() if "was made" in line]
+    assert line.startswith("[entropy-collapse](entropy-collapse/README.md) was made with `DropHead(p=0.2)`, `QKNorm()` and without")
+    assert 'without `QKNorm(norm="rms")`, `SigmaReparam(init="one")`, unlike' in line
+
+
 @pytest.mark.parametrize("page", ["no marks", "<!-- claims -->", "<!-- end of claims --><!-- claims -->"])
 def test_a_page_without_its_marks_is_refused(tmp_path, page):
     (tmp_path / "README.md").write_text(page)
@@ -123,3 +136,8 @@ def test_claims_of_findings_are_shown_and_printed(tmp_path, capsys):
     print_answer(tmp_path)
     assert "claim, agrees: A law holds." in capsys.readouterr().out
     assert "law exact" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_kept_results_of_every_version_can_be_put_into_the_table():
+    table = runpy.run_path(str(ROOT / "docs" / "claims_table.py"))["table"](ROOT / "docs" / "results")
+    assert table.splitlines()[0].endswith(".") and "| claim | published figure |" in table

@@ -39,6 +39,17 @@ def test_every_arm_has_its_difference_its_p_and_its_verdict(tmp_path, capsys):
     assert "A step takes 10.7 ms (baseline) to 11.1 ms (A(p=1))." in lines
 
 
+def test_a_unit_stays_in_one_piece(tmp_path, capsys):
+    folder = write_study(tmp_path, methods=("baseline", LONG), effects=(0, 0.01), seeds=10, epochs=3)
+    study = json.loads((folder / "study.json").read_text())
+    study["metrics"][0]["label"] = "F1"
+    study["evaluations"] = ["test"]
+    (folder / "study.json").write_text(json.dumps(study))
+    lines = printed(folder, capsys)
+    head = lines[: next(at for at, line in enumerate(lines) if line.startswith("baseline"))]
+    assert any("(%)" in line for line in head) and not any(line.rstrip().endswith("(") or "( " in line for line in head)
+
+
 def test_findings_print_the_sentence_that_leads(tmp_path, capsys):
     (tmp_path / "findings.json").write_text(json.dumps({"paragraphs": ["The answer is yes. " * 8, "More."]}))
     lines = printed(tmp_path, capsys)

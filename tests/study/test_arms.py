@@ -74,6 +74,14 @@ def test_the_order_of_the_parts_does_not_matter(task):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("Temperature(value=VShap(start=1, end=1, warmup=10%, total=100%))", "no schedule 'VShap'. Did you mean 'VShape'?"),
+        ("Temperature(value=ramp(start=1, end=2, steps=9))", "no schedule 'ramp'. Did you mean 'Ramp'?"),
+        ("Temperature(value=1.0 > 0.1 at 50%)", "cannot read a schedule from '1.0 > 0.1 at 50%'; write one of '1.0 -> 0.1"),
+        ("Temperature(value=1.0 - > 0.1 over 5)", "cannot read a schedule from '1.0 - > 0.1 over 5'; write one of"),
+        ("Temperature(value=0.1 at 50%)", "cannot read a schedule from '0.1 at 50%'; write one of"),
+        ("baseline | optimizer=adan", "optimizer=adan: Input should be 'adamw', 'adam'"),
+        ("baseline | optimizer=adan", "Did you mean 'adam'?"),
+        ("baseline | schedule=cosin", "Did you mean 'cosine'?"),
         ("DropHed(p=0.1)", "There is no method 'DropHed'. Did you mean 'DropHead'?"),
         ("basline", "Or did you mean 'baseline'?"),
         ("DropHead(q=0.1)", "DropHead has no setting 'q'. Its settings: p"),
@@ -192,6 +200,13 @@ def test_an_arm_that_changes_the_data_is_refused_and_one_that_changes_the_model_
     check_arms(("baseline | dim=16", "baseline | epochs=9"), classes())
     with pytest.raises(StudyError, match=r"baseline \| pixels=8: its changes \(pixels\) give it other train examples"):
         check_arms(("baseline | pixels=8",), classes())
+
+
+def test_a_sweep_keeps_all_digits_of_its_values(task):
+    axis = read_sweep("NeuTRENO(strength={0.12345678901234567,0.12345678901234599,2})", task)
+    # both differ after twelve digits
+    assert axis.arms[0] == f"NeuTRENO(strength={0.12345678901234567!r})" and len(set(axis.arms)) == 3
+    assert read_sweep("baseline | batch_size={2,4}", task).arms == ["baseline | batch_size=2", "baseline | batch_size=4"]
 
 
 def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):

@@ -312,6 +312,32 @@ def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
     assert (found.seeds, found.task.epochs, found.task.depth) == (3, 99, 1)
 
 
+def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, capsys):
+    from types import SimpleNamespace
+
+    from headwise.comparing.results.records import ClaimRecord, ClaimTest
+    from headwise.comparing.settings_help import describe_request
+    from headwise.comparing.study import Scale
+    from headwise.files.errors import StudyError
+
+    test = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher")
+    claim = ClaimRecord(text="It helps.", source="Somebody 2020", tests=(test,))
+    scales = {"small": Scale(settings={"epochs": 2}), "paper": Scale(settings={"epochs": 90, "batch_size": 64}, seeds=3)}
+    study = tiny_study(methods=("DropHead(p=0.2)",)).model_copy(update={"claims": (claim,), "scales": scales})
+    studies = SimpleNamespace(load=lambda name: SimpleNamespace(STUDY=study))
+    plain, paper = (describe_request("tiny", None, scale, studies) for scale in (None, "paper"))
+    assert "  epochs=3 " in plain and "  epochs=90 " in paper and "  batch_size=64 " in paper
+    assert "tiny: Tiny, at the scale paper, 3 seeds" in paper and "tiny: Tiny, 1 seeds" in plain
+    for text in (plain, paper):
+        assert "Arms:\n  baseline\n  DropHead(p=0.2)" in text
+        assert "It helps. (Somebody 2020)\n    DropHead(p=0.2): higher in test/accuracy against baseline" in text
+        assert "--scale small: epochs=2\n" in text and "--scale paper: epochs=90, batch_size=64, 3 seeds" in text
+        assert max(map(len, text.splitlines())) <= 80
+    with pytest.raises(StudyError, match=r"--scale papr: tiny has no such scale\. Did you mean 'paper'\?"):
+        describe_request("tiny", None, "papr", studies)
+    assert headwise("compare", "digits", "--scale=none", "--help").returncode == 1
+
+
 def test_the_help_of_a_study_lists_its_settings():
     done = headwise("compare", "digits", "--help")
     assert done.returncode == 0 and "--sweep" in done.stdout

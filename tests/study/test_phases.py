@@ -82,6 +82,19 @@ def test_a_run_of_two_phases_stopped_at_each_checkpoint_ends_with_the_same_bits(
     assert all(torch.equal(tensor, weights(order)[name]) for name, tensor in weights(whole).items())
 
 
+def test_the_study_says_how_long_each_phase_is(tmp_path):
+    import json
+
+    carry(adapt(way="both"), tmp_path)
+    settings = json.loads((tmp_path / "study.json").read_text())["settings"]
+    assert settings["phases"] == "pretrain 2 epochs, then adapt 3 epochs" and "epochs" not in settings
+    (found,) = streams(tmp_path).values()
+    assert len(found) == 5
+    carry(adapt(way="alone"), tmp_path / "alone")
+    settings = json.loads((tmp_path / "alone" / "study.json").read_text())["settings"]
+    assert settings["epochs"] == 2 and "phases" not in settings
+
+
 def test_a_phase_starts_from_the_folder_of_a_run_and_knows_its_content(tmp_path):
     carry(adapt(way="alone"), tmp_path / "first")
     _, folder = model_of(tmp_path / "first")

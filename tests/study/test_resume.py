@@ -4,8 +4,11 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -95,6 +98,36 @@ def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
     assert trained == [3, 4]
     execute(other, lambda event: None)
     assert numbers(order.folder) == numbers(other.folder)
+
+
+@pytest.mark.bits
+def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_was_stopped(tmp_path, monkeypatch):
+    study = tiny_study(methods=(ARM,), epochs=3)
+    stopped, *others = (orders(study, tmp_path / name)[1] for name in "abcdef")
+    stopped_after(stopped, 2, monkeypatch)
+    execute(stopped, lambda event: None)
+    content = (stopped.folder / CURRENT).read_bytes()
+    for order in others:
+        # another process orders what it hashes in another way
+        code = "import sys, pickle; from headwise.comparing.run.execution import execute; execute(pickle.load(sys.stdin.buffer), print)"
+        subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), check=True, capture_output=True)
+        assert (order.folder / CURRENT).read_bytes() == content
+
+
+def test_times_come_back_with_a_run_and_lost_ones_count_for_none(tmp_path, monkeypatch):
+    study = tiny_study(epochs=3)
+    (order,), (lost,) = orders(study, tmp_path / "a"), orders(study, tmp_path / "b")
+    stopped_after(order, 2, monkeypatch)
+    before = [json.loads(line)["seconds"] for line in (order.folder / "metrics.jsonl").read_text().splitlines()]
+    (order.folder / "metrics.jsonl").unlink()
+    execute(order, lambda event: None)
+    after = [json.loads(line)["seconds"] for line in (order.folder / "metrics.jsonl").read_text().splitlines()]
+    assert after[:2] == before and all(after)
+    stopped_after(lost, 3, monkeypatch)
+    (lost.folder / "times.json").write_text("{torn")
+    result = execute(lost, lambda event: None)
+    assert result.metrics["cost/seconds_per_step"] is None
+    assert result.metrics["test/accuracy"] is not None
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])

@@ -26,7 +26,7 @@ def choose_study(request: Request) -> Study:
     """
     written = study = find_study(request)
     if request.scale is not None:
-        study = _scaled(study, request.scale)
+        study = scaled(study, request.scale)
     # judged on the study as it is written: on the command line anything may be left out
     claims = canonical_claims(study.model_copy(update={"methods": canonical_arms(study.methods, study.task)}))
     task = _changed(study.task, request)
@@ -59,7 +59,8 @@ def find_study(request: Request) -> Study:
     )
 
 
-def _scaled(study: Study, name: str) -> Study:
+def scaled(study: Study, name: str) -> Study:
+    """Give the study at one of its scales; raise StudyError for a scale it does not have."""
     if name not in study.scales:
         known = list(study.scales)
         have = f"Scales: {', '.join(known)}." if known else "The study has none; change its settings with --set."

@@ -116,6 +116,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
     facts = {
         "study": f"{study.name}: {study.title}",
         "arms": f"{len(study.arms)}: {'; '.join(study.arms)}",
+        **({"scale": study.scale} if study.scale not in ("", "default") else {}),
         "seeds": f"{study.seeds}, {enough}",
         **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
         "folder": str(folder),

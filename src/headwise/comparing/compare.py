@@ -17,6 +17,7 @@ from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
+from headwise.comparing.results.answer import count
 from headwise.comparing.results.records import (
     ClaimRecord,
     ClaimTest,
@@ -27,8 +28,10 @@ from headwise.comparing.results.records import (
     StudyRecord,
 )
 from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.run.part import part_of
 from headwise.comparing.run.preflight import check_task, evaluations_of
 from headwise.comparing.study import Study
+from headwise.comparing.task import Task
 from headwise.comparing.tune import tune
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
@@ -123,8 +126,21 @@ def _claims(study: Study, arms: list[str]) -> list[ClaimRecord]:
 def _settings(comparison: Comparison) -> dict[str, Any]:
     study = comparison.study
     shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
+    parts = phases_in_words(study.task)
+    if parts:
+        shared = {name: value for name, value in shared.items() if name not in ("epochs", "steps")} | {"phases": parts}
     computing = study.model_dump(include={"threads", "processes", "device"})
     return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
+
+
+def phases_in_words(task: Task) -> str:
+    """Say how long each phase is trained, where there are several: a phase may have a length of its own."""
+    parts = [part_of(task, number) for number in range(len(task.phases()))]
+    lengths = [
+        count(part.task.steps, "step") if part.task.steps else count(part.task.epochs, "epoch") for part in parts
+    ]
+    words = [f"{part.phase.name} {length}" for part, length in zip(parts, lengths)]
+    return ", then ".join(words) if len(words) > 1 else ""
 
 
 @contextmanager

@@ -155,7 +155,8 @@ def describe_end(result: RunResult) -> str:
         f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}"
         for name in dict.fromkeys((figures[0], figures[-1]))
     ]
-    return ", ".join([*shown, clock(known["cost/seconds_per_step"] * result.steps)])
+    time = known.get("cost/seconds_per_step")
+    return ", ".join([*shown, *([] if time is None else [clock(time * result.steps)])])
 
 
 def clock(seconds: float) -> str:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
 from headwise.comparing.arms.settings import write_setting
-from headwise.comparing.choosing import find_study
+from headwise.comparing.choosing import find_study, scaled
 from headwise.comparing.recipe import Recipe
 from headwise.comparing.request import Request, Studies
+from headwise.comparing.results.records import ClaimRecord
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
 
 WIDTH = 80
 
 
-def describe_request(study: str | None, task: str | None, studies: Studies) -> str:
-    """Describe the settings of a built-in study or of the user's own task."""
-    return describe_settings(find_study(Request(study=study or "", task=task, studies=studies)))
+def describe_request(study: str | None, task: str | None, scale: str | None, studies: Studies) -> str:
+    """Describe the settings of a built-in study, at a scale where one is named, or of the user's own task."""
+    found = find_study(Request(study=study or "", task=task, studies=studies))
+    return describe_settings(found if scale is None else scaled(found, scale), scale)
 
 
-def describe_settings(study: Study) -> str:
-    """Describe every setting of a study's task, the recipe's after its own, in lines of 80 characters."""
+def describe_settings(study: Study, scale: str | None = None) -> str:
+    """Describe a study in lines of 80 characters: its arms and claims, then every setting, the recipe's after the task's own."""
     fields = type(study.task).model_fields
     own = [name for name in fields if name not in Recipe.model_fields and name not in Task.model_fields]
     shared = [name for name in Task.model_fields if name not in Recipe.model_fields]
-    parts = [f"{study.name}: {study.title}"]
+    at = f", at the scale {scale}" if scale else ""
+    parts = [_fill(f"{study.name}: {study.title}{at}, {study.seeds} seeds")]
+    parts.append("\n".join(["Arms:", *(_fill(f"  {arm}") for arm in study.arms)]))
+    if study.claims:
+        parts.append("\n".join(["Claims:", *(_fill(line) for claim in study.claims for line in _claim(claim))]))
     for title, names in (
         (f"Settings of {type(study.task).__name__} (--set name=value, or in an arm after '|')", own),
         ("Settings of every task", shared),
@@ -33,11 +40,23 @@ def describe_settings(study: Study) -> str:
     ):
         if names:
             parts.append("\n".join([f"{title}:", *(_line(study.task, name) for name in names)]))
-    for name, scale in study.scales.items():
-        changes = ", ".join(write_setting(key, value, study.task) for key, value in scale.settings.items())
-        seeds = f", {scale.seeds} seeds" if scale.seeds else ""
-        parts.append(textwrap.fill(f"--scale {name}: {changes or 'as above'}{seeds}", WIDTH, subsequent_indent="  "))
+    for name, size in study.scales.items():
+        changes = ", ".join(write_setting(key, value, study.task) for key, value in size.settings.items())
+        seeds = f", {size.seeds} seeds" if size.seeds else ""
+        parts.append(_fill(f"--scale {name}: {changes or 'as the study is written'}{seeds}"))
     return "\n\n".join(["", *parts])
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+
+
+def _claim(claim: ClaimRecord) -> Iterator[str]:
+    """Say a claim, and what agrees with it."""
+    yield f"  {claim.text}" + (f" ({claim.source})" if claim.source else "")
+    for test in claim.tests:
+        against = "" if test.along_axis else f" against {test.against}"
+        yield f"    {test.arm}: {test.says} in {test.outcome}{against}"
 
 
 def _meaning(kind: type[Task], name: str) -> str:

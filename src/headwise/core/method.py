@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
 from headwise.core.settings import check_type, declared_types, plain
 
@@ -51,7 +51,7 @@ class Method:
     no_neutral: ClassVar[str] = ""
     strong: ClassVar[dict[str, Any]] = {}
     live: ClassVar[tuple[str, ...]] = ()
-    acts: ClassVar[str] = "train"
+    acts: ClassVar[Literal["train", "both"]] = "train"
     random: ClassVar[bool] = False
     penalizes: ClassVar[bool] = False
     carries: ClassVar[bool] = False

@@ -74,7 +74,7 @@ def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None
 
 def _three(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     names = ("query", "key", "value")
-    return tuple(args[i] if i < len(args) else kwargs[name] for i, name in enumerate(names))  # type: ignore[return-value]
+    return tuple(args[i] if i < len(args) else kwargs[name] for i, name in enumerate(names))
 
 
 def _edited(result: Any, edit: Callable[[Tensor, bool], Tensor], interface: bool) -> Any:

@@ -158,7 +158,9 @@ def _place(made: Plan, site: Site, named: bool) -> list[str]:
         if reason is None:
             fitting.append(method)
         else:
-            refused.append(f"{type(method).__name__} {reason}")
+            name = type(method).__name__
+            # some reasons begin with the method's name already
+            refused.append(reason if reason.startswith(f"{name} ") else f"{name} {reason}")
     if fitting or not made.methods:
         made.chosen.append((site, fitting))
         if refused:

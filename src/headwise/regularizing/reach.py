@@ -16,9 +16,7 @@ def check(model: nn.Module, fitted: list[Fitted], first: bool) -> None:
         fitted: its sites; which of them were reached is known since the last optimizer step.
         first: whether this is the first step. In later ones a layer may rest, as long as it is still in the model.
     """
-    missing = [
-        f for f in fitted if not f.reached and any(m.acts != "step" or m.overrides("read_free") for m in f.methods)
-    ]
+    missing = [f for f in fitted if not f.reached and f.methods]
     if missing and first:
         _check_first(missing)
     elif missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -49,7 +49,8 @@ def read_setting(name: str, text: str, task: Task) -> Any:
         if not wrong:
             return value
         first = first or wrong
-    raise StudyError(f"{name}={text}: {first[0]['msg']}.")
+    choices = [str(one) for one in get_args(type(task).model_fields[name].annotation) if isinstance(one, str)]
+    raise StudyError(f"{name}={text}: {first[0]['msg']}.{suggest(text, choices)}")
 
 
 def write_setting(name: str, value: Any, task: Task) -> str:

@@ -28,10 +28,15 @@ def read_sweep(text: str, task: Task) -> AxisRecord:
     arms = []
     for value in sorted(values):
         try:
-            arms.append(read_arm(VALUES.sub(f"{name}={value:.12g}", text), task).text)
+            arms.append(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task).text)
         except StudyError as error:
-            raise StudyError(f"--sweep {text!r}, at {name}={value:.12g}: {error}") from error
+            raise StudyError(f"--sweep {text!r}, at {name}={_written(value)}: {error}") from error
     return AxisRecord(name=name, values=sorted(values), arms=arms, text=text)
+
+
+def _written(value: float) -> str:
+    """Write a value with all of its digits, a whole number without a point: a field may take no other."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _number(value: str, text: str) -> float:

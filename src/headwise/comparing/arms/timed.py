@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 
 from headwise.comparing.arms.pieces import split
 from headwise.core.schedule import ByDepth, Ramp, Schedule, VShape
 from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 ARROW = re.compile(rf"({NUMBER})\s*->\s*({NUMBER})(?:\s+at\s+(\S+))?(?:\s+over\s+(\S+))?$")
 CALL = re.compile(r"(VShape|Ramp|ByDepth)\s*\((.*)\)$", re.DOTALL)
+# what a schedule has, whatever else is wrong with it
+LIKE = re.compile(r">|%|\bat\b|\bover\b|^\s*\w+\s*\(")
 # which numbers and which moments each call takes
 CALLS = {
     "VShape": (("start", "end"), ("warmup", "total")),
@@ -81,8 +85,12 @@ class Timed:
 
 
 def is_timed(text: str) -> bool:
-    """Tell whether the text of a setting is meant as a schedule."""
-    return "->" in text or CALL.match(text.strip()) is not None
+    """Tell whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share or an arrow."""
+    try:
+        ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError):
+        return LIKE.search(text) is not None
+    return False
 
 
 def read_timed(text: str) -> Timed:
@@ -93,6 +101,10 @@ def read_timed(text: str) -> Timed:
     """
     if match := CALL.match(text.strip()):
         return _call(match[1], match[2], text)
+    if (called := re.match(r"(\w+)\s*\(", text.strip())) and suggest(called[1], list(CALLS)):
+        raise StudyError(
+            f"there is no schedule {called[1]!r}.{suggest(called[1], list(CALLS))} Write one of {EXAMPLES}."
+        )
     match = ARROW.match(text.strip())
     if not match or not (match[3] or match[4]):
         raise StudyError(f"cannot read a schedule from {text!r}; write one of {EXAMPLES}.")

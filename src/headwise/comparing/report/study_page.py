@@ -64,7 +64,10 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
     if analysis.margin is not None:
         unit = unit_named(metric.unit)
         facts.append(("margin of equivalence", f"±{unit.number(analysis.margin)} {unit.difference}".strip()))
-    wanted, settings = ("dataset", "train_size", "test_size", "epochs", "steps", "batch_size"), study.study.settings
+    wanted, settings = (
+        ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size"),
+        study.study.settings,
+    )
     found = [
         (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)
     ]

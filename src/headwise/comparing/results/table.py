@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def _folded(rows: list[list[str]], widths: list[int]) -> list[str]:
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
     if len(text) <= width:
         return [text]
-    # a name is folded after a bracket, a comma or a blank before it is cut
-    spaced = text.replace("(", "(\u200b").replace(",", ",\u200b")
+    # a name is folded after a bracket, a comma or a blank before it is cut; a unit, "(%)", stays in one piece
+    spaced = re.sub(r"(?<! )\(", "(\u200b", text).replace(",", ",\u200b")
     lines, line = [], ""
     for part in spaced.replace(" ", " \u200b").split("\u200b"):
         if line and len((line + part).rstrip()) > width:

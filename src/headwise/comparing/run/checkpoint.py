@@ -19,6 +19,8 @@ from headwise.files.durable import write_bytes
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
+# the entry of the metadata; earlier versions wrote its parts as two
+WHOLE = "checkpoint"
 COMING = "checkpoint.new.safetensors"
 
 
@@ -35,7 +37,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     # copies: tied weights share storage, which the format refuses
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state)
-    content = save(tensors, metadata={"state": state, "crc32": str(_checksum(tensors, state))})
+    # one entry: the format writes several in any order, and equal runs have equal files
+    content = save(tensors, metadata={WHOLE: json.dumps({"crc32": _checksum(tensors, state), "state": state})})
     current, coming = folder / CURRENT, folder / COMING
     write_bytes(coming, content)
     if current.exists():
@@ -82,6 +85,8 @@ def _read(path: Path) -> Checkpoint:
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    if WHOLE in metadata:
+        metadata = json.loads(metadata[WHOLE])
     if int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
         raise ValueError("its checksum does not match its content")
     return Checkpoint(tensors, json.loads(metadata["state"]))

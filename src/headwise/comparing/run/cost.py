@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import torch
 
@@ -11,6 +10,7 @@ from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run.batches import make_batch, run_model
 from headwise.comparing.run.examples import Examples, place, size, take
 from headwise.comparing.run.operations import counter
+from headwise.comparing.run.step_clock import now
 from headwise.comparing.run.train import Training
 
 # examples of the batch whose forward is timed, and how often
@@ -44,25 +44,20 @@ def inference_seconds(training: Training, examples: Examples) -> float:
     model.eval()
     times = []
     for _ in range(1 + REPEATS):
-        start = _now(device)
+        start = now(device)
         with training.accelerator.autocast():
             run_model(model, batch.inputs)
-        times.append(_now(device) - start)
+        times.append(now(device) - start)
     # the first one warms up
     return statistics.median(times[1:]) / size(part)
 
 
-def seconds_per_step(history: list[EpochLine]) -> float:
-    """Give the median over epochs of the time of a step, without the steps that also read or measured."""
+def seconds_per_step(history: list[EpochLine]) -> float | None:
+    """Give the median over epochs of the time of a step, without the steps that also read or measured; None where no time is known."""
     found = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history
         if line.steps > line.apart.steps
     ]
-    return statistics.median(found or [line.seconds / line.steps for line in history])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    whole = [line.seconds / line.steps for line in history if line.seconds]
+    return statistics.median(found or whole) if found or whole else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Rows
 from headwise.comparing.run.batches import evaluation_batches, lengths_of, make_batch, run_model
 from headwise.comparing.run.examples import Examples, describe, place, size, take
+from headwise.comparing.run.faults import at_fault
+from headwise.comparing.run.part import Part
 from headwise.comparing.run.train import Training
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
@@ -35,12 +38,31 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
     parts = evaluation_batches(task, size(examples), lengths, accelerator.process_index, accelerator.num_processes)
     training.model.eval()
     found: dict[str, Any] = {}
-    for index in parts:
-        for name, value in count_batch(task, evaluation, training.model, take(examples, index.to(device))).items():
-            found[name] = add(found[name], value, name, task) if name in found else value
+    with explained(task, evaluation, examples):
+        for index in parts:
+            for name, value in count_batch(task, evaluation, training.model, take(examples, index.to(device))).items():
+                found[name] = add(found[name], value, name, task) if name in found else value
     if accelerator.num_processes > 1:
         found = _over_processes(task, found, device)
     return finished(task, evaluation, found)
+
+
+def made_in(part: Part, evaluations: list[Evaluation]) -> list[Evaluation]:
+    """Give the evaluations that are made in a phase: all of them in the last one."""
+    return [one for one in evaluations if part.following is None or one.when in ("phase", "epoch")]
+
+
+@contextmanager
+def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterator[None]:
+    """Name the evaluation, its examples and the task's own line where something raises that says none of it."""
+    try:
+        yield
+    except (StudyError, ImportError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise StudyError(
+            f"{type(task).__name__} fails in the evaluation {evaluation.name!r} of {describe(examples)}: {at_fault(task, error)}"
+        ) from error
 
 
 def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import nn
 
 from headwise.comparing.phase import Phase
 from headwise.comparing.results.digests import HEALTH, digests
@@ -21,9 +22,11 @@ from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.outcome import describe_epoch, describe_result, measure
 from headwise.comparing.run.part import Part, part_of
 from headwise.comparing.run.preflight import evaluations_of
-from headwise.comparing.run.prepare import Carried, leave, prepare
+from headwise.comparing.run.prepare import Carried, accelerator_of, leave, prepare
+from headwise.comparing.run.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.comparing.run.splits import training_examples
-from headwise.comparing.run.state import RunState, load_state, restore, save_state
+from headwise.comparing.run.state import RunState, checkpoint_of, load_state, restore
+from headwise.comparing.run.times import save_times, with_times, without_times
 from headwise.comparing.run.train import Training, train_epoch
 from headwise.files.durable import append_line, read_lines, restore_lines, write_json
 from headwise.files.errors import StudyError
@@ -55,6 +58,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     task = order.task()
     state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
+    state = with_times(state, order.folder)
     _restore_streams(order, state)
     carried: Carried | None = None
     result: RunResult | None = None
@@ -79,15 +83,21 @@ def _phase(
     """Carry out one phase: give the state after it and what it leaves to the next, or the result of the run."""
     task, final = part.task, order.configuration.purpose == "final"
     train, validation = training_examples(task, order.configuration, part.phase.data)
-    training = prepare(order, part, train, before)
+    accelerator = accelerator_of(order, task)
+    device = accelerator.device
+    held_out = None if validation is None else move(validation, device)
+    held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
+
+    def look_ahead(model: nn.Module) -> None:
+        if part.number == 0 and tensors is None and is_due(order):
+            _rehearse(order, part, model, held)
+
+    training = prepare(order, part, accelerator, train, before, look_ahead)
     try:
         if tensors is not None:
             restore(training, state, tensors)
         elif state.phase:
             _keep(order, training, state)
-        device = training.accelerator.device
-        held_out = None if validation is None else move(validation, device)
-        held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
         state, divergence = _train(order, part, training, held, state, tell)
         outcomes = {} if divergence else _of_phase(training, held, part.phase)
         if part.following is not None and divergence is None:
@@ -100,6 +110,16 @@ def _phase(
             training.watch.remove()
         if training.regularized is not None and not training.regularized.removed:
             training.regularized.remove(discard=True)
+
+
+def _rehearse(order: Order, part: Part, model: nn.Module, held: Held) -> None:
+    """Try what comes after the first steps: it should not be found wrong hours later."""
+    found = rehearse(part, model, held)
+    if part.following is None:
+        rehearse_summary(part.task, found)
+    else:
+        rehearse_later(order, model, of_phase(part, found))
+    passed(order)
 
 
 def _train(
@@ -148,7 +168,9 @@ def _restore_streams(order: Order, state: RunState) -> None:
 
 def _keep(order: Order, training: Training, state: RunState) -> None:
     if is_first_process():
-        save_state(save_checkpoint, order.folder, state, training)
+        # first the times: a checkpoint without them would have lost them
+        save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
+        save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
 
 
 def _progress(

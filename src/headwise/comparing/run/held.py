@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.run.examples import Examples, move
+from headwise.comparing.run.examples import Examples, move, take
 from headwise.comparing.run.splits import held_out_examples
 from headwise.comparing.task import Task
 
@@ -23,6 +23,8 @@ class Held:
     evaluations: list[Evaluation]
     final: bool
     others: dict[str, Examples] = field(default_factory=dict)
+    # asked for before they are needed, not yet on the device
+    waiting: dict[str, Examples] = field(default_factory=dict)
 
     def examples(self, evaluation: Evaluation) -> Examples | None:
         """Give the examples of an evaluation; None for those that a trial may not see, or that do not exist."""
@@ -31,6 +33,15 @@ class Held:
         if evaluation.split == "validation":
             return self.validation
         return self._other(evaluation.split) if self.final else None
+
+    def few(self, evaluation: Evaluation, count: int) -> Examples | None:
+        """Give the first examples of an evaluation; the others stay off the device until they are needed."""
+        if evaluation.split in ("train", "validation") or not self.final:
+            found = self.examples(evaluation)
+            return None if found is None else take(found, slice(0, count))
+        if evaluation.split not in self.waiting:
+            self.waiting[evaluation.split] = held_out_examples(self.task, evaluation.split)
+        return move(take(self.waiting[evaluation.split], slice(0, count)), self.device)
 
     def judged(self) -> Examples:
         """Give the examples that the deciding evaluation is made on."""
@@ -44,5 +55,7 @@ class Held:
 
     def _other(self, split: str) -> Examples:
         if split not in self.others:
-            self.others[split] = move(held_out_examples(self.task, split), self.device)
+            found = self.waiting.pop(split, None)
+            found = held_out_examples(self.task, split) if found is None else found
+            self.others[split] = move(found, self.device)
         return self.others[split]

@@ -15,9 +15,9 @@ from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order, is_first_process
 from headwise.comparing.run.maps import read_maps
+from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
 from headwise.files.durable import write_json
-from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -144,13 +144,7 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
         for name in names
         if f"train/{name}" in outcomes and f"test/{name}" in outcomes
     }
-    own = {name: float(value) for name, value in task.summary(dict(outcomes)).items()}
-    foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
-    if foreign:
-        raise StudyError(
-            f"{type(task).__name__}.summary gave {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
-        )
-    return gaps | own
+    return gaps | summarized(task, outcomes)
 
 
 def _costs(

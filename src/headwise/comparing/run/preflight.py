@@ -85,7 +85,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(_devices(model)):
+        with torch.no_grad(), torch.random.fork_rng(devices_of(model)):
             batch = make_batch(task, examples, None)
             output = run_model(model, batch.inputs)
             loss = task.loss(output, batch.targets)
@@ -127,7 +127,8 @@ def _check_decision(task: Task, found: dict[str, float]) -> None:
         refuse_undecided(task, {f"{task.decides_on}/{name}": value for name, value in found.items()})
 
 
-def _devices(model: nn.Module) -> list[int]:
+def devices_of(model: nn.Module) -> list[int]:
+    """Give the CUDA devices whose generators a model draws from."""
     first = next(model.parameters(), None)
     return [first.device.index] if first is not None and first.device.type == "cuda" else []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,10 @@ from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.optimizer import build_optimizer
 from headwise.comparing.run.part import Part
 from headwise.comparing.run.preflight import check_first_batch
-from headwise.comparing.run.start import carry_over, matches, read_start
+from headwise.comparing.run.start import carry_over, check_learned, read_start
 from headwise.comparing.run.step_clock import Clock
 from headwise.comparing.run.train import Training
 from headwise.comparing.task import Task
-from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:
     from headwise.watching.watch import Watch
@@ -42,16 +42,30 @@ class Carried:
     clock: Clock
 
 
-def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -> Training:
+def accelerator_of(order: Order, task: Task) -> Accelerator:
+    """Give what places a run on its device, over its processes."""
+    device = torch.device(order.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if task.dtype == "bfloat16" else "no")
+
+
+def prepare(
+    order: Order,
+    part: Part,
+    accelerator: Accelerator,
+    train: Examples,
+    before: Carried | None,
+    look_ahead: Callable[[nn.Module], None] = lambda model: None,
+) -> Training:
     """Build a phase: the model, the arm's methods on it, optimizer and watch; `before` is what the phase before left.
+
+    `look_ahead` is called with the plain model.
 
     Raises StudyError for weights that do not fit, and for data that the model, the loss or
     the count do not take.
     """
     configuration, device, task, phase = order.configuration, torch.device(order.device), part.task, part.phase
-    if device.index is not None:
-        torch.cuda.set_device(device)
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if task.dtype == "bfloat16" else "no")
     later = (phase.name,) if part.number else ()
     torch.manual_seed(derive(configuration.draws, "weights", *later))
     model = task.model().to(accelerator.device)
@@ -60,6 +74,7 @@ def prepare(order: Order, part: Part, train: Examples, before: Carried | None) -
     elif before is not None and not before.fitted and phase.start == "previous":
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
     check_first_batch(task, model, train, last=part.following is None)
+    look_ahead(model)
     arm = read_arm(configuration.arm, task)
     lengths = lengths_of(task, train)
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths, configuration.draws)
@@ -100,14 +115,9 @@ def leave(training: Training, part: Part) -> Carried:
 def _freeze(phase: Phase, model: nn.Module) -> None:
     if phase.learn == ("*",):
         return
-    learning = [name for name, _ in model.named_parameters() if matches(name, phase.learn)]
-    if not learning:
-        names = [name for name, _ in model.named_parameters()]
-        raise StudyError(
-            f"phase {phase.name!r} learns {', '.join(phase.learn)}, which matches no parameter of the model: {', '.join(names[:6])} …"
-        )
+    learned = set(check_learned(phase, model))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in set(learning))
+        parameter.requires_grad_(name in learned)
 
 
 def _watch(order: Order, model: nn.Module, task: Task, steps: int, first_step: int) -> Watch:

@@ -6,6 +6,7 @@ import torch
 
 from headwise.comparing.run.configuration import RunConfiguration, derive
 from headwise.comparing.run.examples import Examples, describe, fault, size, take
+from headwise.comparing.run.faults import at_fault
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
 
@@ -47,7 +48,12 @@ def held_out_examples(task: Task, split: str = "test") -> Examples:
 
 def examples_of(task: Task, split: str) -> Examples | None:
     """Give a split as the task has it, or None; raise StudyError, saying what was given, where it is none."""
-    examples = task.data(split)
+    try:
+        examples = task.data(split)
+    except (StudyError, ImportError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise StudyError(f"{type(task).__name__}.data({split!r}) fails: {at_fault(task, error)}") from error
     if examples is None:
         return None
     wrong = fault(examples)

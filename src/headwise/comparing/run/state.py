@@ -36,6 +36,7 @@ class RunState(Record):
     optimizer: dict[str, Any] = {}
     rates: dict[str, Any] = {}
     draws: dict[str, Any] | None = None
+    # bytes of one step; with the times of the history it is kept beside the checkpoint
     peak_memory: int | None = None
     smoothed: tuple[float | None, float] = (None, math.inf)
 
@@ -56,8 +57,8 @@ def load_state(folder: Path, note: Callable[[str], None]) -> tuple[RunState, dic
     return (RunState(), None) if found is None else (RunState.model_validate(found.state), found.tensors)
 
 
-def save_state(save: Callable[[Path, Checkpoint], None], folder: Path, state: RunState, training: Training) -> None:
-    """Write a checkpoint of a training with `save`."""
+def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
+    """Give the checkpoint of a training: all that it goes on from, and nothing else."""
     moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
     tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}
@@ -65,10 +66,9 @@ def save_state(save: Callable[[Path, Checkpoint], None], folder: Path, state: Ru
         "optimizer": plain,
         "rates": training.rates.state() if training.rates is not None else {},
         "draws": training.regularized.state() if training.regularized is not None else None,
-        "peak_memory": training.clock.memory.peak,
         "smoothed": (training.smoothed.mean, training.smoothed.least),
     }
-    save(folder, Checkpoint(tensors, state.model_copy(update=parts).model_dump()))
+    return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
 
 
 def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> None:

@@ -38,14 +38,15 @@ def counted(training: Timed, step: int) -> Iterator[None]:
         yield
         return
     device = training.accelerator.device
-    start = _now(device)
+    start = now(device)
     with clock.memory.measured(step, device):
         yield
     clock.apart["steps"] += 1
-    clock.apart["seconds"] += _now(device) - start
+    clock.apart["seconds"] += now(device) - start
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Give the seconds of the performance counter when the device has done what was asked of it."""
     if device.type == "cuda":
         # what was queued before belongs to the steps before
         torch.cuda.synchronize(device)

@@ -13,7 +13,7 @@ from torch import nn
 from headwise.core import recompute as passes
 from headwise.hosts.sdpa.limits import Limited
 
-_CALL = nn.Module._call_impl.__code__  # type: ignore[attr-defined]  # private, so that torch's stubs do not list it
+_CALL = nn.Module._call_impl.__code__
 _RESUMED = "torch_dynamo_resume_in"
 # Frames of this file between the function's stand-in and the walk: `_runs`, `_running` and `serving`.
 _OWN_FRAMES = 3

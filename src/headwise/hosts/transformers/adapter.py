@@ -79,7 +79,7 @@ class Route(str):
         return made
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) or other == self.host  # type: ignore[return-value]
+        return str.__eq__(self, other) or other == self.host
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -177,7 +177,7 @@ def verify(
     groups = q.shape[1] // k.shape[1]
     with torch.no_grad():
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        call = Call(fitted, q, k, v, **{**settings, "dropout": 0.0})  # type: ignore[arg-type]
+        call = Call(fitted, q, k, v, **{**settings, "dropout": 0.0})
         weights = normalize(logits(call, q, k), call.sinks, empty=call.mask is not None)
         ours = (weights.to(v.dtype) @ v).float()
         theirs = original(dropout=0.0)[0].float()
