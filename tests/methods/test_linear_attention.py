@@ -119,7 +119,7 @@ def test_time_and_memory_grow_with_the_tokens_and_not_with_their_square(methods,
 
 @pytest.mark.parametrize("settings", [{"softcap": 5.0}, {"sinks": torch.zeros(3)}])
 def test_what_is_made_for_a_softmax_is_refused_by_name(settings):
-    with pytest.raises(ValueError, match="LinearAttention has no softmax, and .* (caps its logits|has sinks)"):
+    with pytest.raises(ValueError, match=r"LinearAttention has no softmax, and .* (caps its logits|has sinks)"):
         attend_with([LinearAttention()], *qkv(), **settings)
 
 

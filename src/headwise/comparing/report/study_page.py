@@ -14,6 +14,7 @@ from headwise.comparing.report.heads_section import heads_section
 from headwise.comparing.report.health_section import health_sections
 from headwise.comparing.report.learning_curves import learning_curves
 from headwise.comparing.report.maps_section import maps_section
+from headwise.comparing.report.phases_section import phases_section
 from headwise.comparing.report.run_records import differing, repeat, runs_table, words_on_runs
 from headwise.comparing.results.analysis_record import Analysis
 from headwise.comparing.results.folder import StudyFolder
@@ -33,6 +34,7 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
         ),
         *difference_sections(analysis),
         *axis_sections(study, analysis),
+        *phases_section(described, analysis),
         *cost_section(analysis),
         *learning_curves(study, analysis),
         *heads_section(analysis),
