@@ -15,12 +15,15 @@ from typing import Any
 from headwise.comparing.results.analysis_record import Analysis, Interval
 from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim
 from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
+from headwise.comparing.results.phase_matrix import phase_matrix
 from headwise.comparing.results.records import StudyRecord
 from headwise.comparing.results.stored import checked_analysis, checked_findings, checked_study
 from headwise.files.errors import StudyError
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 
 CLAIMS = "claims.json"
+# a statistic of heads in a layer, or over all of them
+DEPTHS = re.compile(r"heads/(?P<statistic>[^/]+)/(layer \d+|mean)")
 # the outcomes whose tables are kept beside the primary one, where they were recorded
 KEPT = ("test/accuracy", "test/loss", "train/loss", "train/accuracy", "gap/accuracy")
 
@@ -59,6 +62,8 @@ def study_page(folder: Path, note: str = "") -> str:
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
     lines += trend_table(analysis)
+    lines += phase_tables(study, analysis)
+    lines += depth_tables(analysis)
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
@@ -127,6 +132,42 @@ def trend_table(analysis: Analysis) -> list[str]:
     return ["## Along the axes", "", *_table(head, rows), ""] if rows else []
 
 
+def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
+    """Give a table for each arm of runs with several phases: the deciding metric of each evaluation after each phase."""
+    matrix = phase_matrix(study, analysis)
+    if matrix is None:
+        return []
+    unit, lines = unit_named(analysis.metric.unit), []
+    for arm in analysis.arms:
+        rows = [
+            [phase, *(unit.number(matrix.entry(arm, phase, evaluation)) or "–" for evaluation in matrix.evaluations)]
+            for phase in matrix.phases
+        ]
+        title = f"{matrix.metric.capitalize()} ({unit.name or 'mean'}) after each phase: `{arm.label}`"
+        lines += [f"## {title}", "", *_table(["phase", *matrix.evaluations], rows), ""]
+    return lines
+
+
+def depth_tables(analysis: Analysis) -> list[str]:
+    """Give a table for each statistic of heads: its means over seeds by layer and over all of them, an arm a row."""
+    places: dict[str, list[str]] = {}
+    for name in analysis.outcomes:
+        if (found := DEPTHS.fullmatch(name)) is not None:
+            places.setdefault(found["statistic"], []).append(name)
+    lines = []
+    for statistic, names in places.items():
+        rows = [
+            [
+                f"`{arm.label}`",
+                *(_four_digits(arm.metrics[name].mean if name in arm.metrics else None) for name in names),
+            ]
+            for arm in analysis.arms
+        ]
+        head = ["arm", *(name.rpartition("/")[2] for name in names)]
+        lines += [f"## {statistic.replace('_', ' ').capitalize()} by depth", "", *_table(head, rows), ""]
+    return lines
+
+
 def divergence_table(analysis: Analysis) -> list[str]:
     """Give the lines that say how many runs of each arm diverged."""
     rows = []
@@ -175,6 +216,10 @@ def _interval(found: Interval | None, unit: Unit, *, signed: bool = False) -> st
     if found is None or found.mean is None:
         return "–"
     return f"{unit.number(found.mean, signed=signed)} {unit.interval(found.low, found.high, signed=signed)}".strip()
+
+
+def _four_digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -34,6 +34,7 @@ __all__ = [
     "InputNoise",
     "JsonLines",
     "LayerScale",
+    "LinearAttention",
     "Method",
     "NeuTRENO",
     "NuclearDecay",
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
     from headwise.methods import LayerScale as LayerScale
+    from headwise.methods import LinearAttention as LinearAttention
     from headwise.methods import NeuTRENO as NeuTRENO
     from headwise.methods import NuclearDecay as NuclearDecay
     from headwise.methods import ProductDecay as ProductDecay

@@ -55,6 +55,42 @@ def test_the_course_along_an_axis_is_kept(tmp_path):
     assert float(row.split("|")[3].split()[0]) == pytest.approx(5.0, abs=0.5)
 
 
+def in_phases(folder):
+    """Write into every run what two tasks gave after each of two phases."""
+    path = folder / "study.json"
+    study = json.loads(path.read_text())
+    path.write_text(
+        json.dumps(study | {"evaluations": ["train", "validation", "test", "task 0", "task 1", "test/fog"]})
+    )
+    for result in folder.glob("runs/*/result.json"):
+        found = json.loads(result.read_text())
+        entries = {f"after {k}/task {i}/accuracy": 0.5 + 0.1 * k - 0.2 * i for k in (0, 1) for i in (0, 1)}
+        result.write_text(json.dumps(found | {"metrics": found["metrics"] | entries | {"test/fog/accuracy": 0.25}}))
+    return folder
+
+
+def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
+    folder = in_phases(write_study(tmp_path / "study", methods=("baseline", "A()"), seeds=6, heads=True))
+    page = headwise.comparing.report.write(folder).read_text(encoding="utf-8")
+    assert "After each phase" in page and 'id="figure-accuracy-after-each-phase-a' in page
+    assert keep(folder, tmp_path / "kept").returncode == 0
+    page = (tmp_path / "kept" / "README.md").read_text(encoding="utf-8")
+    matrix = page.partition("after each phase: `A()`")[2].splitlines()
+    assert [line for line in matrix if line.startswith("| ")][:4] == [
+        "| phase | task 0 | task 1 |",
+        "| --- | --- | --- |",
+        "| after 0 | 50.00 | 30.00 |",
+        "| after 1 | 60.00 | 40.00 |",
+    ]
+    # a deeper evaluation is no phase
+    assert "fog" not in page.partition("after each phase")[2].partition("by depth")[0]
+    depths = page.partition("## Token cosine by depth")[2]
+    assert "| arm | layer 0 | layer 1 | layer 2 | layer 3 |" in depths
+    analysis = json.loads((tmp_path / "kept" / "analysis.json").read_text())
+    wanted = analysis["arms"][1]["metrics"]["heads/token_cosine/layer 2"]["mean"]
+    assert f"{wanted:.4g}" in next(line for line in depths.splitlines() if line.startswith("| `A()`"))
+
+
 def test_findings_are_kept_with_their_tables(tmp_path):
     (tmp_path / "found").mkdir()
     shutil.copy(ROOT / "docs" / "results" / "low-rank-toy" / "findings.json", tmp_path / "found")

@@ -1,5 +1,6 @@
 """Each statistic written from its definition, on the whole matrix in float64, one row after the other where that is plainest."""
 
+import dataclasses
 import math
 
 import torch
@@ -160,6 +161,21 @@ def final_high_frequency(whole, previous):
 def nonlocal_functional(whole, previous):
     square = (whole.v[:, :, :, None] - whole.v[:, :, None]).square().sum(-1)
     return whole.mean((whole.weights.nan_to_num(0.0) * square).sum(-1)).mean()[None]
+
+
+def gradient_cosine(whole, previous):
+    """The gradients themselves, by autograd: of J for a symmetric kernel, of half its terms with u_j held still for the other."""
+    r = whole.reading
+    k = r.k.double().repeat_interleave(r.heads // r.k.shape[1], 1)
+    symmetric = Whole(dataclasses.replace(r, q=k)).everything[..., : r.keys].nan_to_num(0.0)
+    gradients = []
+    for kernel in (symmetric, whole.weights.nan_to_num(0.0)):
+        u = whole.v.clone().requires_grad_()
+        square = (u[:, :, :, None] - u.detach()[:, :, None]).square().sum(-1)
+        (gradient,) = torch.autograd.grad((kernel * square).sum() / 2, u)
+        gradients.append(gradient)
+    cosine = torch.nn.functional.cosine_similarity(*gradients, dim=-1, eps=0)
+    return whole.mean(cosine, whole.real & (whole.counts > 1))
 
 
 def output_norm(whole, previous):

@@ -112,3 +112,18 @@ def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_pa
     monkeypatch.setattr(train, "time", types.SimpleNamespace(perf_counter=lambda: float(next(clock))))
     assert written(tmp_path / "looked at after every step") == once
     assert (once[-1]["step"], once[-1]["steps"]) == (6, 2)
+
+
+def test_fused_attention_of_the_cpu_counts_as_the_matrices_it_stands_for():
+    from torch.nn import functional as F
+
+    from headwise.comparing.run.operations import counter
+
+    q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+    with counter() as fused:
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+    with counter() as explicit:
+        (torch.softmax(q @ k.mT / 2, -1) @ v).sum().backward()
+    # the fused backward makes the logits again
+    again = 2 * 2 * 3 * 5 * 5 * 4
+    assert fused.get_total_flops() == explicit.get_total_flops() + again == 7 * again

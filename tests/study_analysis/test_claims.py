@@ -218,6 +218,43 @@ def test_a_claim_agrees_only_whole_and_one_contradiction_is_enough():
     assert together.low < alone.low < alone.high < together.high
 
 
+def two_outcomes(first: float, last: float) -> StudyFolder:
+    """Make a study of one arm whose figure in the last layer differs from that in the first."""
+    found = study({"baseline": [first] * 10}, outcome="heads/J/layer 0")
+    for (_, seed), run in found.runs.items():
+        assert run.result is not None
+        run.result.metrics["heads/J/layer 1"] = last + 0.1 * noise(10)[seed]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("last", "says", "verdict"),
+    [(0.5, "lower", "agrees"), (1.5, "lower", "does not agree"), (1.0, "lower", "cannot be told")],
+)
+def test_an_outcome_can_be_held_against_another_of_the_same_arm(last, says, verdict):
+    test = ClaimTest(arm="baseline", outcome="heads/J/layer 1", says=says, against_outcome="heads/J/layer 0")
+    found = judged(two_outcomes(1.0, last), test)
+    assert found.verdict == verdict
+    assert found.tests[0].mean == pytest.approx(last - 1.0)
+    assert "baseline in heads/J/layer 0 1.000" in found.ours
+
+
+@pytest.mark.parametrize(
+    ("says", "level", "more", "verdict"),
+    [
+        ("higher", 0.5, {}, "agrees"),
+        ("lower", 0.5, {}, "does not agree"),
+        ("same", 0.56, {"margin": 0.05}, "agrees"),
+        ("same", 0.8, {"margin": 0.05}, "does not agree"),
+    ],
+)
+def test_an_outcome_can_be_held_against_a_number(says, level, more, verdict):
+    found = study({"baseline": list(0.55 + 0.01 * noise(10))})
+    told = judged(found, ClaimTest(arm="baseline", outcome="test/accuracy", says=says, level=level, **more))
+    assert told.verdict == verdict
+    assert told.tests[0].mean == pytest.approx(0.55 - level) and f"held against {100 * level:.2f}" in told.ours
+
+
 def test_another_arm_than_the_baseline_can_be_the_reference():
     base = np.linspace(0.5, 0.6, 10)
     made = study({"baseline": list(base), "A()": list(base + 0.05), "B()": list(base + 0.04 + 0.002 * noise(10))})
@@ -307,7 +344,9 @@ def test_divergence_and_numbers_share_the_error_of_a_claim():
         ({"says": "bigger"}, "says"),
         ({"says": "same", "margin": -1}, "margin"),
         ({"says": "higher", "level": 0.6, "against": "same"}, "takes the place of another arm"),
-        ({"says": "rises", "level": 0.6}, "it has no axis"),
+        ({"says": "rises", "level": 0.1}, "neither another outcome nor a level"),
+        ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "neither another outcome"),
+        ({"says": "lower", "level": 0.1, "against_outcome": "test/loss"}, "not both"),
     ],
 )
 def test_a_test_without_a_meaning_is_refused(settings, message):

@@ -22,6 +22,7 @@ class Edits:
         keep: which keys stay before the softmax, bool, or None where all do.
         kept_after: which keys stay after it with the rest renormalised, which is the same as before it.
         maps: the methods that edit the map itself, in order.
+        replaced: whether the first of them stands for the softmax.
     """
 
     q: Tensor
@@ -29,6 +30,7 @@ class Edits:
     keep: Tensor | None = None
     kept_after: Tensor | None = None
     maps: list[Method] = field(default_factory=list)
+    replaced: bool = False
 
     @property
     def of_weights(self) -> bool:
@@ -48,7 +50,7 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     if edits is None:
         return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
-    if not _read(call, active, readings):
+    if not _read(call, active, readings, edits.replaced):
         return None
     made = readings.output()
     if made is not None and not edits.of_weights and call.dropout == 0:
@@ -80,6 +82,15 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
 
 
 def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
+    if edits.replaced:
+        # The map that stands for the softmax knows nothing of further logits.
+        return False
+    if method.overrides("attend"):
+        # A map of its own in the place of the softmax: of the values alone, and of logits that nothing edited before.
+        untouched = edits.q is call.q and edits.k is call.k and edits.all_kept() is None and not edits.maps
+        edits.replaced = True
+        edits.maps.append(method)
+        return untouched and call.dropout == 0 and call.sinks is None
     scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
     if scores is not None:
         edits.q, edits.k = scores
@@ -108,9 +119,12 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a & b
 
 
-def _read(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) -> bool:
+def _read(call: Call, active: Sequence[Method], readings: MatrixFreeReadings, replaced: bool) -> bool:
     """Let the methods read what they read of A; tell whether all of them could."""
     readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
+    # The closed forms are those of a softmax.
+    if readers and replaced:
+        return False
     # The closed form gives no gradient to a mask, such as a learned bias of positions.
     if readers and call.mask is not None and call.mask.requires_grad:
         return False
@@ -120,14 +134,18 @@ def _read(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) ->
 def _build(call: Call, edits: Edits) -> Tensor | None:
     """Build the edited map and apply it to the values, or give None where an edit is not exact after all."""
     base = FusedMap(call, edits.q, edits.k, edits.all_kept())
-    if base.width:
-        call.context.ran.fused_wider = True
-    else:
-        call.context.ran.fused = True
     step: Callable[[Tensor], Tensor] = base
     for method in edits.maps:
         edited = method.attend(step, call)
         if edited is None:
             return None
         step = edited
+    ran = call.context.ran
+    # Each field is written by its own name: compiled graphs follow no name that is computed.
+    if edits.replaced:
+        ran.own_map = True
+    elif base.width:
+        ran.fused_wider = True
+    else:
+        ran.fused = True
     return step(call.v)

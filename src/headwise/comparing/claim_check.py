@@ -31,7 +31,8 @@ def canonical_claims(study: Study) -> tuple[ClaimRecord, ...]:
 
 
 def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
-    _check_outcome(test.outcome, study)
+    for outcome in filter(None, (test.outcome, test.against_outcome)):
+        _check_outcome(outcome, study)
     if test.along_axis:
         return test.model_copy(update={"arm": _axis(test, study)})
     names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}

@@ -38,6 +38,8 @@ class Task(Recipe, ABC):
     failure: ClassVar[float | None] = None
     # True records the test split after every epoch too; nothing is ever chosen by it
     test_curve: ClassVar[bool] = False
+    # True keeps the maps of attention of the first and last layer on one held-out example, for a picture in the report
+    shows_maps: ClassVar[bool] = False
 
     train_size: int | None = Field(None, ge=1, description="training examples, drawn anew for each seed; None: all")
     test_size: int | None = Field(None, ge=1, description="test examples, the same for all runs; None: all")

@@ -17,6 +17,7 @@ class KernelsRan:
     fused: bool = False
     fused_wider: bool = False
     row_statistics: bool = False
+    own_map: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Give the names that reports show, sorted."""
@@ -25,5 +26,6 @@ class KernelsRan:
             "fused": self.fused,
             "fused, one coordinate wider": self.fused_wider,
             "rows": self.row_statistics,
+            "a map of its own": self.own_map,
         }
         return tuple(name for name, ran in shown.items() if ran)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REGISTRY: dict[str, type[Method]] = {}
 
 STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
-TWINS = {"logits": ("scores", "keep"), "weights": ("attend", "keep"), "read": ("read_free",)}
+TWINS = {"logits": ("scores", "keep", "attend"), "weights": ("attend", "keep"), "read": ("read_free",)}
 
 CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
 
@@ -60,6 +60,7 @@ class Method:
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
     commutes_with_dropout: ClassVar[bool] = False
     rowwise: ClassVar[bool] = True
+    replaces_logits: ClassVar[bool] = False
     over_layers: ClassVar[str] = "sum"
     paper: ClassVar[str] = ""
     kinds: ClassVar[dict[str, frozenset[Any]]] = {}

@@ -17,6 +17,7 @@ from headwise.methods.gated_output import GatedOutput
 from headwise.methods.gfsa import GFSA
 from headwise.methods.input_noise import InputNoise
 from headwise.methods.layer_scale import LayerScale
+from headwise.methods.linear_attention import LinearAttention
 from headwise.methods.lsa import LSA
 from headwise.methods.neutreno import NeuTRENO
 from headwise.methods.nuclear_decay import NuclearDecay
@@ -55,6 +56,7 @@ __all__ = [
     "GatedOutput",
     "InputNoise",
     "LayerScale",
+    "LinearAttention",
     "NeuTRENO",
     "NuclearDecay",
     "ProductDecay",

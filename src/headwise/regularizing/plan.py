@@ -95,6 +95,11 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
         if sum(m == method for m in methods) > 1:
             raise ValueError(f"{method!r} is given twice")
+        lost = _lost_before(method, methods)
+        if lost is not None:
+            raise ValueError(
+                f"{method!r} makes logits of its own, so that what {lost!r} does to them before would be lost: put {lost!r} behind it"
+            )
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A copy that failed half-way leaves sites without a module until it is collected.
@@ -116,6 +121,14 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if watched is not None:
         name = "the model" if watched.model is model else watched.name
         raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
+
+
+def _lost_before(method: Method, methods: list[Method]) -> Method | None:
+    """Give a method whose edit of the logits a later one replaces, or None; keys that were dropped stay dropped."""
+    if not method.replaces_logits:
+        return None
+    before = methods[: next(at for at, one in enumerate(methods) if one is method)]
+    return next((one for one in before if one.overrides("logits") and not one.overrides("keep")), None)
 
 
 def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:

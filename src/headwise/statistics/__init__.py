@@ -9,6 +9,7 @@ from headwise.statistics.entropy_floor_spectral import EntropyFloorSpectral
 from headwise.statistics.entropy_share import EntropyShare
 from headwise.statistics.final_cosine import FinalCosine
 from headwise.statistics.final_high_frequency import FinalHighFrequency
+from headwise.statistics.gradient_cosine import GradientCosine
 from headwise.statistics.head_redundancy import HeadRedundancy
 from headwise.statistics.high_frequency import HighFrequency
 from headwise.statistics.layer_redundancy import LayerRedundancy
@@ -52,6 +53,7 @@ STATISTICS: dict[str, type[Statistic]] = {
         FinalCosine,
         FinalHighFrequency,
         NonlocalFunctional,
+        GradientCosine,
         OutputNorm,
         AttentionDistance,
     )

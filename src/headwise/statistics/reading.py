@@ -32,6 +32,15 @@ class SiteFacts(NamedTuple):
     product_obstacle: str | None = None
 
 
+class LogitBlock(NamedTuple):
+    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may see whom."""
+
+    q: Tensor
+    k: Tensor
+    mask: Tensor | None
+    allowed: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
@@ -41,7 +50,7 @@ class Reading:
     up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
     layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the model has one before it; `stream` (B,T,C) the
     residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
-    of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, allowed)` takes
+    of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, block)` takes
     blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets.
     """
 
@@ -63,7 +72,7 @@ class Reading:
     windowed: bool = False
     product_norm: Tensor | None = None
     product_obstacle: str | None = None
-    edit: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    edit: Callable[[Tensor, LogitBlock], Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in (

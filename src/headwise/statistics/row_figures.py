@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from headwise.statistics.descents import Descents, pulled, without_own
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading
 from headwise.statistics.scan import Logits, block_size, blocks, precise_dtype
@@ -50,7 +51,7 @@ class RowFigures:
     """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
 
     `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens; `roughness`
-    Σ_j A_ij ‖v_i − v_j‖²; `centred` the norm of the logits about their mean; `columns` the mean weight of each key; `gram`
+    Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel; `centred` the norm of the logits about their mean; `columns` the mean weight of each key; `gram`
     inner products of the maps of two heads; `crossing` their cosines with the maps of the layer before.
     """
 
@@ -115,7 +116,7 @@ class RowFigures:
 
     def _prepare(self, size: int, logits: Logits) -> None:
         reading = self.reading
-        shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "centred"), (size,))
+        shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "descent", "centred"), (size,))
         shapes |= {"columns": (reading.keys,), "gram": (reading.heads,)}
         for name in self.needs - {"crossing"}:
             shape = (reading.batch, reading.heads, *shapes[name])
@@ -124,8 +125,10 @@ class RowFigures:
         if "centred" in self.needs and reading.keeps_rows_alike and reading.keys > 2 * reading.q.shape[-1]:
             self._found["centred"] = self._centred_from_keys(logits)
             self.needs.discard("centred")
-        if "roughness" in self.needs:
+        if self.needs & {"roughness", "descent"}:
             self._values = self._values_about_their_mean()
+        if "descent" in self.needs:
+            self._descents = Descents(reading, self.queries, self.dtype)
 
     def _values_about_their_mean(self) -> Tensor:
         """Stacks v − mean, its squared norm and a one (B,H|Hkv,N,dv+2); J does not change with the mean, rounding does."""
@@ -188,8 +191,8 @@ class RowFigures:
         if crossing is not None:
             crossing.add(weights, samples, rows)
         # Last: it takes each query's own key out of the weights.
-        if "roughness" in needs:
-            found["roughness"][part] = self._roughness(weights, samples, rows)
+        if needs & {"roughness", "descent"}:
+            self._read_differences(weights, samples, rows)
 
     def _positions(self, samples: slice, rows: slice) -> Tensor:
         positions = self.queries.positions
@@ -203,19 +206,21 @@ class RowFigures:
         mass = weights.sum(-1)
         return torch.mul(weights, away, out=spare).sum(-1) / torch.where(mass > 0, mass, 1)
 
-    def _roughness(self, weights: Tensor, samples: slice, rows: slice) -> Tensor:
-        positions = self._positions(samples, rows)
-        index = positions[:, None, :, None].expand(*weights.shape[:3], 1)
-        # A key equal to its query adds nothing; left in, it would cancel only up to rounding.
-        weights.scatter_(-1, index, 0.0)
-        b, heads, r, w = weights.shape
-        values = self._values[samples]
+    def _read_differences(self, weights: Tensor, samples: slice, rows: slice) -> None:
+        """Reads what depends on v_i − v_j; takes each query's own key out of the weights (b,H,r,w)."""
+        index = self._positions(samples, rows)[:, None, :, None].expand(*weights.shape[:3], 1)
+        weights = without_own(weights, index)
+        values, heads = self._values[samples], weights.shape[1]
         groups = values.shape[1]
-        mixed = torch.bmm(weights.view(b * groups, -1, w), values[:, :, :w].reshape(b * groups, w, -1))
-        mixed = mixed.view(b, heads, r, -1)
         own = values[:, :, rows]
         if self.queries.sampled:
             own = values.gather(2, index[:, :1].expand(-1, groups, -1, values.shape[-1]))
         own = own.repeat_interleave(heads // groups, 1) if heads > groups else own
-        inner = (own[..., :-2] * mixed[..., :-2]).sum(-1)
-        return (own[..., -2] * mixed[..., -1] + mixed[..., -2] - 2 * inner).clamp_min(0)
+        part = (samples, slice(None), rows)
+        if "roughness" in self.needs:
+            mixed = pulled(weights, values)
+            inner = (own[..., :-2] * mixed[..., :-2]).sum(-1)
+            found = own[..., -2] * mixed[..., -1] + mixed[..., -2] - 2 * inner
+            self._found["roughness"][part] = found.clamp_min(0)
+        if "descent" in self.needs:
+            self._found["descent"][part] = self._descents.cosines(weights, own, values, index, samples, rows)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.statistics.queries import Queries
-from headwise.statistics.reading import Reading
+from headwise.statistics.reading import LogitBlock, Reading
 
 # Elements of one block of logits. RowFigures of long sequences are read in blocks that stay in the cache of a core between the
 # passes over them; many short samples are joined to larger ones, where the number of operators counts more.
@@ -66,9 +66,16 @@ class Logits:
         seen = self._hide(logits, samples, rows)
         if reading.edit is not None:
             forbidden = logits.masked_fill(logits <= FAR / 2, -torch.inf)
-            edited = reading.edit(forbidden, None if seen is None else seen > 0)
+            edited = reading.edit(forbidden, self._at_hand(q, k, samples, rows, seen))
             logits.copy_(edited.masked_fill(edited == -torch.inf, FAR))
         return logits, seen
+
+    def _at_hand(self, q: Tensor, k: Tensor, samples: slice, rows: slice, seen: Tensor | None) -> LogitBlock:
+        sampled = self.queries.sampled
+        positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
+        mask = self.reading.mask_at(samples, positions, None if sampled else rows)
+        mask = None if mask is None else mask[..., : k.shape[2]]
+        return LogitBlock(q, k, mask, None if seen is None else seen > 0)
 
     def _hide(self, logits: Tensor, samples: slice, rows: slice) -> Tensor | None:
         reading, sampled, width = self.reading, self.queries.sampled, logits.shape[-1]

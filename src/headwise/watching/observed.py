@@ -11,6 +11,7 @@ from headwise.core.call import Call
 from headwise.core.masked import MASKED
 from headwise.core.method import Method
 from headwise.statistics import Reading
+from headwise.statistics.reading import LogitBlock
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:
@@ -68,10 +69,12 @@ class LogitEdit:
     def __init__(self, call: Call, methods: list[Method]) -> None:
         self.call, self.methods = call, methods
 
-    def __call__(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+    def __call__(self, logits: Tensor, block: LogitBlock) -> Tensor:
         """Edit logits (b, H, r, w); forbidden keys come in and go out as -inf."""
         part = copy.copy(self.call)
-        part._allowed, part._allowed_known = allowed, True
+        part.q, part.mask = block.q, block.mask
+        part.k = block.k.repeat_interleave(block.q.shape[1] // block.k.shape[1], 1)
+        part._allowed, part._allowed_known = block.allowed, True
         part.batch, part.heads, part.queries, part.keys = logits.shape
         for method in self.methods:
             logits = method.logits(logits, part)

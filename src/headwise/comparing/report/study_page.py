@@ -13,6 +13,8 @@ from headwise.comparing.report.divergence_section import divergence_section
 from headwise.comparing.report.heads_section import heads_section
 from headwise.comparing.report.health_section import health_sections
 from headwise.comparing.report.learning_curves import learning_curves
+from headwise.comparing.report.maps_section import maps_section
+from headwise.comparing.report.phases_section import phases_section
 from headwise.comparing.report.run_records import differing, repeat, runs_table, words_on_runs
 from headwise.comparing.results.analysis_record import Analysis
 from headwise.comparing.results.folder import StudyFolder
@@ -32,9 +34,11 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
         ),
         *difference_sections(analysis),
         *axis_sections(study, analysis),
+        *phases_section(described, analysis),
         *cost_section(analysis),
         *learning_curves(study, analysis),
         *heads_section(analysis),
+        *maps_section(study),
         *health_sections(study),
         Section("Runs", runs_table(study, analysis), words_on_runs(study), collapsed=True),
         Section("Settings", pairs(described.settings), collapsed=True),

@@ -36,8 +36,9 @@ def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | s
     absent = [arm for arm in _arms(test, axis) if arm not in study.arms]
     if absent:
         return f"the arm {absent[0]} was not run"
-    if not _recorded(study, test.outcome):
-        return f"outcome {test.outcome} was not recorded"
+    for name in filter(None, (test.outcome, test.against_outcome)):
+        if not _recorded(study, name):
+            return f"outcome {name} was not recorded"
     return _along(study, test, axis, outcome) if axis else _between(study, test)
 
 
@@ -75,9 +76,12 @@ def _table(study: StudyFolder, arms: list[str], outcome: str) -> Table:
 def _between(study: StudyFolder, test: ClaimTest) -> Figures:
     import numpy as np
 
-    table = _table(study, list(test.arms), test.outcome)
+    table = _table(study, [test.arm], test.outcome)
     if test.level is not None:
-        table = np.column_stack([table, np.full(len(table), test.level)])
+        other = np.full_like(table, test.level)
+    else:
+        other = _table(study, [test.against], test.against_outcome or test.outcome)
+    table = np.concatenate([table, other], axis=1)
     pairs = table[np.isfinite(table).all(axis=1)]
     means = pairs.mean(axis=0) if len(pairs) else np.full(2, np.nan)
     return Figures((table[:, 0] - table[:, 1])[:, None], means)

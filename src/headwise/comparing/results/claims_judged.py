@@ -179,10 +179,16 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, seen: Seen) -> st
         levels = f"{' and '.join(ends)} {unit.name}".strip()
         return f"{outcome.label} {levels}: {_difference(seen, outcome)} from one value to the next".replace("  ", " ")
     if seen.mean is None:
-        return f"{outcome.label}: no pair of {' and '.join(test.arms)}"
-    other = "published" if test.level is not None else test.against
-    levels = f"{test.arm} {unit.number(figures.means[0])}, {other} {unit.number(figures.means[1])} {unit.name}"
+        return f"{outcome.label}: no pair of {test.arm} and {_other(test)}"
+    levels = f"{test.arm} {unit.number(figures.means[0])}, {_other(test)} {unit.number(figures.means[1])} {unit.name}"
     return f"{outcome.label} of {levels.strip()}: {_difference(seen, outcome)}"
+
+
+def _other(test: ClaimTest) -> str:
+    """Name what an arm is held against."""
+    if test.level is not None:
+        return "held against"
+    return f"{test.against} in {test.against_outcome}" if test.against_outcome else test.against
 
 
 def _difference(seen: Seen, outcome: Outcome) -> str:

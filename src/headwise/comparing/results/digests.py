@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from headwise.comparing.results.maps_record import MAPS
+
 HEALTH = "health.jsonl"
 # what a report reads of a run besides its result; the checkpoint carries a checksum of its own
-FILES = ("config.json", "metrics.jsonl", HEALTH)
+FILES = ("config.json", "metrics.jsonl", HEALTH, MAPS)
 
 
 def digests(folder: Path) -> dict[str, str | None]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from headwise.comparing.results.digests import damage
+from headwise.comparing.results.maps_record import MAPS, MapsRecord
 from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
-from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs
+from headwise.comparing.results.stored import checked_config, checked_maps, checked_result, checked_study, read_epochs
 from headwise.watching.health_file import read_health
 from headwise.watching.records import Line
 
@@ -56,6 +57,12 @@ class RunFolder:
     def epochs(self) -> list[EpochLine]:
         """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
         return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
+
+    @cached_property
+    def maps(self) -> MapsRecord | None:
+        """Return the maps that a finished run kept for a picture; None where it kept none."""
+        path = self.path / MAPS
+        return checked_maps(path) if self.result is not None and path.is_file() else None
 
     def health(self) -> list[Line]:
         """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.

@@ -89,12 +89,15 @@ class ClaimTest(Record):
     outcome: str
     says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
     against: str = "baseline"
+    # of `against`, where it is another one: the last layer's figure against the first's; "": the same
+    against_outcome: str = ""
+    # a number that `arm` is held against instead of an arm, in the outcome's unit
+    level: float | None = None
     # published, in the outcome's unit; along an axis from its first value to its last
     effect: float | None = None
     # of "same", in the outcome's unit; None: the study's own
     margin: float | None = Field(default=None, gt=0)
-    # in the outcome's unit
-    level: float | None = None
+    # the only scale at which it is judged; "": at every
     scale: str = ""
 
     @model_validator(mode="after")
@@ -105,8 +108,14 @@ class ClaimTest(Record):
             )
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
-        if self.level is not None and (self.along_axis or self.outcome == DIVERGED or self.against != "baseline"):
-            raise ValueError(f"{self.arm}: a level takes the place of another arm; it has no axis and no divergence")
+        if self.level is not None and self.against != "baseline":
+            raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
+        if (self.against_outcome or self.level is not None) and (self.along_axis or self.outcome == DIVERGED):
+            raise ValueError(f"{self.arm}: an axis or divergence is held against neither another outcome nor a level")
+        if self.against_outcome and self.level is not None:
+            raise ValueError(
+                f"{self.arm}: it is held against {self.against_outcome} or against {self.level:g}, not both"
+            )
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):

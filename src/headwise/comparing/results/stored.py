@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from headwise.comparing.results.analysis_record import Analysis
 from headwise.comparing.results.findings_record import FindingsRecord
+from headwise.comparing.results.maps_record import MapsRecord
 from headwise.comparing.results.records import CellRecord, EpochLine, Record, RunResult, StudyRecord
 
 R = TypeVar("R", bound=Record)
@@ -74,6 +75,14 @@ def checked_result(path: Path) -> RunResult:
             f"{path} holds no result that can be read: {_places(error)} is missing or of another kind "
             f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
         ) from error
+
+
+def checked_maps(path: Path) -> MapsRecord:
+    """Return what maps.json of a run holds; raise ValueError when those are no maps."""
+    try:
+        return _valid(MapsRecord, _dictionary(path, read_whole_json(path)))
+    except ValidationError as error:
+        raise ValueError(f"{path} holds no maps of attention (see {_places(error)}). {AGAIN}") from error
 
 
 def read_epochs(path: Path) -> list[EpochLine]:

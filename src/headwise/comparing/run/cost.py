@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run.batches import make_batch, run_model
 from headwise.comparing.run.examples import Examples, place, size, take
+from headwise.comparing.run.operations import counter
 from headwise.comparing.run.step_clock import now
 from headwise.comparing.run.train import Training
 
@@ -28,11 +28,11 @@ def flops_per_step(training: Training, examples: Examples) -> int:
     part = take(examples, torch.arange(min(task.batch_size, size(examples)), device=place(examples)))
     batch = make_batch(task, part, torch.Generator().manual_seed(0))
     model.train()
-    with FlopCounterMode(display=False) as counter, training.accelerator.autocast():
+    with counter() as counted, training.accelerator.autocast():
         loss = task.loss(run_model(model, batch.inputs), batch.targets)
         (loss if regularized is None else loss + regularized.loss()).backward()
     model.zero_grad(set_to_none=True)
-    return counter.get_total_flops() * task.accumulation
+    return counted.get_total_flops() * task.accumulation
 
 
 @torch.no_grad()

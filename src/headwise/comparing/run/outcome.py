@@ -6,6 +6,7 @@ import math
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.results.digests import HEALTH
+from headwise.comparing.results.maps_record import MAPS
 from headwise.comparing.results.records import Divergence, EpochLine, RunResult
 from headwise.comparing.run.alerts import alert_outcomes
 from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
@@ -13,10 +14,12 @@ from headwise.comparing.run.evaluate import evaluate, refuse_nan, refuse_undecid
 from headwise.comparing.run.head_rates import head_rates
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
-from headwise.comparing.run.job import Order
+from headwise.comparing.run.job import Order, is_first_process
+from headwise.comparing.run.maps import read_maps
 from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
 from headwise.comparing.run.watched import watched_outcomes
+from headwise.files.durable import write_json
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -168,6 +171,10 @@ def _costs(
         judged = held.judged()
         if training.task.head_statistics:
             heads = read_heads(training, judged)
+        if training.task.shows_maps:
+            maps = read_maps(training, judged)
+            if is_first_process():
+                write_json(order.folder / MAPS, maps.model_dump(mode="json"))
         costs["inference_seconds_per_example"] = inference_seconds(training, judged)
         costs["flops_per_step"] = flops_per_step(training, held.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

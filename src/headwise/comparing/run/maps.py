@@ -1,0 +1,60 @@
+"""Maps: what the first and the last layer of a trained model look at, in one held-out example, kept for a picture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.comparing.results.maps_record import LayerMaps, MapsRecord
+from headwise.comparing.run.batches import make_batch, run_model
+from headwise.comparing.run.examples import Examples, take
+from headwise.comparing.run.train import Training
+from headwise.core.call import Call
+from headwise.statistics.maps import first_map
+from headwise.watching.observed import reading_of
+from headwise.watching.places import Places, WatchedSite
+
+# tokens of a map that a picture still shows
+MOST = 65
+# of weights, which a picture shows as colours
+DIGITS = 3
+
+
+class _Mapping:
+    """Keep the map of the first call of one site in evaluation mode."""
+
+    def __init__(self) -> None:
+        self.weights: Tensor | None = None
+        self.tokens = 0
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        if self.weights is None:
+            self.tokens = call.queries
+            self.weights = first_map(reading_of(call, out))[:, :MOST, :MOST].cpu()
+
+
+@torch.no_grad()
+def read_maps(training: Training, examples: Examples) -> MapsRecord:
+    """Give the maps of the first and last self attention on the first example, as the softmax gives them."""
+    model = training.accelerator.unwrap_model(training.model)
+    places = Places(model, None)
+    inside = [place for place in places.sites if not place.site.is_cross]
+    chosen = list(dict.fromkeys([*inside[:1], *inside[-1:]]))
+    seen: list[tuple[WatchedSite, _Mapping]] = [(place, _Mapping()) for place in chosen]
+    try:
+        for place, mapping in seen:
+            place.observer, place.armed = mapping, True
+        model.eval()
+        batch = make_batch(training.task, take(examples, slice(0, 1)), None)
+        run_model(model, batch.inputs)
+    finally:
+        places.leave()
+    return MapsRecord(
+        tokens=max((mapping.tokens for _, mapping in seen), default=0),
+        layers=[_layer(place, mapping.weights) for place, mapping in seen if mapping.weights is not None],
+    )
+
+
+def _layer(place: WatchedSite, weights: Tensor) -> LayerMaps:
+    heads = [[[round(weight, DIGITS) for weight in row] for row in rows] for rows in weights.tolist()]
+    return LayerMaps(layer=place.site.name, depth=place.site.depth, heads=heads)

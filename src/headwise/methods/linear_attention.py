@@ -1,0 +1,88 @@
+"""LinearAttention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.masked import visible
+from headwise.core.method import Attend, Method
+from headwise.core.precision import at_least_fp32
+
+# queries of one block of a causal call: inside it the matrix is made, so that memory is this many numbers per token
+BLOCK = 64
+
+
+class LinearAttention(Method):
+    """Weighs keys by φ(q)·φ(k) with φ(x) = elu(x) + 1 in the place of exp(q·k): linear in the number of tokens.
+
+    Katharopoulos et al. 2020, arXiv 2006.16236.
+
+    A_ij = φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j) over the keys that are allowed, in training and evaluation; the host's scale has no part in it.
+    Written as logits log φ(q)·φ(k), whose softmax this is, so that penalties and figures read the map that acts. Without the matrix as
+    φ(q)·(Σ_j φ(k_j) v_jᵀ), and under causality in blocks of 64 queries: exact and linear in time and memory for masks of keys (padding) and
+    causal calls. Other masks, and biases that differ between queries, take the matrix; an additive bias multiplies the kernel by
+    its exponential. What edits the logits comes after it. Soft-caps and sinks are made for a softmax and are refused in the call.
+    """
+
+    no_neutral = "it is another attention than the host's"
+    acts = "both"
+    replaces_logits = True
+
+    def logits(self, s: Tensor, call: Call) -> Tensor:
+        _refuse(call)
+        kernel = (_features(call.q) @ _features(call.k).mT).log()
+        if call.mask is not None and call.mask.dtype != torch.bool:
+            kernel = kernel + call.mask
+        allowed = call.allowed()
+        # What was dropped before stays dropped.
+        forbidden = torch.isneginf(s) if allowed is None else torch.isneginf(s) | ~allowed
+        return kernel.to(s.dtype).masked_fill(forbidden, float("-inf"))
+
+    def attend(self, attend: Attend, call: Call) -> Attend | None:
+        _refuse(call)
+        mask, causal = call.mask, call.causal
+        if (mask is not None and mask.shape[-2] != 1) or (causal and call.queries != call.keys):
+            return None
+        q, k = _features(call.q), _features(call.k)
+        if mask is not None:
+            shares = visible(mask).to(k.dtype)
+            if mask.dtype != torch.bool:
+                # What hides a key may be infinite, whose product with 0 is no number.
+                shares = shares * at_least_fp32(mask).masked_fill(~visible(mask), 0.0).exp()
+            k = k * shares.mT
+        return lambda v: _mapped(q, k, v, causal)
+
+
+def _features(x: Tensor) -> Tensor:
+    """Give elu(x) + 1 in fp32 or wider, as exp(x) below 0: adding 1 would round what is small away."""
+    x = at_least_fp32(x)
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def _mapped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Give the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D); 0 for a query without a key."""
+    # A column of ones sums the weights with the values.
+    one = torch.ones_like(v[..., :1], dtype=k.dtype)
+    wide = torch.cat([v.to(k.dtype), one], dim=-1)
+    out = _earlier(q, k, wide) if causal else q @ (k.mT @ wide)
+    total = out[..., -1:]
+    return (out[..., :-1] / torch.where(total > 0, total, 1)).to(v.dtype)
+
+
+def _earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Sum over the keys up to each query: those of earlier blocks as one matrix (D, Dv), those of its own by the weights."""
+    state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    parts = []
+    for start in range(0, q.shape[2], BLOCK):
+        at = slice(start, start + BLOCK)
+        parts.append(q[:, :, at] @ state + (q[:, :, at] @ k[:, :, at].mT).tril() @ v[:, :, at])
+        state = state + k[:, :, at].mT @ v[:, :, at]
+    return torch.cat(parts, dim=2)
+
+
+def _refuse(call: Call) -> None:
+    for given, what in ((call.softcap, "caps its logits"), (call.sinks, "has sinks among its logits")):
+        if given is not None:
+            raise ValueError(f"LinearAttention has no softmax, and {call.site.name} {what}; leave this layer out with where=")

@@ -1,0 +1,30 @@
+"""How far softmax attention descends on the nonlocal functional."""
+
+from headwise.statistics.reading import SiteFacts
+from headwise.statistics.row_figures import RowFigures
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.tally import Tally
+
+
+class GradientCosine(Statistic):
+    """Averages cos(∇J_sym, ∇J_asym) over real queries: whether a step of attention lowers the nonlocal functional J.
+
+    Nguyen et al. 2023, arXiv 2312.00751, Table 4 and appendix E.1. J(u) = ½ Σ_ij k_ij ‖u_i − u_j‖² with the symmetric kernel
+    K_ij = k_ij + k_ji has ∂J/∂u_i = Σ_j K_ij (u_i − u_j). At u = v, with K_ij = exp(k_iᵀk_j·scale), this is the symmetric
+    gradient; with exp(q_iᵀk_j·scale) in its place, the asymmetric one, against which attention takes its step: divided by Σ_j of
+    its kernel it is v_i − (AV)_i. Each row's positive factor changes no cosine, so that both are read with normalised rows. 1: attention moves
+    each value straight down J; 0: not at all. In a layer whose queries stand for its keys it is 1 by definition. A query whose
+    values are all alike moves nowhere and counts as 0.
+    """
+
+    name = "gradient_cosine"
+    unit = "cosine"
+    reduction = "mean over real queries with two keys or more"
+    needs = ("descent",)
+
+    def applies(self, facts: SiteFacts) -> str | None:
+        return None if facts.self_attention else "v_i − v_j has no meaning when queries and keys are different tokens"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        # A learned sink is no second key: it has no value to differ from.
+        return rows.queries.mean(rows.descent, least_keys=2)

@@ -1,0 +1,124 @@
+"""Values that pass through one layer's attention again and again, and how far each statement of the theory is from the numbers."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS, SIZE, STRENGTHS = 32, 16, (0.0, 0.2, 0.4, 0.6, 1.0, 2.0)
+# passes that are followed one by one, and those after which a limit is read
+DEPTH, LIMIT = 200, 1 << 14
+# so small that every walk can be followed
+WALKERS, STEPS = 5, 4
+KINDS = ("symmetric", "attention")
+
+
+def layer(seed: int, kind: str, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
+    """Return the kernel exp(xᵀk/√d) (T, T), x the keys or the queries, and the values (T, d) of a random layer."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(tokens, SIZE, generator=generator, dtype=torch.float64) for _ in range(3))
+    return ((k if kind == "symmetric" else q) @ k.T / SIZE**0.5).exp(), v
+
+
+def measure(seed: int, kind: str) -> dict[str, Any]:
+    """Return what one random layer does to its values, and how far each statement is from it."""
+    import torch
+
+    kernel, values = layer(seed, kind)
+    attention = kernel / kernel.sum(1, keepdim=True)
+    stationary = stationary_of(attention)
+    paths = {strength: spreads(attention, values, strength) for strength in STRENGTHS}
+    plain = torch.linalg.matrix_power(attention, LIMIT) @ values
+    return {
+        "seed": seed,
+        "kind": kind,
+        "walk_error": walk_error(seed, kind),
+        "degree_error": float((kernel.sum(1) / kernel.sum() - stationary).abs().max()),
+        "stationary_error": float((attention.T @ stationary - stationary).abs().max()),
+        "to_the_mean": float((plain - stationary @ values).abs().max()),
+        "second": float(torch.linalg.eigvals(attention).abs().sort().values[-2]),
+        "least": float(torch.linalg.eigvals(attention).real.min()),
+        "spreads": paths,
+        "ends": {strength: fixed_point_error(attention, values, strength) for strength in STRENGTHS if strength},
+        "step_error": step_error(kernel, values),
+        "functional": functional_path(kernel, values),
+    }
+
+
+def stationary_of(attention: Tensor) -> Tensor:
+    """Return the left eigenvector (T,) of the eigenvalue 1, as a distribution."""
+    import torch
+
+    values, vectors = torch.linalg.eig(attention.T)
+    vector = vectors[:, values.real.argmax()].real
+    return vector / vector.sum()
+
+
+def walk_error(seed: int, kind: str) -> float:
+    """Return how far u after four passes is from the mean value of all walks of four steps, each walk followed (Lemma 1)."""
+    import torch
+
+    kernel, values = layer(seed, kind, tokens=WALKERS)
+    attention = kernel / kernel.sum(1, keepdim=True)
+    passed = torch.linalg.matrix_power(attention, STEPS) @ values
+    expected = torch.zeros_like(values)
+    for walk in product(range(WALKERS), repeat=STEPS + 1):
+        chance = torch.stack([attention[a, b] for a, b in pairwise(walk)]).prod()
+        expected[walk[0]] += chance * values[walk[-1]]
+    return float((passed - expected).abs().max())
+
+
+def spreads(attention: Tensor, values: Tensor, strength: float) -> list[float]:
+    """Return ‖u − mean of tokens‖ over that of the values, before the first pass and after each."""
+    whole, u = float((values - values.mean(0)).norm()), values
+    found = [1.0]
+    for _ in range(DEPTH):
+        u = attention @ u + strength * (values - u)
+        found.append(float((u - u.mean(0)).norm()) / whole)
+    return found
+
+
+def fixed_point_error(attention: Tensor, values: Tensor, strength: float) -> float | None:
+    """Return how far u after all passes is from λ((1 + λ)I − A)⁻¹u⁰, relative to its size; None where the passes do not converge.
+
+    They do where no eigenvalue of A − λI is 1 or more in size.
+    """
+    import torch
+
+    identity = torch.eye(len(attention), dtype=attention.dtype)
+    if float(torch.linalg.eigvals(attention - strength * identity).abs().max()) >= 1:
+        return None
+    end = strength * torch.linalg.solve((1 + strength) * identity - attention, values)
+    u = values
+    for _ in range(DEPTH):
+        u = attention @ u + strength * (values - u)
+    return float((u - end).norm() / end.norm())
+
+
+def functional(u: Tensor, kernel: Tensor) -> Tensor:
+    """Return J(u) = ¼ Σ_ij K_ij ‖u_i − u_j‖²."""
+    return (kernel * (u[:, None] - u[None]).square().sum(-1)).sum() / 4
+
+
+def step_error(kernel: Tensor, values: Tensor) -> float:
+    """Return how far attention is from u − ∇J/ΣK, with J's gradient by autograd; the symmetric part of a kernel is what J sees."""
+    u = values.clone().requires_grad_()
+    functional(u, kernel).backward()  # type: ignore[no-untyped-call]  # torch's own
+    assert u.grad is not None
+    return float(
+        (values - u.grad / kernel.sum(1, keepdim=True) - kernel / kernel.sum(1, keepdim=True) @ values).abs().max()
+    )
+
+
+def functional_path(kernel: Tensor, values: Tensor) -> list[float]:
+    """Return J, under the layer's own kernel, before the first pass and after each, relative to its beginning."""
+    attention, u, found = kernel / kernel.sum(1, keepdim=True), values, []
+    for _ in range(DEPTH + 1):
+        found.append(float(functional(u, (kernel + kernel.T) / 2)))
+        u = attention @ u
+    return [value / found[0] for value in found]
