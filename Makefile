@@ -40,7 +40,7 @@ bench: $(VENV)/.test
 	$(PY) benchmarks/attention.py $(ARGS)
 
 bench-cuda: $(VENV)/.test
-	$(PY) benchmarks/attention.py --cuda $(ARGS)
+	$(PY) benchmarks/on_cuda.py $(ARGS)
 
 bench-study: $(VENV)/.test
 	$(STUB) $(PY) benchmarks/study.py $(ARGS)
@@ -78,11 +78,13 @@ $(VENV)/.demo: $(VENV)/.study
 	touch $@
 
 # What breaks a user's imports goes to a folder that only the tests have on their path (tests/tests_only.py).
-$(VENV)/.test: $(VENV)/.demo requirements/test.txt requirements/test-no-deps.txt
+$(VENV)/.test: $(VENV)/.demo requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
 	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,hf,tensorboard]' -r requirements/test.txt
 	$(PIP) uninstall -y -r requirements/test-no-deps.txt
 	rm -rf $(VENV)/tests-only
 	$(PIP) install --no-deps --target $(VENV)/tests-only -r requirements/test-no-deps.txt
+	rm -rf $(VENV)/triton-only
+	$(PIP) install --no-deps --target $(VENV)/triton-only -r requirements/test-triton.txt
 	touch $@
 
 clean:

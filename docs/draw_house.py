@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("attention", "projections"),
     ("methods", "statistics", "hosts"),
-    ("regularizing",),
+    ("regularizing", "compressing"),
     ("watching", "auditing", "comparing"),
     ("studies", "cli"),
     ("headwise", "study", "report", "__main__"),
@@ -33,7 +33,7 @@ TITLES = (
     "words that methods are written in",
     "attention, and its weights",
     "collections: one file each",
-    "regularize: the first verb",
+    "regularize and compress: models change",
     "watch, audit, compare: the other verbs",
     "what a user runs",
     "doors: names that users import",
@@ -239,7 +239,10 @@ def main() -> int:
     picture = draw(House())
     if "--check" in sys.argv:
         same = PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == picture
-        print("" if same else f"{PICTURE.name} is not what the code gives: run python docs/draw_house.py", end="" if same else "\n")
+        print(
+            "" if same else f"{PICTURE.name} is not what the code gives: run python docs/draw_house.py",
+            end="" if same else "\n",
+        )
         return 0 if same else 1
     PICTURE.write_text(picture, encoding="utf-8")
     return 0

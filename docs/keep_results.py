@@ -56,14 +56,21 @@ def study_page(folder: Path, note: str = "") -> str:
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
     lines += claims_table(analysis.claims)
-    others = [name for name in KEPT if name in analysis.outcomes and name != analysis.primary]
-    for name in (analysis.primary, *others):
+    for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
+    lines += trend_table(analysis)
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
     lines += [line for said in study.notes for line in (said, "")]
     return "\n".join([*lines, *repeated(study)]) + "\n"
+
+
+def kept_outcomes(analysis: Analysis) -> list[str]:
+    """Name the outcomes whose tables are kept: the primary one, the usual ones, all that a claim is judged by, and alerts."""
+    judged = [test.outcome for claim in analysis.claims for test in claim.tests]
+    alerts = [name for name, outcome in analysis.outcomes.items() if outcome.kind == "alerts"]
+    return list(dict.fromkeys(name for name in (analysis.primary, *KEPT, *judged, *alerts) if name in analysis.outcomes))
 
 
 def findings_page(findings: FindingsRecord, note: str = "") -> str:
@@ -103,6 +110,21 @@ def outcome_table(analysis: Analysis, name: str) -> list[str]:
     title = outcome.label[:1].upper() + outcome.label[1:] + (f" ({unit.name})" if unit.name else "")
     head = ["arm", "mean [95 %]", "paired difference [95 %]", "corrected p", "verdict"]
     return [f"## {title}", "", *_table(head, rows), ""]
+
+
+def trend_table(analysis: Analysis) -> list[str]:
+    """Give the lines that say how the kept outcomes change along each axis; none where the study has no axis."""
+    rows = []
+    for trend in analysis.trends:
+        if trend.outcome not in kept_outcomes(analysis) or trend.step is None:
+            continue
+        outcome = analysis.outcomes[trend.outcome]
+        unit = unit_named(outcome.unit)
+        best = "–" if trend.best is None else f"{trend.best:g} ({'inside' if trend.inside else 'at an end'})"
+        change = f"{unit.number(trend.step, signed=True)} {unit.difference}".rstrip()
+        rows.append([trend.axis, outcome.label, change, p_value(trend.p) or "–", p_value(trend.page) or "–", best])
+    head = ["axis", "outcome", "change from one value to the next", "p (sign flips)", "p (Page)", "best at"]
+    return ["## Along the axes", "", *_table(head, rows), ""] if rows else []
 
 
 def divergence_table(analysis: Analysis) -> list[str]:

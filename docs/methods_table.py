@@ -38,7 +38,9 @@ def source(cls: type[Method]) -> str:
 
 def stages(cls: type[Method]) -> str:
     """Give the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
-    return ", ".join(f"`{stage}`" for stage in STAGES if stage != "build" and cls.overrides(stage)) or "`build`"
+    # What is read without the matrix in its paper too has no other form.
+    read = cls.overrides("read_free")
+    return ", ".join(f"`{stage}`" for stage in STAGES if (stage != "build" and cls.overrides(stage)) or (stage == "read" and read)) or "`build`"
 
 
 def matrix_free(cls: type[Method]) -> str:

@@ -3,10 +3,13 @@
 import gc
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Inductor's cache does not tell instruction sets apart: what was compiled for AVX512 gave gradients of 1e18 under avx2.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY')}")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 import pytest

@@ -89,11 +89,16 @@ def tensors(kind: str, dtype: torch.dtype, seed: int = 0) -> tuple[dict[str, Ten
         settings["mask"] = (order & ~order.tril(-3))[None, None]
     elif kind == "bias":
         settings["mask"] = torch.randn(1, H, T, T, generator=g).to(dtype).masked_fill(~order, float("-inf"))
+    elif kind in ("sinks", "padded sinks"):
+        settings["sinks"] = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=dtype)
+        settings["causal"] = kind == "sinks"
+        if kind == "padded sinks":
+            settings["mask"] = (torch.arange(keys) < torch.tensor([keys, keys - 3])[:, None])[:, None, None, :]
     settings["cross"] = kind == "cross"
     return {name: x.to(dtype) for name, x in made.items()}, settings
 
 
-KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias"]
+KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias", "sinks", "padded sinks"]
 
 
 def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0):
@@ -129,8 +134,11 @@ def assert_close(got: Tensor | None, wanted: Tensor | None, dtype: torch.dtype, 
         return
     got, wanted = got.detach().float(), wanted.detach().float()
     assert got.isfinite().all(), f"{what} is not finite"
-    limit = 1e-5 if dtype == torch.float32 else 4e-2
-    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 1e-2, what
+    # The gradient of a number per head, or of one, is a sum over all queries, whose terms cancel.
+    summed = got.dim() <= 1
+    limit = (1e-4 if summed else 1e-5) if dtype == torch.float32 else (1e-1 if summed else 4e-2)
+    # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
+    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 2e-2, what
 
 
 def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:
@@ -148,11 +156,16 @@ def fused_expected(method: Method, kind: str) -> bool:
     needs = ("element", "detach_normalizer", "head_mean", '"position"')
     if any(word in text for word in needs) or text in ("DropKey(p=0.7)", "Decorrelation(strength=1000.0)"):
         return False
+    if "sinks" in kind and method.overrides("read"):
+        return False
     return not (text.startswith("Temperature") and kind == "bias")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", two_forms(), ids=repr)
+# Methods of self attention are refused on cross attention.
+WITH_A_MEANING = [(m, kind) for m in two_forms() for kind in KINDS if not (m.self_only and kind == "cross")]
+
+
+@pytest.mark.parametrize(("method", "kind"), WITH_A_MEANING, ids=lambda part: part if isinstance(part, str) else repr(part))
 def test_both_forms_agree(method: Method, kind: str) -> None:
     kernels = compare([method], kind)
     assert ("explicit" in kernels) != fused_expected(method, kind)

@@ -9,12 +9,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Written out, because type checkers read it; what `_HOME` does not name is a method.
 __all__ = [
+    "GFSA",
+    "LSA",
+    "XSA",
+    "AttentionDropout",
     "AttentionNormPenalty",
+    "AttentionSink",
     "AttnScale",
+    "BranchDrop",
     "ByDepth",
     "Decorrelation",
     "Disagreement",
@@ -27,6 +33,7 @@ __all__ = [
     "GatedOutput",
     "InputNoise",
     "JsonLines",
+    "LayerScale",
     "Method",
     "NeuTRENO",
     "NuclearDecay",
@@ -36,6 +43,7 @@ __all__ = [
     "Ramp",
     "Regularized",
     "RelaxedAttention",
+    "SSMax",
     "SigmaReparam",
     "Site",
     "SoftCap",
@@ -47,12 +55,16 @@ __all__ = [
     "VShape",
     "ValueResidual",
     "WeightNorm",
+    "ZLoss",
     "__version__",
     "audit",
+    "compress",
     "handle",
+    "load_compressed",
     "parameter_groups",
     "parse",
     "regularize",
+    "sharpness",
     "sites",
     "watch",
 ]
@@ -74,6 +86,9 @@ _HOME = {
     "TensorBoard": "watching.logs",
     "Thresholds": "watching.thresholds",
     "audit": "auditing.audit",
+    "compress": "compressing.compress",
+    "load_compressed": "compressing.loading",
+    "sharpness": "statistics.curvature.sharpness",
 }
 
 # Out of `from headwise import *`, which must work without transformers.
@@ -96,14 +111,22 @@ def __dir__() -> list[str]:
 # For type checkers, which do not run `__getattr__`: a test holds these names against `__all__`.
 if TYPE_CHECKING:
     from headwise.auditing.audit import audit as audit
+    from headwise.compressing.compress import compress as compress
+    from headwise.compressing.loading import load_compressed as load_compressed
     from headwise.core.method import Method as Method
     from headwise.core.schedule import ByDepth as ByDepth
     from headwise.core.schedule import Ramp as Ramp
     from headwise.core.schedule import VShape as VShape
     from headwise.core.site import Site as Site
     from headwise.hosts.finding import sites as sites
+    from headwise.methods import GFSA as GFSA
+    from headwise.methods import LSA as LSA
+    from headwise.methods import XSA as XSA
+    from headwise.methods import AttentionDropout as AttentionDropout
     from headwise.methods import AttentionNormPenalty as AttentionNormPenalty
+    from headwise.methods import AttentionSink as AttentionSink
     from headwise.methods import AttnScale as AttnScale
+    from headwise.methods import BranchDrop as BranchDrop
     from headwise.methods import Decorrelation as Decorrelation
     from headwise.methods import Disagreement as Disagreement
     from headwise.methods import DropAttention as DropAttention
@@ -114,6 +137,7 @@ if TYPE_CHECKING:
     from headwise.methods import FeatScale as FeatScale
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import LayerScale as LayerScale
     from headwise.methods import NeuTRENO as NeuTRENO
     from headwise.methods import NuclearDecay as NuclearDecay
     from headwise.methods import ProductDecay as ProductDecay
@@ -123,15 +147,18 @@ if TYPE_CHECKING:
     from headwise.methods import SigmaReparam as SigmaReparam
     from headwise.methods import SoftCap as SoftCap
     from headwise.methods import SpectralNorm as SpectralNorm
+    from headwise.methods import SSMax as SSMax
     from headwise.methods import SymmetricAttention as SymmetricAttention
     from headwise.methods import Temperature as Temperature
     from headwise.methods import ValueResidual as ValueResidual
     from headwise.methods import WeightNorm as WeightNorm
+    from headwise.methods import ZLoss as ZLoss
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
+    from headwise.statistics.curvature.sharpness import sharpness as sharpness
     from headwise.watching.callback import WatchCallback as WatchCallback
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard

@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        # from the metadata: a door is above every floor, and importing it here would turn an arrow round
+        print(f"headwise {metadata.version('headwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Regularize, watch, audit and fairly compare the attention layers of transformers."""
 
 
 class CompareCommand(TyperCommand):

@@ -13,7 +13,7 @@ from headwise.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 # Where a method has no meaning and says so by name; everything else must fit.
-MEANINGLESS = {("FeatScale", "own-causal"), ("FeatScale", "llama"), ("FeatScale", "llama-left-padded")}
+MEANINGLESS = {(name, host) for name in ("FeatScale", "LSA") for host in ("own-causal", "llama", "llama-left-padded")}
 PAIRS = [(method, host) for method in NAMES for host in HOSTS if (method, host) not in MEANINGLESS]
 
 
@@ -22,11 +22,12 @@ def on(*hosts):
     return [(method, host) for method, host in PAIRS if host in hosts]
 
 
+@pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees itself alone")])
 @pytest.mark.parametrize("host", ["own-causal", "llama"])
-def test_a_method_without_meaning_says_why(host):
+def test_a_method_without_meaning_says_why(host, name, reason):
     model = fresh(HOSTS[host])
-    with pytest.raises(ValueError, match="causal"):
-        headwise.regularize(model, REGISTRY["FeatScale"](), example=HOSTS[host].example())
+    with pytest.raises(ValueError, match=reason):
+        headwise.regularize(model, REGISTRY[name](), example=HOSTS[host].example())
 
 
 def fit(name, host, settings, model=None):

@@ -59,7 +59,7 @@ def test_bfloat16_inputs_are_read_exactly():
 def test_queries_that_do_not_count_are_left_out(fused, monkeypatch):
     if not fused:
         monkeypatch.setattr(kernel, "_log_sum_exp", lambda *_: None)
-        monkeypatch.setattr(kernel, "spans", lambda q, k: [slice(0, 7), slice(7, T)])
+        monkeypatch.setattr(kernel, "spans", lambda q, k, limit: [slice(0, 7), slice(7, T)])
     g = torch.Generator().manual_seed(1)
     q, k = torch.randn(B, H, T, D, generator=g), torch.randn(B, H, N, D, generator=g)
     real = torch.arange(T) < torch.tensor([T, 9])[:, None]

@@ -157,3 +157,27 @@ def test_padded_queries_do_not_count_so_that_padding_does_not_move_the_maximum(w
     torch.testing.assert_close(seen(padded, padding), alone, rtol=1e-5, atol=1e-6)
     # Without the padding mask these queries are real, and count.
     assert (seen(padded) > 2 * alone).all()
+
+
+def test_all_layers_are_exchanged_between_processes_at_once(monkeypatch):
+    calls = []
+
+    def all_reduce(tensor, op):
+        calls.append((tensor.shape, op))
+        tensor.mul_(4.0)
+
+    torch.manual_seed(0)
+    net = model()
+    handle = headwise.regularize(net, QKClip(threshold=0.01, balance=0.0))
+    before = [block.c_attn.weight.detach()[WIDTH : 2 * WIDTH].clone() for block in net.layers]
+    net(ids()).sum().backward()
+    own = [f.states[0].tensor("largest").clone() for f in handle.fitted]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    handle.after_step()
+    assert len(own) > 1
+    assert calls == [((len(own) * HEADS,), torch.distributed.ReduceOp.MAX)]
+    # The other processes' maximum, here four times our own, decides.
+    for block, weight, largest in zip(net.layers, before, own, strict=True):
+        eta = (0.01 / (4 * largest)).clamp(max=1).repeat_interleave(SIZE)[:, None]
+        torch.testing.assert_close(block.c_attn.weight.detach()[WIDTH : 2 * WIDTH], weight * eta)

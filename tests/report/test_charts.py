@@ -8,6 +8,7 @@ import pytest
 from headwise.pages.charts import heat_map
 from headwise.pages.forest import forest, panel
 from headwise.pages.line_charts import against_cost, curves, dose, lines
+from headwise.pages.scatter import pairs_of
 
 HEADS = [
     {"layer": layer, "head": head, "step": step, "value": layer + head / 10}
@@ -67,6 +68,10 @@ def data_of(spec: dict) -> list[dict]:
         curves(EPOCHS, x="epoch", y="loss", broken=[{"x": 1, "value": 0.5, "run": "seed 1", "last": True}]),
         lines(EPOCHS, x="x", y="mean", series="split", log_y=True),
         lines(EPOCHS, x="split", y="mean", points=True),
+        pairs_of(
+            [{"a": 1.0, "b": 2.0, "model": "A"}, {"a": 2.0, "b": 2.0, "model": "B"}], x="a", y="b", series="model"
+        ),
+        pairs_of([], x="a", y="b"),
     ],
 )
 def test_every_chart_is_a_valid_specification_of_the_width_of_its_box(spec):

@@ -84,6 +84,16 @@ def test_a_study_without_claims_has_no_section_and_no_file(tmp_path):
     assert not (tmp_path / "kept" / "claims.json").exists()
 
 
+def test_what_a_claim_is_judged_by_is_kept_as_a_table(tmp_path):
+    claim = {"text": "DropHead widens no gap.", "tests": [{"arm": ARMS[1], "outcome": "gap/loss", "says": "lower"}]}
+    for name, claims in (("with", (claim,)), ("without", ())):
+        made = write_study(tmp_path / name, methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=claims)
+        headwise.comparing.report.write(made)
+        assert command("keep_results.py", made, tmp_path / "kept" / name).returncode == 0
+        page = (tmp_path / "kept" / name / "README.md").read_text(encoding="utf-8")
+        assert page.count("## Gap loss") == (name == "with") and page.count("## Test accuracy") == 1, page
+
+
 def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     done = command("keep_results.py", folder, tmp_path / "synthetic")
     assert done.returncode == 0, done.stderr

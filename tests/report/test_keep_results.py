@@ -44,6 +44,17 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
         assert f"{name} {version}" in page
 
 
+def test_the_course_along_an_axis_is_kept(tmp_path):
+    arms = ("baseline", "DropHead(p=0.1)", "DropHead(p=0.2)")
+    axes = [("p", (0.0, 0.1, 0.2), arms)]
+    folder = write_study(tmp_path / "study", methods=arms, effects=(0.0, 0.05, 0.1), seeds=10, axes=axes)
+    headwise.comparing.report.write(folder)
+    page = runpy.run_path(str(COMMAND))["study_page"](folder)
+    row = next(line for line in page.splitlines() if line.startswith("| p | test accuracy |"))
+    assert row.endswith("| 0.2 (at an end) |")
+    assert float(row.split("|")[3].split()[0]) == pytest.approx(5.0, abs=0.5)
+
+
 def test_findings_are_kept_with_their_tables(tmp_path):
     (tmp_path / "found").mkdir()
     shutil.copy(ROOT / "docs" / "results" / "low-rank-toy" / "findings.json", tmp_path / "found")

@@ -1,6 +1,5 @@
 """Tasks that try what a study may be: words of different lengths, pixels, two views, five tasks in a row, a probe."""
 
-
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,9 @@ class Translator(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(LETTERS, dim), nn.Embedding(16, dim)
         self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(dim, 4, 2 * dim, 0.0, batch_first=True, norm_first=True), 1, enable_nested_tensor=False
+            nn.TransformerEncoderLayer(dim, 4, 2 * dim, 0.0, batch_first=True, norm_first=True),
+            1,
+            enable_nested_tensor=False,
         )
         self.decoder = nn.TransformerDecoder(
             nn.TransformerDecoderLayer(dim, 4, 2 * dim, 0.0, batch_first=True, norm_first=True), 1
@@ -53,7 +54,10 @@ class Reverse(Task):
         return Translator()
 
     def data(self, split):
-        count, generator = {"train": 1024, "validation": 64, "test": 64}[split], torch.Generator().manual_seed(len(split))
+        count, generator = (
+            {"train": 1024, "validation": 64, "test": 64}[split],
+            torch.Generator().manual_seed(len(split)),
+        )
         lengths = torch.randint(2, 6, (count,), generator=generator)
         words = torch.randint(3, LETTERS, (count, self.pad_to), generator=generator)
         words[torch.arange(self.pad_to) >= lengths[:, None]] = PAD
@@ -84,7 +88,10 @@ class Reverse(Task):
         return {"loss": loss, "perplexity": loss.exp()}
 
     def evaluations(self):
-        return [Evaluation("test"), Evaluation("test/greedy", "test", output=self.greedy, count=self.right, finish=self.share)]
+        return [
+            Evaluation("test"),
+            Evaluation("test/greedy", "test", output=self.greedy, count=self.right, finish=self.share),
+        ]
 
     decides_on = "test/greedy"
 
@@ -114,7 +121,9 @@ class Segment(Task):
 
     def model(self):
         layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
-        return nn.Sequential(nn.Linear(1, 16), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 3))
+        return nn.Sequential(
+            nn.Linear(1, 16), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 3)
+        )
 
     def data(self, split):
         generator = torch.Generator().manual_seed(len(split))
@@ -189,7 +198,11 @@ class TwoViews(Task):
         return Batch((images + drawn[0], images + drawn[1]), labels)
 
     def loss(self, output, targets):
-        return nn.functional.cross_entropy(output, targets) if self.stage == "probe" else nt_xent(*output, self.temperature)
+        return (
+            nn.functional.cross_entropy(output, targets)
+            if self.stage == "probe"
+            else nt_xent(*output, self.temperature)
+        )
 
     def metric(self, output, targets):
         if self.stage == "probe":
@@ -198,7 +211,10 @@ class TwoViews(Task):
 
     def phases(self):
         probe = {"stage": "probe", "epochs": 25, "learning_rate": 2e-2}
-        return [Phase("contrast"), Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",))]
+        return [
+            Phase("contrast"),
+            Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",)),
+        ]
 
 
 def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:
@@ -320,8 +336,6 @@ class Faults(Segment):
         return [Phase("one"), Phase("one")] if self.fault == "phases" else [Phase("train")]
 
 
-
-
 class Adapt(Task):
     """Train plainly, then with the arm's methods; classes of 4×4 images by their brightest quarter."""
 
@@ -382,7 +396,11 @@ class Shared(Reverse):
     def finish(self, sums):
         order = torch.corrcoef(sums["rows"].double().T)[0, 1]
         letters = sums["letters"].double()
-        return Reverse.finish(self, sums) | {"spearman": order, "letters": letters.square().sum().sqrt(), "exact": sums["exact"]}
+        return Reverse.finish(self, sums) | {
+            "spearman": order,
+            "letters": letters.square().sum().sqrt(),
+            "exact": sums["exact"],
+        }
 
     def evaluations(self):
         return []

@@ -1,11 +1,9 @@
 """CIFAR: official files read without running a pickle, downloaded with resume, checked, named when corrupt."""
 
 import hashlib
-import http.server
 import io
 import pickle
 import tarfile
-import threading
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from local_server import Server
 from small_studies import ENVIRONMENT, Silent, all_numbers
 
 import headwise.studies.data.cifar as cifar
@@ -81,50 +80,6 @@ def waited(monkeypatch):
     seconds = []
     monkeypatch.setattr(downloading, "time", types.SimpleNamespace(sleep=seconds.append))
     return seconds
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serve one file, with ranges or without, its length named or not; cut or refuse the first answers."""
-
-    def __init__(self, content, *, ranges=True, cut=None, length=True, refuse=()):
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.content, self.ranges, self.cut, self.length, self.asked = content, ranges, cut, length, []
-        self.refuse = list(refuse)
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-    @property
-    def address(self):
-        return f"http://127.0.0.1:{self.server_port}/cifar-10-python.tar.gz"
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        asked = self.headers.get("Range")
-        self.server.asked.append(asked)
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.ranges else 0
-        if self.server.refuse:
-            self.send_error(self.server.refuse.pop(0))
-            return
-        if start >= len(self.server.content):
-            self.send_error(416)
-            return
-        body = self.server.content[start:]
-        self.send_response(206 if start else 200)
-        if self.server.length:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        cut, self.server.cut = self.server.cut, None
-        self.wfile.write(body if cut is None else body[:cut])
-
-    def log_message(self, *_):
-        pass
 
 
 def test_images_and_classes_come_back_as_written(tmp_path):
@@ -280,19 +235,6 @@ def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tm
     trial = next((tmp_path / "out" / "trials").glob("*/result.json")).parent
     first = (trial / "metrics.jsonl").read_text().splitlines()[0]
     assert '"test_' not in first and '"steps": 2' in first
-
-
-@pytest.mark.parametrize(("name", "classes"), [("blog_cifar10", 10), ("blog_cifar100", 100)])
-def test_the_blog_studies_are_the_blog_s(name, classes):
-    import importlib
-
-    study = importlib.import_module(f"headwise.studies.{name}").STUDY
-    wanted = {"epochs": 25, "batch_size": 256, "learning_rate": 1e-3, "depth": 6, "heads": 5, "patch": 4, "dim": 128}
-    wanted |= {"head_dim": 64, "mlp_dim": 128, "train_size": None, "held_out": 5000}
-    assert wanted.items() <= study.task.model_dump().items()
-    model = study.task.model()
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes) and len(model.blocks) == 6
-    assert len(study.arms) == 9 and study.seeds == 10
 
 
 @pytest.mark.parametrize(("name", "chance"), [("cifar10", 0.1), ("cifar100", 0.01)])

@@ -431,6 +431,7 @@ def test_comparing_knows_no_built_in_study():
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not any(name.startswith("headwise.studies") for name in names), path
 
+
 @pytest.mark.bits
 def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
     from headwise.files.provenance import hardware

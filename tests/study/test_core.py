@@ -64,7 +64,9 @@ def test_five_tasks_in_a_row_give_an_accuracy_matrix_and_forgetting(tmp_path):
     assert all(matrix[n][n] > 0.9 for n in range(5))
     assert all(matrix[then][n] < 0.1 for then in range(5) for n in range(then + 1, 5))
     best = [max(matrix[then][n] for then in range(n, 5)) for n in range(4)]
-    assert metrics["test/forgetting"] == pytest.approx(sum(b - last for b, last in zip(best, matrix[4], strict=False)) / 4)
+    assert metrics["test/forgetting"] == pytest.approx(
+        sum(b - last for b, last in zip(best, matrix[4], strict=False)) / 4
+    )
     assert metrics["test/forgetting"] > 0.3
 
 
@@ -152,8 +154,16 @@ def test_accumulated_batches_take_the_step_of_the_whole_batch(tmp_path):
 def test_accumulation_gives_the_gradients_of_one_batch(tmp_path):
     lines = []
     for name, settings in (("whole", {"batch_size": 18}), ("parts", {"batch_size": 6, "accumulation": 3})):
-        carry(tiny_study("Still", methods=("NeuTRENO(strength=0.5)",), epochs=2, optimizer="sgd", **settings), tmp_path / name)
-        lines.append(sorted((arm["arm"], [e["metrics"]["train/loss"] for e in found]) for found, arm in all_numbers(tmp_path / name).values()))
+        carry(
+            tiny_study("Still", methods=("NeuTRENO(strength=0.5)",), epochs=2, optimizer="sgd", **settings),
+            tmp_path / name,
+        )
+        lines.append(
+            sorted(
+                (arm["arm"], [e["metrics"]["train/loss"] for e in found])
+                for found, arm in all_numbers(tmp_path / name).values()
+            )
+        )
     for (one, whole), (other, parts) in zip(*lines, strict=True):
         assert one == other and parts == pytest.approx(whole, rel=1e-5)
 
@@ -189,8 +199,14 @@ def test_clipping_and_schedules_change_what_is_trained(tmp_path):
     [
         ("shape", r"Faults\.count gave 'pixels' in the shape \(16, 16\) and then \(1, 16\): a sum has the same shape"),
         ("undeclared", r"Faults gave the metric 'iou', which it does not declare; its metrics are miou, loss"),
-        ("raises", r"Faults\.finish could not make the metrics of 'train'.*int64 \(3, 3\).*KeyError: 'confusion matrix'"),
-        ("undecided", r"Faults decides on 'test/miou', and nothing gives it: 'test' gave loss\. Let finish\(\) give 'miou'"),
+        (
+            "raises",
+            r"Faults\.finish could not make the metrics of 'train'.*int64 \(3, 3\).*KeyError: 'confusion matrix'",
+        ),
+        (
+            "undecided",
+            r"Faults decides on 'test/miou', and nothing gives it: 'test' gave loss\. Let finish\(\) give 'miou'",
+        ),
         ("nan", r"the metric 'miou' of 'train' is nan at the end of training, while the loss is a number"),
     ],
 )
@@ -266,7 +282,11 @@ class Wrong(Task):
             "",
             r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model gave float32 \(6, 3\)",
         ),
-        ("torch.zeros(6, 4), torch.ones(5)", "", r"data\('train'\) gave \(float32 \(6, 4\), float32 \(5,\)\): its parts hold 6, 5"),
+        (
+            "torch.zeros(6, 4), torch.ones(5)",
+            "",
+            r"data\('train'\) gave \(float32 \(6, 4\), float32 \(5,\)\): its parts hold 6, 5",
+        ),
         ("[1, 2], torch.ones(2)", "", r"\[0\]\[0\] is a int, where a tensor should be"),
         # an argument too many: the inputs are a tuple of their own
         (
@@ -275,7 +295,11 @@ class Wrong(Task):
             r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\), float32 \(6,\)\): batch\(\) made "
             r"none.*data\(\) gives \(inputs, targets\)",
         ),
-        ("['a'] * 1000, torch.ones(1000)", "", r"gave \(\(str, str, str, str, str, str, and 994 more\), float32 \(1000,\)\)"),
+        (
+            "['a'] * 1000, torch.ones(1000)",
+            "",
+            r"gave \(\(str, str, str, str, str, str, and 994 more\), float32 \(1000,\)\)",
+        ),
         ("torch.zeros(6, 9), torch.ones(6).long()", "", r"inputs float32 \(6, 9\), targets int64 \(6,\)"),
         (
             "torch.zeros(6, 4), torch.ones(6).long()",
@@ -315,7 +339,11 @@ class Texts(Task):
 
 
 @pytest.mark.parametrize(
-    "own", ["", "def batch(self, examples, generator):\n        from headwise.study import Batch\n        return Batch(examples, examples['labels'])\n"]
+    "own",
+    [
+        "",
+        "def batch(self, examples, generator):\n        from headwise.study import Batch\n        return Batch(examples, examples['labels'])\n",
+    ],
 )
 def test_a_hugging_face_model_needs_no_wrapper(tmp_path, own):
     pytest.importorskip("transformers")

@@ -44,6 +44,30 @@ def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
     assert "heads/token_cosine/layer 0 head 0" not in heads and "heads/spectral_norm_qk/layer 0 head 1" in heads
 
 
+def test_the_residual_stream_is_read_on_held_out_examples_too(tmp_path):
+    study = tiny_study("Still", head_statistics=("stream_cosine", "final_cosine"), epochs=1)
+    (order,) = orders(study, tmp_path)
+    metrics = execute(order, lambda event: None).metrics
+    from headwise.comparing.run.checkpoint import load_checkpoint
+
+    model, streams = study.task.model(), []
+    tensors = load_checkpoint(order.folder, pytest.fail).tensors
+    model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, output: streams.append((args[0], output)))
+    with torch.no_grad():
+        model.eval()(study.task.data("test")[0])
+    read = [streams[0][0], streams[1][0], streams[1][1]]
+    cosines = []
+    for tokens in read:
+        unit = torch.nn.functional.normalize(tokens, dim=-1)
+        pairs = unit @ unit.transpose(1, 2)
+        count = tokens.shape[1]
+        cosines.append(((pairs.sum((1, 2)) - count) / (count * (count - 1))).mean().item())
+    names = ("stream_cosine/layer 0", "stream_cosine/layer 1", "final_cosine/layer 1")
+    assert [metrics[f"heads/{name}"] for name in names] == pytest.approx(cosines, rel=1e-4)
+
+
 @pytest.mark.parametrize("watch", [False, True])
 def test_reading_heads_leaves_the_numbers_of_the_run(tmp_path, watch):
     found = []
@@ -83,7 +107,9 @@ def test_by_default_only_a_loss_that_is_no_number_is_a_divergence():
 
 
 def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
-    study = tiny_study("Still", optimizer="sgd", learning_rate=30.0, epochs=4, divergence_factor=1.3, divergence_smoothing=0.5)
+    study = tiny_study(
+        "Still", optimizer="sgd", learning_rate=30.0, epochs=4, divergence_factor=1.3, divergence_smoothing=0.5
+    )
     (result,) = carry(study, tmp_path)
     assert result["status"] == "diverged" and result["divergence"]["why"] == "loss rose"
     assert "times its minimum" in result["divergence"]["detail"] and result["steps"] == result["divergence"]["step"]
@@ -115,7 +141,10 @@ def test_costs_beside_parallel_runs_are_marked(tmp_path):
     class Beside(HereEngine):
         parallel = True
 
-    marks = [carry(tiny_study(epochs=1), tmp_path / e.__name__, engine=e())[0]["cost_is_indicative"] for e in (HereEngine, Beside)]
+    marks = [
+        carry(tiny_study(epochs=1), tmp_path / e.__name__, engine=e())[0]["cost_is_indicative"]
+        for e in (HereEngine, Beside)
+    ]
     assert marks == [False, True]
 
 
@@ -140,10 +169,18 @@ def test_a_failed_run_lets_the_others_finish_and_is_told_by_name(tmp_path):
     (tmp_path / "partly.py").write_text(PARTLY)
     arms = ("baseline | way='broken'", "DropHead(p=0.2)")
     study, listener = study_of(f"{tmp_path / 'partly.py'}:Partly", arms, 2), Silent()
-    with pytest.raises(StudyError, match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken(.|\n)*2 runs failed.*(.|\n)*seed 1"):
+    with pytest.raises(
+        StudyError,
+        match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken(.|\n)*2 runs failed.*(.|\n)*seed 1",
+    ):
         carry(study, tmp_path / "out", listener=listener)
     results = [json.loads(path.read_text()) for path in tmp_path.glob("out/runs/*/result.json")]
-    assert sorted((r["arm"], r["seed"]) for r in results) == [("DropHead(p=0.2)", 0), ("DropHead(p=0.2)", 1), ("baseline", 0), ("baseline", 1)]
+    assert sorted((r["arm"], r["seed"]) for r in results) == [
+        ("DropHead(p=0.2)", 0),
+        ("DropHead(p=0.2)", 1),
+        ("baseline", 0),
+        ("baseline", 1),
+    ]
     assert len([text for text in listener.said if "failed; the others go on" in text]) == 2
 
 
@@ -157,7 +194,11 @@ def test_where_every_run_fails_alike_the_rest_is_not_tried(tmp_path):
 def test_study_json_says_which_metrics_evaluations_and_arms_there_are(tmp_path):
     carry(study_of(PLACE.replace("tiny_task.py", "core_tasks.py") + ":Segment", epochs=1), tmp_path)
     found = json.loads((tmp_path / "study.json").read_text())
-    assert (found["primary"], found["arms"], found["evaluations"]) == ("test/miou", ["baseline"], ["train", "validation", "test"])
+    assert (found["primary"], found["arms"], found["evaluations"]) == (
+        "test/miou",
+        ["baseline"],
+        ["train", "validation", "test"],
+    )
     assert [(m["name"], m["failure"]) for m in found["metrics"]] == [("miou", 1 / 9), ("loss", None)]
 
 

@@ -142,7 +142,9 @@ def test_bleu_of_the_example_follows_its_formula(tmp_path):
         found = {"words": torch.tensor([sum(len(a.split()) for a, _ in pairs), sum(len(b.split()) for _, b in pairs)])}
         for n in range(1, 5):
             counts = [(module.ngrams(a.split(), n), module.ngrams(b.split(), n)) for a, b in pairs]
-            found[f"{n}-grams"] = torch.tensor([sum((a & b).total() for a, b in counts), sum(a.total() for a, _ in counts)])
+            found[f"{n}-grams"] = torch.tensor(
+                [sum((a & b).total() for a, b in counts), sum(a.total() for a, _ in counts)]
+            )
         return float(module.finish_bleu(found)["bleu"])
 
     assert bleu(("a b c d e", "a b c d e")) == pytest.approx(1)

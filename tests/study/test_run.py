@@ -89,9 +89,7 @@ def test_whatever_changes_a_number_changes_the_identity(changes):
     assert study.configuration("baseline", 0, **changes).identity != study.configuration("baseline", 0).identity
 
 
-@pytest.mark.parametrize(
-    "field", [{"threads": 2}, {"device": "cuda"}, {"processes": 2}, {"name": "x"}]
-)
+@pytest.mark.parametrize("field", [{"threads": 2}, {"device": "cuda"}, {"processes": 2}, {"name": "x"}])
 def test_how_a_study_computes_is_part_of_the_identity(field):
     study = tiny_study()
     other = study.model_copy(update=field)

@@ -159,4 +159,6 @@ def test_sums_rows_and_unequal_batches_are_the_same_over_processes(tmp_path):
         for name, value in metrics.items():
             if not name.startswith("cost/"):
                 assert found[name] == pytest.approx(value, rel=1e-4), (arm, name)
-        assert [line["metrics"] for line in two[arm][0]] == [pytest.approx(line["metrics"], rel=1e-4) for line in stream]
+        assert [line["metrics"] for line in two[arm][0]] == [
+            pytest.approx(line["metrics"], rel=1e-4) for line in stream
+        ]

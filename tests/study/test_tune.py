@@ -10,7 +10,7 @@ from headwise.comparing.results.records import RunResult
 from headwise.comparing.tune import FACTOR, TRIAL_SEED
 from headwise.files.errors import StudyError
 
-METHODS = ("DropHead(p=0.3)", "QKNorm(norm=\"rms\")", "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
+METHODS = ("DropHead(p=0.3)", 'QKNorm(norm="rms")', "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
 
 
 def trials(out):
@@ -59,9 +59,7 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
         arm = [r for r in found if bool(r["config"]["methods"]) == bool(result["config"]["methods"])]
         best = max(r["metrics"]["validation/accuracy"] for r in arm)
         chosen = [r for r in arm if r["metrics"]["validation/accuracy"] == best]
-        assert (result["arm"], result["config"]["settings"]) in [
-            (r["arm"], r["config"]["settings"]) for r in chosen
-        ]
+        assert (result["arm"], result["config"]["settings"]) in [(r["arm"], r["config"]["settings"]) for r in chosen]
     described = json.loads((tmp_path / "study.json").read_text())
     assert described["arms"] == [result["arm"] for result in results]
     assert any(
@@ -113,7 +111,9 @@ def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_pat
 
 def test_arms_that_differ_only_in_what_is_searched_are_refused(tmp_path):
     study = tiny_study(methods=("DropHead(p=0.1)", "DropHead(p=0.2)"))
-    with pytest.raises(StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in what --tune searches"):
+    with pytest.raises(
+        StudyError, match=r"DropHead\(p=0.1\) and DropHead\(p=0.2\) differ only in what --tune searches"
+    ):
         carry(study, tmp_path, trials=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -260,6 +261,28 @@ def test_too_few_seeds_tell_nothing_however_equal_the_differences(seeds):
         assert found.verdict == "cannot be told" and found.seeds_needed == 6, found.why
 
 
+@pytest.mark.parametrize(
+    ("level", "says", "scale", "verdict"),
+    [
+        (0.56, "same", "", "agrees"),
+        (0.50, "same", "", "does not agree"),
+        (0.50, "higher", "", "agrees"),
+        (0.56, "same", "paper", "cannot be told"),
+        (0.50, "same", "paper", "cannot be told"),
+        (0.56, "same", "small", "agrees"),
+    ],
+)
+def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, says, scale, verdict):
+    # an arm of mean 0.56, whatever the baseline does
+    found = study({"baseline": [0.9] * 10, "A()": list(0.56 + 0.01 * noise(10))})
+    found = dataclasses.replace(found, study=found.study.model_copy(update={"scale": "small"}))
+    margin = 0.03 if says == "same" else None
+    test = judged(found, test_of(says, level=level, scale=scale, margin=margin)).tests[0]
+    assert test.verdict == verdict and test.mean == pytest.approx(0.56 - level)
+    assert f"accuracy of A() 56.00, published {100 * level:.2f} %" in test.ours
+    assert ("judged at the scale 'paper' alone" in test.why) == (scale == "paper")
+
+
 def test_a_claim_without_a_test_cannot_be_told():
     found = judge(paired(0.02, 0.01), ClaimRecord(text="It looks better."))
     assert (found.verdict, found.why) == ("cannot be told", "this study holds no test of it")
@@ -277,14 +300,68 @@ def test_divergence_and_numbers_share_the_error_of_a_claim():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"says": "same", "outcome": "diverged"}, "higher or lower"),
+        ({"says": "same", "outcome": "diverged"}, "higher, lower, rises or falls"),
         ({"says": "higher", "margin": 0.1}, "says='same' alone"),
         ({"says": "same", "effect": 0.1}, "takes no effect"),
         ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),
         ({"says": "bigger"}, "says"),
         ({"says": "same", "margin": -1}, "margin"),
+        ({"says": "higher", "level": 0.6, "against": "same"}, "takes the place of another arm"),
+        ({"says": "rises", "level": 0.6}, "it has no axis"),
     ],
 )
 def test_a_test_without_a_meaning_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         test_of(**settings)
+
+
+RATES = {"A(p=0.1)": 0, "A(p=0.2)": 3, "A(p=0.3)": 9}
+
+
+def rising(counts=RATES, **settings):
+    """A study in whose first seeds the runs of each value diverge, and never the baseline's."""
+    runs = {arm: ["diverged"] * count + [0.5] * (10 - count) for arm, count in counts.items()}
+    return study({"baseline": [0.5] * 10} | runs, axes=[AXIS], **settings)
+
+
+def test_the_share_of_diverged_runs_rises_along_an_axis():
+    claim = ClaimRecord(text="?", tests=(ClaimTest(arm=AXIS.text, outcome="diverged", says="rises"),))
+    found = judge(rising(), claim)
+    assert found.verdict == "agrees"
+    assert found.tests[0].mean == pytest.approx(0.45) and found.tests[0].low > 0
+    assert "diverged runs 0.00 at 0.1 and 90.00 at 0.3 %" in found.ours
+    falling = claim.model_copy(update={"tests": (claim.tests[0].model_copy(update={"says": "falls"}),)})
+    assert judge(rising(), falling).verdict == "does not agree"
+    assert judge(rising(dict.fromkeys(RATES, 1)), claim).verdict == "cannot be told"
+
+
+def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
+    from headwise.comparing.results.analysis import analyse_study
+
+    found = analyse_study(rising())
+    by_arm = {arm.label: arm.metrics["diverged"] for arm in found.arms}
+    assert by_arm["A(p=0.2)"].mean == 0.3
+    exact = stats.beta.ppf([0.025, 0.975], [3, 4], [8, 7])
+    assert (by_arm["A(p=0.2)"].low, by_arm["A(p=0.2)"].high) == pytest.approx(tuple(exact))
+    assert by_arm["baseline"].low == 0 and by_arm["baseline"].high == pytest.approx(1 - 0.025 ** (1 / 10))
+    (trend,) = [one for one in found.trends if one.outcome == "diverged"]
+    assert trend.step == pytest.approx(0.45) and trend.p < 0.01 and trend.seeds == 10
+    # without an axis the exact test on pairs says it all
+    assert "diverged" not in analyse_study(study({"baseline": [0.5] * 6, "A()": ["diverged"] * 6})).outcomes
+
+
+def test_two_axes_of_one_setting_are_told_apart():
+    from headwise.comparing.results.analysis import analyse_study
+
+    other = AXIS.model_copy(update={"text": "B(p={0.1,0.2,0.3})", "arms": [a.replace("A", "B") for a in AXIS.arms]})
+    values = {arm: [0.5, 0.6, 0.4] for arm in (*AXIS.arms, *other.arms)}
+    found = analyse_study(study({"baseline": [0.5] * 3} | values, axes=[AXIS, other]))
+    assert {one.axis for one in found.trends} == {AXIS.text, other.text}
+
+
+def test_what_was_read_while_a_run_trained_counts_though_it_diverged():
+    metrics = {"test/accuracy": None, "alerts/entropy_collapse/lead": 30.0, "watched/sharpness/greatest": 9.0, "cost/parameters": 5.0}
+    result = RunResult(status="diverged", arm="A()", seed=0, hash="0", metrics=metrics, divergence=Divergence(step=3), format=2)
+    run = RunFolder("A()", 0, Path("run"), result)
+    assert run.metric("alerts/entropy_collapse/lead") == 30 and run.metric("watched/sharpness/greatest") == 9
+    assert run.metric("test/accuracy") is None and run.metric("cost/parameters") is None

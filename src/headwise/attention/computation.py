@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
-from headwise.core.method import Method
+from headwise.core.method import Method, touches_call
 
 # Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one, by what a method's matrix-free
 # form is. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread, interleaved,
@@ -28,7 +28,9 @@ WORTH = 1 << 19
 WHOLE = 1 << 24
 
 
-def attention(call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast") -> tuple[Tensor, Tensor | None]:
+def attention(
+    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast"
+) -> tuple[Tensor, Tensor | None]:
     """Compute one call through the methods' stages from `inputs` to `output`.
 
     Args:
@@ -45,11 +47,11 @@ def attention(call: Call, active: Sequence[Method], *, need_weights: bool = Fals
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     # What is made before attention has its gradient made after that of attention, when attention's own tensors are gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
-    if any(m.draws() or m.penalizes for m in active):
+    if any((m.draws() or m.penalizes) and touches_call(m) for m in active):
         # Before any block, for a block may be run again.
         call.open_pass()
     out, weights, made = None, None, len(call.penalties)
-    matrix = need_weights or call.softcap is not None or call.sinks is not None
+    matrix = need_weights or call.softcap is not None
     if form == "fast" and not matrix and not _small(call, active):
         out = without_matrix(call, active)
     if out is None:

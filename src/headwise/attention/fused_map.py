@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.attention.kernels.row_statistics import attend_rows
 from headwise.attention.softmax import fused
 from headwise.core.call import Call
 
@@ -16,6 +17,7 @@ class FusedMap:
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
         self.q, self.k, self.scale, self.dropout = q, k, call.scale, call.dropout
         self.mask, self.causal, self.width = call.mask, call.causal, 0
+        self.sinks = call.sinks
         if keep is None:
             return
         if self.mask is None and not self.causal:
@@ -45,5 +47,16 @@ class FusedMap:
         size = v.shape[-1]
         if self.width:
             v = F.pad(v, (0, self.q.shape[-1] - size))
-        o = fused(self.q, self.k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=self.scale)
+        o = self._fused(v) if self.sinks is None else self._beside_a_sink(v)
         return o[..., :size] if self.width else o
+
+    def _fused(self, v: Tensor) -> Tensor:
+        q, k, scale = self.q, self.k, self.scale
+        return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)
+
+    def _beside_a_sink(self, v: Tensor) -> Tensor:
+        """Give A v where one more column, of logit b and without a value, takes weight: out · sigmoid(lse - b)."""
+        assert self.sinks is not None
+        out, lse, _, _ = attend_rows(self.q, self.k, v, self.mask, self.causal, self.scale)
+        share = torch.sigmoid(lse - self.sinks.to(lse.dtype).view(1, -1, 1))
+        return out * share.unsqueeze(-1).to(out.dtype)

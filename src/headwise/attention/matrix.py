@@ -19,10 +19,11 @@ from headwise.core.method import Method
 def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: int) -> tuple[Tensor, Tensor | None]:
     """Compute on the matrix, as the papers write it; in blocks of queries where it has more than `limit` entries.
 
-    A method that reads the matrix and needs all its rows at once has it whole, and so has a host that wants the weights.
+    A method that reads or writes the matrix and needs all its rows at once has it whole, and so has a host that wants the weights.
     """
     size = call.batch * call.heads * call.keys
-    whole = need_weights or any(m.overrides("read") and not m.rowwise for m in active) or size * call.queries <= limit
+    together = any((m.overrides("read") or m.overrides("weights")) and not m.rowwise for m in active)
+    whole = need_weights or together or size * call.queries <= limit
     if whole:
         return _matrix(call, active, call.q, call.k, call.v)[:2]
     step = max(1, limit // size)

@@ -42,6 +42,8 @@ class Edits:
 
 def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     """Compute one call without the matrix, or give None where some method's matrix-free form is not exact here."""
+    if call.sinks is not None and not _sinks_are_exact(call, active):
+        return None
     edits = collect(call, active)
     if edits is None:
         return None
@@ -53,6 +55,13 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         call.context.ran.row_statistics = True
         return made
     return _build(call, edits)
+
+
+def _sinks_are_exact(call: Call, active: Sequence[Method]) -> bool:
+    """Tell whether a column without a value is one factor per row here: A is read by nobody, and no kernel drops of it."""
+    read = any(m.overrides("read") for m in active)
+    learned = call.mask is not None and call.mask.requires_grad
+    return not read and not learned and call.dropout == 0
 
 
 def collect(call: Call, active: Sequence[Method]) -> Edits | None:
@@ -71,11 +80,10 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
 
 
 def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
-    if method.overrides("scores"):
-        scores = method.scores(edits.q, edits.k, call)
-        if scores is not None:
-            edits.q, edits.k = scores
-        return scores is not None
+    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
+    if scores is not None:
+        edits.q, edits.k = scores
+        return True
     kept = method.keep(call) if method.overrides("keep") else None
     if kept is not None:
         edits.keep = _both(edits.keep, kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attention.kernels.row_statistics import AttendRows
+from headwise.attention.kernels.row_statistics import attend_rows
 from headwise.attention.softmax import fused
 from headwise.core.call import Call
 
@@ -45,7 +45,7 @@ class MatrixFreeReadings:
 
     def _all(self) -> tuple[Tensor, ...]:
         if self._statistics is None:
-            self._statistics = AttendRows.apply(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
+            self._statistics = attend_rows(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
         return self._statistics
 
     def output(self) -> Tensor | None:

@@ -70,6 +70,7 @@ def audit(
         layers=read.layers,
         unused=read.unused,
         spectra={f"{site}|{head}|{kind}": values for (site, head, kind), values in read.spectra.items()},
+        balances={f"{site}|{group}|{kind}": found for (site, group, kind), found in read.balances.items()},
         data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,
         reasons=reasons,
         command=command,

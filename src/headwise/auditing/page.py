@@ -6,15 +6,23 @@ import json
 import math
 from typing import Any
 
+from headwise.auditing.balances import NEARLY, compared
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import AuditResult
-from headwise.auditing.summary import lead, overview, title_of
+from headwise.auditing.summary import balance_rows, lead, overview, title_of
 from headwise.auditing.weights import PRODUCTS
 from headwise.pages.charts import heat_map
+from headwise.pages.scatter import pairs_of
 from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
+# Points of a chart at most: evenly chosen among more.
+POINTS = 1500
+BALANCE = (
+    "Weight decay makes both factors of a product balance, and with it the norms below equal (Kobayashi et al. 2024, arXiv 2410.23819); a "
+    f"mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and heads that share keys and values count together."
+)
 # Maps whose cells carry their head's singular values.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
 
@@ -30,6 +38,8 @@ def audit_page(audit: AuditResult) -> str:
         maps = [_map(audit, name) for name in weights if name.endswith(f"_{kind}")]
         if maps:
             sections.append(Section(f"Weights: {product}", grid(maps, wide=True)))
+    if audit.balances:
+        sections.append(Section("Balance of the factors", _balances(audit), BALANCE))
     if on_data:
         sections.append(
             Section("Activations", grid([_map(audit, name) for name in on_data], wide=True), f"Read on {audit.data}.")
@@ -103,6 +113,19 @@ def _column(record: AuditRecord) -> str | int:
 def _caption(name: str) -> str:
     cls = WEIGHT_STATISTICS.get(name) or STATISTICS.get(name)
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split()) if cls else ""
+
+
+def _balances(audit: AuditResult) -> Any:
+    found = compared(audit.balances)
+    columns = [Column("product"), Column("what is compared", wide=True), Column("pairs", number=True)]
+    columns += [Column("mean difference", number=True), Column("correlation", number=True), Column("verdict")]
+    charts = []
+    for one in found:
+        step = -(-len(one["pairs"]) // POINTS)
+        named = [{one["first"]: first, one["second"]: second} for first, second in one["pairs"][:: max(step, 1)]]
+        words = f"{one['first']} against {one['second']}, {PRODUCTS[one['product']]}"
+        charts.append(figure(pairs_of(named, x=one["first"], y=one["second"]), title=words, name=words))
+    return join(table(columns, balance_rows(audit)), grid(charts, wide=True))
 
 
 def _overview(audit: AuditResult) -> Any:

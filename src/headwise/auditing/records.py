@@ -24,6 +24,15 @@ class WeightRecord(TypedDict):
     value: float
 
 
+class BalanceRecord(TypedDict):
+    """What weight decay makes equal, of one group of heads: norms of rows, and the norms of factors and product."""
+
+    own: list[float]
+    shared: list[float]
+    frobenius: float
+    nuclear: float
+
+
 class WeightAlert(TypedDict):
     """A figure of the weights beyond its limit, what that means, what helps and who showed it."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from headwise.auditing.judging import worst_heads
-from headwise.auditing.records import AuditAlert, AuditRecord, Layer, WorstHead
+from headwise.auditing.records import AuditAlert, AuditRecord, BalanceRecord, Layer, WorstHead
 
 
 class FiguresOfStatistic(TypedDict):
@@ -30,6 +30,7 @@ class AuditResult:
         alerts: records that passed a limit, with a sentence, a remedy and its source.
         layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
         spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
+        balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of the product.
         unused: weights of attention layers that the files hold and the model has no place for.
         data: what the activations were read on; None where weights alone were read.
         command, versions, commit, hardware, seconds: how it was made.
@@ -42,6 +43,7 @@ class AuditResult:
     alerts: list[AuditAlert]
     layers: list[Layer]
     spectra: dict[str, list[float]]
+    balances: dict[str, BalanceRecord] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     data: str | None = None
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -80,14 +82,24 @@ class AuditResult:
 
     def to_json(self) -> str:
         """Give everything as JSON, records in the short form of `figures`; a number that is not finite becomes null."""
-        content = {field: value for field, value in asdict(self).items() if field not in ("records", "spectra")}
+        content = {
+            field: value for field, value in asdict(self).items() if field not in ("records", "spectra", "balances")
+        }
         content |= {"worst": self.worst(), "notes": self.notes(), "figures": self.figures()}
         content["spectra"] = {place: [_short(x, 4) for x in values] for place, values in self.spectra.items()}
+        content["balances"] = {place: _shortened(found) for place, found in self.balances.items()}
         rows = [
             f" {json.dumps(key)}: {json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)}"
             for key, value in content.items()
         ]
         return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _shortened(found: BalanceRecord) -> dict[str, Any]:
+    norms = {
+        name: [_short(x, 4) for x in values] for name, values in (("own", found["own"]), ("shared", found["shared"]))
+    }
+    return {**norms, "frobenius": _short(found["frobenius"], 7), "nuclear": _short(found["nuclear"], 7)}
 
 
 def _few(sites: list[str], most: int = 3) -> str:

@@ -7,6 +7,7 @@ import statistics
 
 from typing_extensions import TypedDict
 
+from headwise.auditing.balances import compared
 from headwise.auditing.judging import distances, worrying
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import AuditResult
@@ -127,6 +128,11 @@ def markdown(audit: AuditResult) -> str:
         for o in overview(audit)
     ]
     lines += _table(["statistic", "lowest", "at", "median", "highest", "at"], rows)
+    if audit.balances:
+        lines += ["", "## Balance of the factors", ""]
+        lines += _table(
+            ["product", "what is compared", "pairs", "mean difference", "correlation", "verdict"], balance_rows(audit)
+        )
     if audit.notes():
         lines += ["", "## What to know", "", *(f"- {note}" for note in audit.notes())]
     versions = ", ".join(f"{name} {number}" for name, number in audit.versions.items())
@@ -139,6 +145,21 @@ def markdown(audit: AuditResult) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def balance_rows(audit: AuditResult) -> list[list[str]]:
+    """Give per product what is compared, how many pairs, their mean difference, correlation and the verdict, in words."""
+    return [
+        [
+            PRODUCTS[one["product"]],
+            f"{one['first']} against {one['second']}",
+            f"{len(one['pairs']):,}",
+            f"{one['deviation']:.1%}" if math.isfinite(one["deviation"]) else "–",
+            f"{one['correlation']:.3f}" if math.isfinite(one["correlation"]) else "–",
+            one["verdict"],
+        ]
+        for one in compared(audit.balances)
+    ]
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from headwise import hosts
+from headwise.auditing.balances import balances_of
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
-from headwise.auditing.records import Layer, WeightRecord
+from headwise.auditing.records import BalanceRecord, Layer, WeightRecord
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
@@ -27,13 +28,14 @@ PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 @dataclass
 class Read:
-    """Everything read of a checkpoint: records, spectra per (site, head, product), and what is to be said beside them.
+    """Everything read of a checkpoint: records, spectra per (site, head, product), balances per (site, group, product), and what is to be said beside them.
 
     `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the model has not.
     """
 
     records: list[WeightRecord] = field(default_factory=list)
     spectra: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    balances: dict[tuple[str, int, str], BalanceRecord] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -99,6 +101,8 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                 read.records += _records(site, name, values, found.heads)
             for kind, product in reading.products.items():
                 _keep_spectra(read, site, kind, product)
+                if not product.normed:
+                    read.balances |= {(site.name, at, kind): one for at, one in enumerate(balances_of(product))}
 
 
 def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:

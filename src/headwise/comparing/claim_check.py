@@ -35,6 +35,8 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     if test.along_axis:
         return test.model_copy(update={"arm": _axis(test, study)})
     names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}
+    if test.scale and test.scale not in study.scales:
+        raise StudyError(f"{test.arm} is judged at the scale {test.scale!r} alone, which the study does not have.")
     for name in names.values():
         if name not in study.arms:
             raise StudyError(
@@ -66,6 +68,15 @@ def _check_outcome(name: str, study: Study) -> None:
     if kind == "cost":
         _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
     elif kind == "alerts":
+        if not study.watch:
+            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+    elif kind == "rates":
+        if not study.watch:
+            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+        _refuse_unless(name, [f"rates/{one}/{what}" for one in task.head_rates for what in ("rate", "fit")])
+    elif kind == "watched":
+        known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in ("least", "greatest", "last")]
+        _refuse_unless(name, known)
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
     elif kind == "heads":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import textwrap
@@ -140,12 +141,15 @@ def run_findings(request: Request) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out), choose_display() as display:
+            # a study of findings that reads data says so by its arguments
+            reads = {"data": request.data} if "data" in inspect.signature(module.run).parameters else {}
             found = module.run(
                 out,
                 seeds=request.seeds,
                 jobs=request.jobs or usable_cores(),
                 device=choose_device(request.device),
                 progress=display.say,
+                **reads,
             )
             write_json(out / "findings.json", {**describe_environment(), "command": request.command, **found})
     except OSError as error:

@@ -52,6 +52,13 @@ class Task(Recipe, ABC):
     watch_every: int | None = Field(
         None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
     )
+    watch_statistics: tuple[str, ...] = Field(
+        (), description="all that a watched run reads, each an outcome too; none: every statistic of heads, and no outcome"
+    )
+    watch_examples: int = Field(256, ge=1, description="training examples that the sharpness of a watched run is read of")
+    head_rates: tuple[str, ...] = Field(
+        (), description="statistics of a watched run to which an exponential in the steps is fitted"
+    )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
     _folder: Path | None = PrivateAttr(None)

@@ -91,7 +91,9 @@ class Call:
         """Give the method's own parameters on this site."""
         return self.context.state_of(method)
 
-    def uniform_draw(self, method: Method, shape: tuple[int, ...], name: str = "", query_dim: int | None = None) -> Tensor:
+    def uniform_draw(
+        self, method: Method, shape: tuple[int, ...], name: str = "", query_dim: int | None = None
+    ) -> Tensor:
         """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
 
         With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of the draw.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
 from headwise.core.settings import check_type, declared_types, plain
@@ -67,7 +67,9 @@ class Method:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Method not in cls.__bases__:
-            raise TypeError(f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between")
+            raise TypeError(
+                f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between"
+            )
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         cls.kinds = declared_types(cls)
         # A user's class may be defined again, in a notebook; headwise's own names stay.
@@ -145,6 +147,10 @@ class Method:
         def penalty(self, site: Site, state: MethodState) -> Tensor: ...
 
     @classmethod
+    def exchange(cls, states: Sequence[MethodState]) -> None:
+        """Exchange between processes, in one call, what `after_step` needs of all: called before it with the states of all sites."""
+
+    @classmethod
     def overrides(cls, stage: str) -> bool:
         """Tell whether the class defines the stage."""
         return stage in cls.__dict__
@@ -158,7 +164,9 @@ class Method:
     def matrix_free(cls) -> bool:
         """Tell whether the method runs without the attention matrix (under the conditions its docstring names)."""
         return all(
-            any(cls.overrides(twin) for twin in TWINS[stage]) for stage in ("logits", "weights", "read") if cls.overrides(stage)
+            any(cls.overrides(twin) for twin in TWINS[stage])
+            for stage in ("logits", "weights", "read")
+            if cls.overrides(stage)
         )
 
     def replace(self, **changes: Any) -> Method:

@@ -47,7 +47,9 @@ def _scramble(h: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, block: slice | None = None) -> Tensor:
+def uniform(
+    key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, block: slice | None = None
+) -> Tensor:
     """Draw fp32 numbers uniform in [0, 1).
 
     Args:

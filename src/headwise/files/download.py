@@ -19,21 +19,24 @@ WAITS = (1.0, 5.0, 20.0)
 # answers of a server that may have recovered by the next attempt; 408 and 429 ask for it
 PASSING = (408, 429, 500, 502, 503, 504)
 CHUNK = 1 << 20
+# hexadecimal digits of a SHA-256
+SHA256 = 64
 # seconds without a byte before a connection counts as cut
 SILENCE = 30.0
 
 
-def download(address: str, path: Path, md5: str, tell: Callable[[str], None]) -> None:
-    """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5.
+def download(address: str, path: Path, checksum: str | None, tell: Callable[[str], None]) -> None:
+    """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5 or SHA-256.
 
-    Raises StudyError when four attempts fail, or when what arrived whole is not the official file.
+    `checksum` is in hexadecimal; None where none is known: what arrives whole is taken. Raises StudyError when four attempts
+    fail, or when what arrived whole is not the official file.
     """
     part = path.with_name(path.name + ".part")
     for wait in (*WAITS, None):
         try:
             whole = _fetch(address, part, tell)
-            found = _md5(part)
-            if whole or found == md5:
+            name, found = digest(part, checksum or "")
+            if whole or checksum in (None, found):
                 break
             # the server did not say how much would come
             reason: Exception = ConnectionError("the connection ended before the whole file was there")
@@ -53,17 +56,19 @@ def download(address: str, path: Path, md5: str, tell: Callable[[str], None]) ->
             ) from reason
         tell(f"the download was cut after {kept:,} bytes ({reason}); going on from there in {wait:g} s")
         time.sleep(wait)
-    if found != md5:
+    if checksum not in (None, found):
         part.unlink()
         raise StudyError(
-            f"{address}: what arrived has MD5 {found}, officially it is {md5}; it was deleted. Start again."
+            f"{address}: what arrived has {name} {found}, officially it is {checksum}; it was deleted. Start again."
         )
     part.replace(path)
 
 
-def _md5(path: Path) -> str:
+def digest(path: Path, like: str) -> tuple[str, str]:
+    """Give the name and the digest of a file: SHA-256 where `like`, the digest to compare with, is one, else MD5."""
+    name, kind = ("SHA-256", "sha256") if len(like) == SHA256 else ("MD5", "md5")
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()
+        return name, hashlib.file_digest(stream, kind).hexdigest()
 
 
 def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
@@ -91,13 +96,12 @@ def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
         size = part.stat().st_size
     if total is not None and size < total:
         raise ConnectionError(f"{size:,} of {total:,} bytes arrived")
-    return total is not None
+    # a cut of an answer in chunks is an error of its own
+    return total is not None or answer.chunked
 
 
 @contextmanager
-def _progress(
-    name: str, start: int, total: int | None, tell: Callable[[str], None]
-) -> Iterator[Callable[[int], None]]:
+def _progress(name: str, start: int, total: int | None, tell: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
     if sys.stdout.isatty():
         from rich.progress import (
             BarColumn,

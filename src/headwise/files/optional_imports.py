@@ -27,4 +27,6 @@ def needing(purpose: str, extra: str) -> Iterator[None]:
         # A missing file of headwise is a fault of ours, which no extra repairs.
         if error.name is None or error.name.split(".")[0] == "headwise":
             raise
-        raise ImportError(f"{purpose} needs {error.name}, which is not installed: pip install 'headwise[{extra}]'.") from error
+        raise ImportError(
+            f"{purpose} needs {error.name}, which is not installed: pip install 'headwise[{extra}]'."
+        ) from error

@@ -1,7 +1,10 @@
 """The methods of the literature, one file and one class each. Importing this package fills the registry."""
 
+from headwise.methods.attention_dropout import AttentionDropout
 from headwise.methods.attention_norm_penalty import AttentionNormPenalty
+from headwise.methods.attention_sink import AttentionSink
 from headwise.methods.attn_scale import AttnScale
+from headwise.methods.branch_drop import BranchDrop
 from headwise.methods.decorrelation import Decorrelation
 from headwise.methods.disagreement import Disagreement
 from headwise.methods.drop_attention import DropAttention
@@ -11,7 +14,10 @@ from headwise.methods.drop_key import DropKey
 from headwise.methods.entropy_penalty import EntropyPenalty
 from headwise.methods.feat_scale import FeatScale
 from headwise.methods.gated_output import GatedOutput
+from headwise.methods.gfsa import GFSA
 from headwise.methods.input_noise import InputNoise
+from headwise.methods.layer_scale import LayerScale
+from headwise.methods.lsa import LSA
 from headwise.methods.neutreno import NeuTRENO
 from headwise.methods.nuclear_decay import NuclearDecay
 from headwise.methods.product_decay import ProductDecay
@@ -21,14 +27,23 @@ from headwise.methods.relaxed_attention import RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam
 from headwise.methods.soft_cap import SoftCap
 from headwise.methods.spectral_norm import SpectralNorm
+from headwise.methods.ssmax import SSMax
 from headwise.methods.symmetric_attention import SymmetricAttention
 from headwise.methods.temperature import Temperature
 from headwise.methods.value_residual import ValueResidual
 from headwise.methods.weight_norm import WeightNorm
+from headwise.methods.xsa import XSA
+from headwise.methods.z_loss import ZLoss
 
 __all__ = [
+    "GFSA",
+    "LSA",
+    "XSA",
+    "AttentionDropout",
     "AttentionNormPenalty",
+    "AttentionSink",
     "AttnScale",
+    "BranchDrop",
     "Decorrelation",
     "Disagreement",
     "DropAttention",
@@ -39,12 +54,14 @@ __all__ = [
     "FeatScale",
     "GatedOutput",
     "InputNoise",
+    "LayerScale",
     "NeuTRENO",
     "NuclearDecay",
     "ProductDecay",
     "QKClip",
     "QKNorm",
     "RelaxedAttention",
+    "SSMax",
     "SigmaReparam",
     "SoftCap",
     "SpectralNorm",
@@ -52,4 +69,5 @@ __all__ = [
     "Temperature",
     "ValueResidual",
     "WeightNorm",
+    "ZLoss",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from headwise.core.call import Call
@@ -10,7 +11,7 @@ from headwise.methods.kept_keys import kept_keys
 
 
 class DropAttention(Method):
-    """Drops attention weights after the softmax and scales the rest of each row up to sum to 1.
+    """Drops attention weights after the softmax and scales the rest of each row up to the sum it had, which is 1.
 
     Zehui et al. 2019, arXiv 1907.11065.
 
@@ -39,12 +40,13 @@ class DropAttention(Method):
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         kept = a * self._kept(call).to(a.dtype)
-        total = kept.sum(-1, keepdim=True)
+        # A row has what it had, which is 1 unless a method before this one took weight away.
+        before, total = a.sum(-1, keepdim=True), kept.sum(-1, keepdim=True)
         if call.sinks is not None:
             # The sink's weight stands in no column of `a`, is never dropped, and is part of the row's sum.
-            total = total + (1 - a.sum(-1, keepdim=True))
-        total = total.masked_fill(total == 0, 1.0)
-        return kept / (total.detach() if self.detach_normalizer else total)
+            before, total = torch.ones_like(total), total + (1 - before)
+        share = before / total.masked_fill(total == 0, 1.0)
+        return kept * (share.detach() if self.detach_normalizer else share)
 
     def keep(self, call: Call) -> Tensor | None:
         if self.unit == "element" or self.detach_normalizer:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise import projections
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.projections import ProjectionError
+from headwise.methods.branch_channels import branch_channels
 
 
 class FeatScale(Method):
@@ -44,7 +43,7 @@ class FeatScale(Method):
         return None
 
     def build(self, site: Site, state: MethodState) -> None:
-        channels = _channels(site)
+        channels = branch_channels(site, "FeatScale")
         state.parameter("mean_gain", torch.zeros(channels))
         state.parameter("rest_gain", torch.zeros(channels))
 
@@ -57,12 +56,3 @@ class FeatScale(Method):
         state = call.state(self)
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
         return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)
-
-
-def _channels(site: Site) -> int:
-    """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
-    try:
-        return projections.of(site).need("o", "FeatScale", of="rows")[0].width
-    except ProjectionError:
-        assert site.hidden is not None  # the plan refuses sites without what `shapes` names
-        return site.hidden

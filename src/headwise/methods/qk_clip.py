@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise import projections
 from headwise.attention.kernels.largest_logits import largest_logits
@@ -89,10 +91,21 @@ class QKClip(Method):
         # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
         seen.copy_(torch.maximum(seen, tallest.to(seen)))
 
+    @classmethod
+    def exchange(cls, states: Sequence[MethodState]) -> None:
+        """Take the maxima of all layers over all processes, packed into one tensor."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        seen = [state.tensor("largest") for state in states]
+        packed = torch.cat([largest.float() for largest in seen])
+        torch.distributed.all_reduce(packed, op=torch.distributed.ReduceOp.MAX)
+        for largest, everywhere in zip(seen, packed.split([x.numel() for x in seen]), strict=True):
+            largest.copy_(everywhere)
+
     def after_step(self, site: Site, state: MethodState) -> None:
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
-        largest = _everywhere(torch.stack([other.tensor("largest") for other in sharers]).amax(0))
+        largest = torch.stack([other.tensor("largest") for other in sharers]).amax(0).float()
         query, key = projections.of(site).need("qk", "QKClip", of="rows")
         groups = largest.view(key.heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
@@ -118,11 +131,3 @@ def _modules(site: Site) -> list[nn.Module]:
 def _sharing(site: Site) -> list[list[MethodState]]:
     """Give, for each of these modules, the states of all sites that use it."""
     return [module.__dict__.setdefault(SHARING, []) for module in _modules(site)]
-
-
-def _everywhere(largest: Tensor) -> Tensor:
-    """Give the maximum over all processes."""
-    largest = largest.float().clone()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-    return largest

@@ -142,9 +142,7 @@ def _positive(value: float | None) -> bool:
 
 
 @specification
-def dose(
-    rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), baseline: float | None = None
-) -> Any:
+def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), baseline: float | None = None) -> Any:
     """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a dashed line.
 
     A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds` has x, seed and value.

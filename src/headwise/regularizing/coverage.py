@@ -32,7 +32,10 @@ class Coverage:
         table = [("module", "status", "kernel", "what")]
         table += [(r.name or "(the model)", r.status, "+".join(r.kernels) or "-", r.detail) for r in self.rows]
         widths = [max(len(row[i]) for row in table) for i in range(3)]
-        lines = ["  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3])).rstrip() for row in table]
+        lines = [
+            "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3])).rstrip()
+            for row in table
+        ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def status(self, name: str) -> str:
@@ -55,7 +58,9 @@ def coverage(
     return Coverage(rows, notes)
 
 
-def _row(site: Site, fitted: Fitted | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]) -> Row:
+def _row(
+    site: Site, fitted: Fitted | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
+) -> Row:
     if fitted is None:
         return Row(site.name, *reasons[site])
     # A method that carries values does nothing on the layer that they come from.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from torch import nn
+from torch.optim import Optimizer
 
 from headwise.core.method import Method
 from headwise.core.site import Site
@@ -81,7 +82,7 @@ class Forgotten:
         """Look no more."""
         self.steps.stop()
 
-    def check(self, number: int) -> None:
+    def check(self, number: int, optimizer: Optimizer) -> None:
         """Raise RuntimeError with all that was forgotten, before an optimizer's step with this number.
 
         Training that never reached the methods' layers in training mode is none that they could act in.

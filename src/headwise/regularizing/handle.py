@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,7 +96,9 @@ class Regularized:
         self.forward.end()
         self.differentiates = False
 
-    def _before_load(self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any) -> None:
+    def _before_load(
+        self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any
+    ) -> None:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
 
     def count(self, method: Method) -> int:
@@ -121,6 +124,21 @@ class Regularized:
     def drop_penalties(self) -> bool:
         """Forget the penalties that were never read, and tell whether there were any."""
         return bool(self._penalties.take())
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to it."""
+        counters = [(f, int(f.counter), f.reached) for f in self.fitted]
+        before, self._penalties = self._penalties, penalties.Penalties()
+        seen, forgotten = (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
+        try:
+            yield
+        finally:
+            self._penalties = before
+            (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
+            for fitted, counter, reached in counters:
+                fitted.counter.fill_(counter)
+                fitted.reached = reached
 
     def loss(self) -> Tensor:
         """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
@@ -152,6 +170,9 @@ class Regularized:
         self._forgotten.stepped = True
         changed.check(self.fitted)
         self.step += 1
+        standing = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
+        for kind in dict.fromkeys(type(method) for method, _ in standing):
+            kind.exchange([state for method, state in standing if type(method) is kind])
         for f in self.fitted:
             f.reached = False
             for method, state in zip(f.methods, f.states, strict=True):

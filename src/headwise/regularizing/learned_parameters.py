@@ -66,7 +66,9 @@ def check_removable(fitted: Iterable[Fitted], model: nn.Module, initial: dict[st
         )
 
 
-def explain_loading(model: nn.Module, methods: Iterable[Method], state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+def explain_loading(
+    model: nn.Module, methods: Iterable[Method], state: dict[str, Any], prefix: str, errors: list[str]
+) -> None:
     """Explain why the weights of a plain model, or of one with other methods, do not fit a regularized model."""
     missing = [k for k in own_keys(model) if prefix + k not in state]
     if not missing:

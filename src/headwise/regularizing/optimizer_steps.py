@@ -28,10 +28,10 @@ class OptimizerSteps:
 
     Args:
         model: the model; optimizers that hold none of its parameters are not counted.
-        begins: called before each step with its number, counted from 1 and for each optimizer apart.
+        begins: called before each step with its number, counted from 1 and for each optimizer apart, and the optimizer.
     """
 
-    def __init__(self, model: nn.Module, begins: Callable[[int], None]) -> None:
+    def __init__(self, model: nn.Module, begins: Callable[[int, Optimizer], None]) -> None:
         self.model, self.begins = model, begins
         self.foreign = 0
         self.counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -58,7 +58,7 @@ class OptimizerSteps:
                 self.stop()
             return
         self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
-        self.begins(self.counts[optimizer])
+        self.begins(self.counts[optimizer], optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
         # Optimizers are no part of a model that is saved whole.

@@ -131,10 +131,8 @@ def undecayed(model: nn.Module) -> list[nn.Parameter]:
     for place, module in model.named_modules():
         norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)
         for name, parameter in module.named_parameters(recurse=False):
-            matrix = (
-                (isinstance(module, MATRICES)
-                and name == "weight")
-                or (name == "original" and ".parametrizations." in f".{place}")
+            matrix = (isinstance(module, MATRICES) and name == "weight") or (
+                name == "original" and ".parametrizations." in f".{place}"
             )
             vector = parameter.numel() == max(parameter.shape, default=1) and not matrix
             # A learned bias of the logits, such as T5's, is an embedding named bias.

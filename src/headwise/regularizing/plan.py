@@ -84,8 +84,14 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     for method in methods:
         if not isinstance(method, Method):
             if isinstance(method, list | tuple):
-                raise TypeError("regularize() takes methods one by one: put a star before the list, regularize(model, *methods)")
-            shown = f"{method.__name__}() with parentheses" if isinstance(method, type) and issubclass(method, Method) else "a method"
+                raise TypeError(
+                    "regularize() takes methods one by one: put a star before the list, regularize(model, *methods)"
+                )
+            shown = (
+                f"{method.__name__}() with parentheses"
+                if isinstance(method, type) and issubclass(method, Method)
+                else "a method"
+            )
             raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
         if sum(m == method for m in methods) > 1:
             raise ValueError(f"{method!r} is given twice")

@@ -37,7 +37,8 @@ class SiteMethods:
         self.values = [{n: torch.tensor(m.at(n, 0, site), dtype=torch.float32) for n in m.live} for m in methods]
         for state, values in zip(self.states, self.values, strict=True):
             state.follow(values)
-        self.salts = [mix(name, place) >> 1 for place, name in enumerate(names)]
+        # By name and not by place: a method draws what it draws alone, whatever stands beside it.
+        self.salts = [mix(name, before) >> 1 for name, before in zip(names, earlier, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SiteMethods:
         twin = object.__new__(SiteMethods)

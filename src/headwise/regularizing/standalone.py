@@ -39,7 +39,9 @@ class StandaloneOwner:
         """Penalties stay on the call, where `attend_with` reads them."""
 
 
-def standalone_site(q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2) -> Site:
+def standalone_site(
+    q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2
+) -> Site:
     """Describe a site that fits the shapes of q (B, H, T, D) and k (B, Hk, N, D)."""
     site = Site("standalone", nn.Module(), depth=depth, layers=layers, is_cross=cross)
     site.heads, site.kv_heads, site.head_dim = q.shape[1], k.shape[1], q.shape[-1]
@@ -79,7 +81,9 @@ def attend_with(
         fitted: from `fit_standalone`, where learned parameters are wanted; its draw counter is set back to 0.
         settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
     """
-    fitted = fitted or fit_standalone(methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values)
+    fitted = fitted or fit_standalone(
+        methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values
+    )
     fitted.counter.zero_()
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

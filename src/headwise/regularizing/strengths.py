@@ -25,7 +25,9 @@ class Strengths:
         twin.chosen.update(self.chosen)
         return twin
 
-    def set(self, methods: Sequence[Method], method: type[Method] | Method, changes: dict[str, float | Schedule]) -> None:
+    def set(
+        self, methods: Sequence[Method], method: type[Method] | Method, changes: dict[str, float | Schedule]
+    ) -> None:
         """Choose new strengths for all fitted methods of that class, or for that one.
 
         Raises:
@@ -37,7 +39,9 @@ class Strengths:
             name = method.__name__ if isinstance(method, type) else repr(method)
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
-            raise ValueError(f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}")
+            raise ValueError(
+                f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}"
+            )
         changes = {name: number(value) for name, value in changes.items()}
         for known in hit:
             for name, value in changes.items():
@@ -99,12 +103,16 @@ class Strengths:
                     f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called with"
                 )
             if "schedule" in entry and not hasattr(schedule, entry["schedule"]):
-                raise ValueError(f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()")
+                raise ValueError(
+                    f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()"
+                )
 
 
 def _check(method: Method, name: str, value: float | Schedule) -> None:
     if name not in method.live:
-        raise ValueError(f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}")
+        raise ValueError(
+            f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}"
+        )
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
     for strength in extremes(value):

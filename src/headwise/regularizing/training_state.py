@@ -18,7 +18,9 @@ def progress(step: int, fitted: list[Fitted], strengths: Strengths, methods: Seq
     return {"step": step, "counters": counters, "methods": kinds, "strengths": strengths.state(methods)}
 
 
-def check_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> None:
+def check_progress(
+    state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]
+) -> None:
     """Raise ValueError where a state is that of another model or of other methods."""
     if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
         raise ValueError(f"load_state() takes what state() gave (step, counters, strengths), got {reprlib.repr(state)}")

@@ -15,6 +15,8 @@ JOINED = 1 << 21
 # RowFigures below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
 FEWEST_ROWS = 32
 LARGEST_BLOCK = 1 << 23
+# Times as large on a device whose kernels need that many elements to be busy; memory stays below a GiB.
+ON_A_DEVICE = 32
 # Logits of forbidden keys: finite, so that 0 · logit stays 0, and far below any float mask.
 FAR = -1.0e30
 # Rounding of fp32 logits is about 1e-7 of their size; beyond this size it may show in the fourth digit of a small entropy.
@@ -90,12 +92,13 @@ class Logits:
 def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:
     """Cuts (samples, rows) into blocks of about BLOCK or JOINED logits; all heads of a sample stay together."""
     per_row = reading.heads * reading.keys
-    if per_row * rows <= BLOCK:
-        step = max(1, JOINED // (per_row * rows))
+    times = 1 if reading.q.device.type == "cpu" else ON_A_DEVICE
+    if per_row * rows <= BLOCK * times:
+        step = max(1, JOINED * times // (per_row * rows))
         for start in range(0, reading.batch, step):
             yield slice(start, min(start + step, reading.batch)), slice(0, rows)
         return
-    step = max(BLOCK // per_row, min(FEWEST_ROWS, LARGEST_BLOCK // per_row), 1)
+    step = max(BLOCK * times // per_row, min(FEWEST_ROWS, LARGEST_BLOCK * times // per_row), 1)
     for sample in range(reading.batch):
         for start in range(0, rows, step):
             yield slice(sample, sample + 1), slice(start, min(start + step, rows))

@@ -34,6 +34,7 @@ class NoisyDigits(Task):
     divergence_factor: float | None = 1.2
     # what the alerts judge is read before every fifth step: a lead is told to within four steps
     watch_every: int | None = 5
+    watch_statistics: tuple[str, ...] = ("entropy_share", "max_logit", "token_cosine")
     random_labels: float = 0.2
     dim: int = 64
     depth: int = 3
@@ -79,6 +80,14 @@ STUDY = Study(
     methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
     watch=True,
     claims=(
+        ClaimRecord(
+            text="Low attention entropy and instability come together, and SigmaReparam prevents both.",
+            source="Zhai et al. 2023, arXiv 2303.06296",
+            tests=(
+                ClaimTest(arm='SigmaReparam(init="one")', outcome="watched/entropy_share/least", says="higher"),
+                ClaimTest(arm='SigmaReparam(init="one")', outcome="diverged", says="lower"),
+            ),
+        ),
         ClaimRecord(
             text="SigmaReparam keeps a transformer from diverging where the plain one does.",
             source="Zhai et al. 2023, arXiv 2303.06296",

@@ -11,6 +11,7 @@ except ImportError as error:
 
 from headwise.watching.thresholds import Thresholds
 from headwise.watching.watch import OnAlert, Watch, watch
+from headwise.watching.whole_model import Loss
 
 
 class WatchCallback(TrainerCallback):
@@ -29,6 +30,7 @@ class WatchCallback(TrainerCallback):
         where: Any = None,
         statistics: list[str] | None = None,
         thresholds: Thresholds | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.settings = {
             "every": every,
@@ -38,6 +40,7 @@ class WatchCallback(TrainerCallback):
             "where": where,
             "statistics": statistics,
             "thresholds": thresholds,
+            "loss": loss,
         }
         self.watch: Watch | None = None
 

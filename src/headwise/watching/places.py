@@ -42,9 +42,11 @@ class Places:
 
     def __init__(self, model: nn.Module, where: Where) -> None:
         self.model = unwrapped(model)
-        regularized = _handle(self.model)
+        self.regularized = regularized = _handle(self.model)
         found = hosts.find(self.model) if regularized is None else regularized.found
         chosen = _chosen(self.model, found, where)
+        # whatever `where` leaves out belongs to the whole model
+        self.all_sites = [one.site for one in found if one.adapter is not None]
         known: dict[nn.Module, WatchedSite] = dict(bare_sites(self.model.modules()))
         known |= {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
         for one in chosen:

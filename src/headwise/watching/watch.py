@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
@@ -19,7 +20,8 @@ from headwise.watching.recorder import Recorder
 from headwise.watching.records import Alert, Record
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.thresholds import Thresholds
-from headwise.watching.weights import Weights, known_names
+from headwise.watching.weights import Weights
+from headwise.watching.whole_model import MODEL, Loss, WholeModel, names_with
 
 # The step of an optimizer before which step() must have been called once.
 BY_STEP = 3
@@ -37,6 +39,7 @@ def watch(
     where: Where = None,
     statistics: list[str] | None = None,
     thresholds: Thresholds | None = None,
+    loss: Loss | None = None,
 ) -> Watch:
     """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
 
@@ -49,8 +52,12 @@ def watch(
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
             are marked `sampled`. None reads all.
         where: which sites are read, as in `regularize`.
-        statistics: names of statistics, of activations and weights; None for all.
+        statistics: names of statistics, of activations and weights; None for all. `matrix_norm`, the spectral norm of every
+            matrix of the model, is read where it is named.
         thresholds: limits of the alerts.
+        loss: gives the loss of a fixed batch, for example `lambda: criterion(model(x), y)`: its `sharpness` is read, and the
+            `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and costs about a
+            hundred backward passes; see `headwise.sharpness`.
 
     Raises:
         ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched then.
@@ -60,8 +67,8 @@ def watch(
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
-    names, logs = known_names(statistics), logs_of(log)
-    return Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds())
+    names, logs = names_with(statistics, loss), logs_of(log)
+    return Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
 
 
 class Watch:
@@ -77,6 +84,7 @@ class Watch:
         where: Where,
         names: list[str],
         thresholds: Thresholds,
+        loss: Loss | None = None,
     ) -> None:
         self.every, self.on_alert, self.names = every, on_alert, names
         self.steps, self.removed = 0, False
@@ -93,6 +101,7 @@ class Watch:
         for one in self._places.sites:
             one.observer = SiteObserver(one, self._recorder, self._places.model)
             self._observers.append(one.observer)
+        self._whole = WholeModel(self._places, names, loss)
         self._forgotten = OptimizerSteps(self._places.model, self._tell_forgotten)
         self._forgotten.listen()
         self._arm()
@@ -125,6 +134,7 @@ class Watch:
         for one in self._places.sites:
             if one.armed != self._armed:
                 one.armed = self._armed
+        self._whole.arm(self.steps, self._armed)
 
     def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
@@ -139,6 +149,7 @@ class Watch:
             for name, values in recorder.of_weights.get(site.index, {}).items():
                 figures.append(Figures.of_weights(site, self.steps, name, values, recorder.heads[site.index]))
         recorder.clear()
+        figures += self._whole.take()
         self._figures += figures
         records = [record for figure in figures for record in figure.records()]
         alerts = self._judge.alerts(records)
@@ -155,8 +166,10 @@ class Watch:
             warnings.warn(
                 f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4
             )
+        if unseen := self._whole.unseen(self.steps):
+            warnings.warn(unseen, HealthWarning, stacklevel=4)
 
-    def _tell_forgotten(self, number: int) -> None:
+    def _tell_forgotten(self, number: int, optimizer: Optimizer) -> None:
         # A warning and no error: watching must not stop a training that is right without it.
         if number < BY_STEP:
             return
@@ -191,8 +204,9 @@ class Watch:
         return list(self._alerts)
 
     def reasons(self) -> dict[str, dict[str, str]]:
-        """Say, per site read so far, which statistics have no meaning there and why."""
-        return {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+        """Say, per site read so far and of the "model", which statistics have no meaning there and why."""
+        found = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+        return found | ({MODEL: whole} if (whole := self._whole.reasons()) else {})
 
     def remove(self) -> None:
         """Take the watch off the model: observers, hooks and memory go, records stay.
@@ -205,6 +219,7 @@ class Watch:
             observer.remove()
         self._places.leave()
         self._forgotten.stop()
+        self._whole.stop()
         self._recorder.clear()
         self._observers = []
         self._logs.close()

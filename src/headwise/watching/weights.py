@@ -112,14 +112,15 @@ def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
     return torch.where(finite, largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt(), torch.nan)
 
 
-def known_names(names: list[str] | None) -> list[str]:
-    """Check the names of statistics, of activations or weights; None for all.
+def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[str]:
+    """Check the names of statistics, of activations or weights, or of those `beside`; None for all but those.
 
     Raises:
         ValueError: naming the unknown one and the nearest known one.
     """
-    known = [*STATISTICS, *WEIGHT_NAMES]
+    usual = [*STATISTICS, *WEIGHT_NAMES]
+    known = [*usual, *beside]
     for name in names or ():
         if name not in known:
             raise ValueError(f"There is no statistic {name!r}.{suggest(name, known)} Statistics: {', '.join(known)}.")
-    return known if names is None else list(dict.fromkeys(names))
+    return usual if names is None else list(dict.fromkeys(names))

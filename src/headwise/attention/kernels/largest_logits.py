@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from headwise.attention.kernels.row_statistics import logits_block, spans
+from headwise.core.precision import at_least_fp32
 
 # logsumexp(SHARP * s) / SHARP exceeds max(s) by at most log(N) / SHARP: below the rounding of s itself.
 SHARP = 1e8
+
+# Entries of one block of logits: 16 MiB on a CPU, 256 MiB on a device whose kernels need that many to be busy.
+ENTRIES_ON_CPU, ENTRIES = 1 << 22, 1 << 26
 
 
 def largest_logits(
@@ -59,7 +63,9 @@ def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale:
 
 def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None) -> Tensor:
     best = torch.full(q.shape[:2], float("-inf"), device=q.device)
-    for rows in spans(q, k):
+    # Once, and not in every block.
+    q, k = at_least_fp32(q), at_least_fp32(k)
+    for rows in spans(q, k, ENTRIES_ON_CPU if q.device.type == "cpu" else ENTRIES):
         logits = logits_block(q[:, :, rows], k, mask, causal, scale, rows.start)
         if real is not None:
             counted = real if real.shape[1] == 1 else real[:, rows]

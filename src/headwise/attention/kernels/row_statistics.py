@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -35,7 +38,7 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
     return s
 
 
-def spans(q: Tensor, k: Tensor, limit: int = 1 << 22) -> list[slice]:
+def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
     """Cut the queries so that a block of logits (B, H, t, N) has at most `limit` entries."""
     size = max(1, limit // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     return [slice(i, min(i + size, q.shape[2])) for i in range(0, q.shape[2], size)]
@@ -61,28 +64,108 @@ def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
     ]
 
 
-class AttendRows(torch.autograd.Function):
-    """(A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv) and each row's (B, H, T) in fp32 or wider.
+@torch.library.custom_op("headwise::attend_rows", mutates_args=())
+def attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give (A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv), and each row's (B, H, T) in fp32 or wider.
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
     the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
-    What is constant along a row is written where a product adds to it, which saves a pass over the block.
+    One operator, so that a compiled graph holds one node instead of every block.
+
+    Args:
+        q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).
+        mask: broadcastable to (B, H, T, N), bool (True: allowed) or added to the logits; it gets no gradient.
+        causal: whether query i sees keys 0..i only, besides the mask.
+        scale: factor of the logits.
     """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
-        # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
-        ctx.kind = q.device.type
-        with torch.autocast(ctx.kind, enabled=False):
-            return _forward(ctx, q, k, v, mask, causal, scale)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast(ctx.kind, enabled=False):
-            return _backward(ctx, *gradients)
+    # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
+    kernels = _kernels(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        if kernels is not None:
+            return kernels.forward(q, k, v, mask, causal, scale)
+        return _forward(q, k, v, mask, causal, scale)
 
 
-def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+@attend_rows.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = [q.new_empty(q.shape[:3], dtype=_wide(q)) for _ in range(3)]
+    return v.new_empty(*q.shape[:3], v.shape[-1]), rows[0], rows[1], rows[2]
+
+
+@torch.library.custom_op("headwise::attend_rows_backward", mutates_args=())
+def attend_rows_backward(
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    g_entropy: Tensor | None,
+    g_square: Tensor | None,
+    saved: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from there."""
+    gradients = (g_out, g_lse, g_entropy, g_square)
+    kernels = _kernels(*saved[:3])
+    with torch.autocast(saved[0].device.type, enabled=False):
+        if kernels is not None:
+            return kernels.backward(gradients, levels(gradients, saved), saved, mask, causal, scale)
+        return _backward(gradients, saved, mask, causal, scale)
+
+
+@attend_rows_backward.register_fake
+def _(
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    g_entropy: Tensor | None,
+    g_square: Tensor | None,
+    saved: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    return q, k, v
+
+
+def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
+    """Give the Triton kernels where they can compute this call, or None: blocks in Python are the same everywhere."""
+    if q.device.type != "cuda" or not has_triton():
+        return None
+    from headwise.attention.kernels import triton_rows
+
+    return triton_rows if triton_rows.supports(q, k, v) else None
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Tell whether Triton is installed: it comes with the CUDA builds of torch."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, ctx.mask, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    # What is not read has no gradient: then its term is left out, instead of a tensor of zeros being read.
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    if all(g is None for g in given):
+        return (None,) * 6
+    made = attend_rows_backward(*given, list(ctx.saved_tensors), ctx.mask, ctx.causal, ctx.scale)
+    return (*made, None, None, None)
+
+
+attend_rows.register_autograd(_gradients, setup_context=_save)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shape = q.shape[:3]
     out = torch.empty(*shape, v.shape[-1], dtype=v.dtype, device=v.device)
     lse, entropy, square = (torch.empty(shape, dtype=_wide(q), device=q.device) for _ in range(3))
@@ -110,52 +193,53 @@ def _forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cau
         entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
         square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
         out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
-    ctx.save_for_backward(q, k, v, out, lse, entropy, square)
-    ctx.mask, ctx.causal, ctx.scale = mask, causal, scale
-    # What is not read has no gradient: then its term is left out, instead of a tensor of zeros being read.
-    ctx.set_materialize_grads(False)
     return out, lse, entropy, square
 
 
 def _backward(
-    ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, g_entropy: Tensor | None, g_square: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, entropy, square = ctx.saved_tensors
-    dq = torch.empty_like(q)
+    gradients: tuple[Tensor | None, ...], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    g_out, _, g_entropy, g_square = gradients
+    q, k, v, out, lse = saved[:5]
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # Sums over many blocks of queries: kept in fp32, rounded once at the end.
     dk, dv = (torch.zeros(x.shape, dtype=_wide(x), device=k.device) for x in (k, v))
+    level = levels(gradients, saved)
     g_out = torch.zeros_like(out) if g_out is None else g_out
-    level = _level(g_out, out, (g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square))
     for b, h, t in blocks(q, k):
-        n = slice(0, t.stop if ctx.causal else k.shape[2])
-        qb, gb = at_least_fp32(q[b, h, t]) * ctx.scale, at_least_fp32(g_out[b, h, t])
+        n = slice(0, t.stop if causal else k.shape[2])
+        qb, gb = at_least_fp32(q[b, h, t]) * scale, at_least_fp32(g_out[b, h, t])
         kb, vb = at_least_fp32(k[b, h, n]), at_least_fp32(v[b, h, n])
-        logp = masked(_add_product(-lse[b, h, t, None], qb, kb), _part(ctx.mask, b, h, n), ctx.causal, t.start)
+        logp = masked(_add_product(-lse[b, h, t, None], qb, kb), _part(mask, b, h, n), causal, t.start)
         slope = _add_product(level[b, h, t, None], gb, vb)
         if g_entropy is None:
             p = logp.exp_()
         else:
             p = logp.exp()
-            if ctx.mask is not None or ctx.causal:
+            if mask is not None or causal:
                 logp.clamp_(min=-1e30)
             slope.addcmul_(logp, g_entropy[b, h, t, None], value=-1.0)
         if g_square is not None:
             slope.addcmul_(p, g_square[b, h, t, None], value=2.0)
         _accumulate(dv[b, h, n], p, gb)
         ds = slope.mul_(p)
-        dq[b, h, t] = torch.matmul(ds, kb).mul_(ctx.scale)
+        dq[b, h, t] = torch.matmul(ds, kb).mul_(scale)
         _accumulate(dk[b, h, n], ds, qb)
-    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _level(g_out: Tensor, out: Tensor, *parts: tuple[Tensor | None, Any]) -> Tensor:
+def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
     """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
-    level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
-    for gradient, factor in parts:
+    g_out, g_lse, g_entropy, g_square = gradients
+    out, lse, entropy, square = saved[3:]
+    level = torch.zeros_like(lse)
+    if g_out is not None:
+        level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
+    for gradient, factor in ((g_lse, 1.0), (g_entropy, -entropy), (g_square, -2.0 * square)):
         if gradient is not None:
             level = level + gradient * factor
     return level

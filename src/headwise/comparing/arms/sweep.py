@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from headwise.comparing.arms.arm import read_arm
+from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.results.records import AxisRecord
+from headwise.comparing.run.configuration import BASELINE
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
 
@@ -28,7 +29,7 @@ def read_sweep(text: str, task: Task) -> AxisRecord:
     arms = []
     for value in sorted(values):
         try:
-            arms.append(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task).text)
+            arms.append(_label(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task), task))
         except StudyError as error:
             raise StudyError(f"--sweep {text!r}, at {name}={_written(value)}: {error}") from error
     return AxisRecord(name=name, values=sorted(values), arms=arms, text=text)
@@ -37,6 +38,11 @@ def read_sweep(text: str, task: Task) -> AxisRecord:
 def _written(value: float) -> str:
     """Write a value with all of its digits, a whole number without a point: a field may take no other."""
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _label(arm: Arm, task: Task) -> str:
+    """Give the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
+    return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
 
 
 def _number(value: str, text: str) -> float:

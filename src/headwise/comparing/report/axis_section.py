@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwise.comparing.report.words import label_of, shown, titled, unit_of
 from headwise.comparing.results.analysis_record import Analysis, TrendRecord
 from headwise.comparing.results.folder import StudyFolder
+from headwise.comparing.results.records import Outcome
 from headwise.pages.formats import p_value
 from headwise.pages.line_charts import dose
 from headwise.pages.shell import Cell, Column, Section, figure, grid, join, table
@@ -15,7 +16,7 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
     sections = []
     for axis in dict.fromkeys(trend.axis for trend in analysis.trends):
         found = [trend for trend in analysis.trends if trend.axis == axis]
-        charts = [_chart(study, analysis, trend) for trend in found if analysis.outcomes[trend.outcome].kind != "heads"]
+        charts = [_chart(study, analysis, trend) for trend in found if _is_drawn(analysis.outcomes[trend.outcome])]
         intro = (
             f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is {analysis.baseline}. "
             "Values stand at equal distances. The trend is the mean over seeds of the slope from one value to the next, tested by sign flips; Page's test "
@@ -23,6 +24,11 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
         )
         sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
     return sections
+
+
+def _is_drawn(outcome: Outcome) -> bool:
+    # of heads the mean over all of them: layers and single heads stand in the table
+    return outcome.kind != "heads" or outcome.name.endswith("/mean")
 
 
 def _chart(study: StudyFolder, analysis: Analysis, trend: TrendRecord):  # type: ignore[no-untyped-def]

@@ -64,15 +64,15 @@ class Readings:
 
 
 def _add(label: str, readings: Records, layers: Figures, steps: Figures) -> None:
-    last: dict[str, int] = {}
+    by_statistic: dict[str, Records] = defaultdict(list)
     for record in readings:
-        last[record["statistic"]] = max(record["step"], last.get(record["statistic"], 0))
-    named = layer_names(readings)
-    for record in readings:
-        name, step = record["statistic"], record["step"]
-        steps[label, name, step].append(record["value"])
-        if step == last[name]:
-            layers[label, name, named(record)].append(record["value"])
+        by_statistic[record["statistic"]].append(record)
+    for name, records in by_statistic.items():
+        last, named = max(record["step"] for record in records), layer_names(records)
+        for record in records:
+            steps[label, name, record["step"]].append(record["value"])
+            if record["step"] == last:
+                layers[label, name, named(record)].append(record["value"])
 
 
 def _means(found: Figures) -> Means:

@@ -12,8 +12,9 @@ from headwise.comparing.results.claims_judged import judged_claims
 from headwise.comparing.results.differences import paired_differences
 from headwise.comparing.results.divergences import diverged_runs, divergence_tests
 from headwise.comparing.results.folder import StudyFolder, read_study
-from headwise.comparing.results.intervals import ALPHA, BOOTSTRAP_FROM, interval
+from headwise.comparing.results.intervals import ALPHA, BOOTSTRAP_FROM, interval, share
 from headwise.comparing.results.joint_flips import EXACT_UP_TO, RESAMPLES
+from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EnvironmentRecord, Outcome
 from headwise.files.provenance import distinct_environments
 
@@ -69,6 +70,9 @@ def outcome_names(study: StudyFolder) -> list[str]:
         for name in run.result.metrics
         if not name.startswith("cost/") and run.metric(name) is not None
     )
+    if study.study.axes and any(run.status == "diverged" for run in study.runs.values()):
+        # how many diverge along an axis is a figure like others
+        recorded[DIVERGED] = None
     primary, kinds = study.study.primary, [metric.name for metric in study.study.metrics]
     main = primary.rpartition("/")[0]
 
@@ -101,7 +105,10 @@ def _arm(
             diverged=diverged_runs(study, label),
             missing=[seed for arm, seed in study.missing() if arm == label],
         ),
-        metrics={name: interval([one for one in values if one is not None]) for name, values in figures.items()},
+        metrics={
+            name: (share if name == DIVERGED else interval)([one for one in values if one is not None])
+            for name, values in figures.items()
+        },
         costs={
             name.removeprefix("cost/"): _median([one for run in runs if (one := run.metric(name)) is not None])
             for name in costs
@@ -135,7 +142,7 @@ def _words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} together by the joint sign flips; of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there",
+        "interval": f"95 %, for {arms} together by the joint sign flips; of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
         "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips",
         "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, stepping down, for each outcome by itself",
         "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0; equivalent only within a declared margin, by two one-sided tests",

@@ -14,17 +14,20 @@ if TYPE_CHECKING:
 
 def trends(study: StudyFolder, outcomes: dict[str, Outcome]) -> list[TrendRecord]:
     """Return the trend of every outcome along every axis; one without three values or two whole seeds says so."""
-    return [_trend(study, axis, outcome) for axis in study.study.axes for outcome in outcomes.values()]
+    names = [axis.name for axis in study.study.axes]
+    # several sweeps of one setting are told apart by what else their arms are
+    labels = [axis.name if names.count(axis.name) == 1 or not axis.text else axis.text for axis in study.study.axes]
+    return [_trend(study, axis, label, one) for axis, label in zip(study.study.axes, labels) for one in outcomes.values()]
 
 
-def _trend(study: StudyFolder, axis: AxisRecord, outcome: Outcome) -> TrendRecord:
+def _trend(study: StudyFolder, axis: AxisRecord, label: str, outcome: Outcome) -> TrendRecord:
     import numpy as np
 
     order = np.argsort(axis.values, kind="stable")
     values, arms = [axis.values[at] for at in order], [axis.arms[at] for at in order]
     rows = [[study.figure(arm, seed, outcome.name) for arm in arms] for seed in study.seeds]
     table = np.array(rows, dtype=float)
-    record = TrendRecord(axis=axis.name, outcome=outcome.name, values=values, arms=arms)
+    record = TrendRecord(axis=label, outcome=outcome.name, values=values, arms=arms)
     found = trend(table)
     if found is None:
         return record.model_copy(update={"text": "a trend needs three values and two seeds with all of them"})

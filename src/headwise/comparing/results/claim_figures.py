@@ -57,7 +57,7 @@ def axis_of(study: StudyFolder, test: ClaimTest) -> AxisRecord | None:
 
 
 def _arms(test: ClaimTest, axis: AxisRecord | None) -> list[str]:
-    return list(axis.arms) if axis else [test.arm, test.against]
+    return list(axis.arms if axis else test.arms)
 
 
 def _recorded(study: StudyFolder, outcome: str) -> bool:
@@ -75,7 +75,9 @@ def _table(study: StudyFolder, arms: list[str], outcome: str) -> Table:
 def _between(study: StudyFolder, test: ClaimTest) -> Figures:
     import numpy as np
 
-    table = _table(study, [test.arm, test.against], test.outcome)
+    table = _table(study, list(test.arms), test.outcome)
+    if test.level is not None:
+        table = np.column_stack([table, np.full(len(table), test.level)])
     pairs = table[np.isfinite(table).all(axis=1)]
     means = pairs.mean(axis=0) if len(pairs) else np.full(2, np.nan)
     return Figures((table[:, 0] - table[:, 1])[:, None], means)

@@ -34,12 +34,12 @@ def judge(study: StudyFolder, claim: ClaimRecord) -> JudgedClaim:
     """Return a claim with its verdict; one without a test cannot be told."""
     outcomes = [study.study.outcome(test.outcome) for test in claim.tests]
     figures = [
-        None if test.outcome == DIVERGED else gather(study, test, outcome)
+        None if _by_pairs(test) else gather(study, test, outcome)
         for test, outcome in zip(claim.tests, outcomes)
     ]
     numbers = [one for one in figures if isinstance(one, Figures)]
     # tests on divergence take their part of the error apart: no flips join them with the others
-    apart = sum(test.outcome == DIVERGED for test in claim.tests)
+    apart = sum(map(_by_pairs, claim.tests))
     alpha = ALPHA * (1 - apart / max(len(claim.tests), 1))
     seen = iter(_seen(numbers, alpha))
     tests = []
@@ -51,6 +51,11 @@ def judge(study: StudyFolder, claim: ClaimRecord) -> JudgedClaim:
         else:
             tests.append(_number(study, test, outcome, one, next(seen), alpha))
     return _claim(claim, tests)
+
+
+def _by_pairs(test: ClaimTest) -> bool:
+    """Tell whether McNemar's exact test judges: along an axis shares of diverged runs have a slope like any figure."""
+    return test.outcome == DIVERGED and not test.along_axis
 
 
 def _claim(claim: ClaimRecord, tests: list[JudgedTest]) -> JudgedClaim:
@@ -109,7 +114,9 @@ def _number(
     if test.says == "inside":
         return _inside(test, outcome, figures, seen, ask)
     (one,) = seen
-    if test.says == "same":
+    if test.scale not in ("", study.study.scale):
+        told = Told("cannot be told", f"it is judged at the scale {test.scale!r} alone")
+    elif test.says == "same":
         told = same(one, ask)
     else:
         if test.along_axis and test.effect is not None:
@@ -172,8 +179,9 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, seen: Seen) -> st
         levels = f"{' and '.join(ends)} {unit.name}".strip()
         return f"{outcome.label} {levels}: {_difference(seen, outcome)} from one value to the next".replace("  ", " ")
     if seen.mean is None:
-        return f"{outcome.label}: no pair of {test.arm} and {test.against}"
-    levels = f"{test.arm} {unit.number(figures.means[0])}, {test.against} {unit.number(figures.means[1])} {unit.name}"
+        return f"{outcome.label}: no pair of {' and '.join(test.arms)}"
+    other = "published" if test.level is not None else test.against
+    levels = f"{test.arm} {unit.number(figures.means[0])}, {other} {unit.number(figures.means[1])} {unit.name}"
     return f"{outcome.label} of {levels.strip()}: {_difference(seen, outcome)}"
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from headwise.comparing.results.digests import damage
+from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
 from headwise.comparing.results.stored import checked_config, checked_result, checked_study, read_epochs
 from headwise.watching.health_file import read_health
 from headwise.watching.records import Line
+
+WHILE_TRAINING = ("alerts/", "watched/")
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class RunFolder:
         return self.result.status if self.result else "unfinished"
 
     def metric(self, name: str) -> float | None:
-        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite."""
-        if self.result is None or self.result.status != "finished":
+        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite.
+
+        What was read while a run trained, alerts and watched statistics, is a figure of a diverged run too.
+        """
+        if self.result is None or not (self.result.status == "finished" or name.startswith(WHILE_TRAINING)):
             return None
         value = self.result.metrics.get(name)
         return float(value) if value is not None and math.isfinite(value) else None
@@ -89,10 +95,15 @@ class StudyFolder:
         return [self.runs[arm, seed] for seed in self.seeds if (arm, seed) in self.runs]
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome."""
+        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome.
+
+        The outcome "diverged" is 1 for a run that did and 0 for one that finished.
+        """
         run = self.runs.get((arm, seed))
         if run is None:
             return None
+        if name == DIVERGED:
+            return float(run.status == "diverged") if run.result else None
         return self.study.failure if run.status == "diverged" and name == self.study.primary else run.metric(name)
 
     def missing(self) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Give the interval of a mean over seeds."""
+"""Give the interval of a mean over seeds, or of a share of them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,14 @@ def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM)
     drawn = stats.bootstrap((array,), np.mean, n_resamples=9_999, confidence_level=1 - ALPHA, method="BCa", rng=rng)
     low, high = map(float, drawn.confidence_interval)
     return Interval(mean=mean, low=low, high=high, n=n, how="BCa bootstrap, 9,999 draws")
+
+
+def share(values: Sequence[float]) -> Interval:
+    """Return the mean of values that are 0 or 1 with the exact 95 % interval of Clopper and Pearson (1934)."""
+    from scipy import stats
+
+    if not values:
+        return Interval(mean=None, n=0)
+    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(1 - ALPHA, "exact")
+    mean = sum(values) / len(values)
+    return Interval(mean=mean, low=float(found.low), high=float(found.high), n=len(values), how="Clopper and Pearson")

@@ -32,3 +32,12 @@ def new_name(old: str) -> str:
 def words_of(name: str) -> str:
     """Say a name in words: no underscores, no slashes."""
     return re.sub(r"[_/]+", " ", name)
+
+
+def words_of_rate(name: str) -> str:
+    """Say what an outcome rates/<statistic>/rate or rates/<statistic>/fit is, with its unit."""
+    _, statistic, kind = name.split("/")
+    words = words_of(statistic)
+    if kind == "fit":
+        return f"R² of an exponential course of {words}"
+    return f"exponential rate of {words}, e-folds per 1,000 steps"

@@ -1,7 +1,9 @@
 """What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
-train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
+`watched/<statistic>/least`, `/greatest` and `/last`,
+`alerts/<kind>/step` and `/lead`, or `cost/<what>`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,14 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headwise.comparing.results.outcome_names import DIVERGED, OLD_COUNTS, OLD_SPLITS, new_name, words_of
+from headwise.comparing.results.outcome_names import (
+    DIVERGED,
+    OLD_COUNTS,
+    OLD_SPLITS,
+    new_name,
+    words_of,
+    words_of_rate,
+)
 
 
 class Record(BaseModel):
@@ -37,7 +46,7 @@ class Outcome(Record):
     label: str
     unit: str = ""
     higher_is_better: bool | None = None
-    kind: Literal["metric", "gap", "heads", "alerts", "cost"] = "metric"
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost"] = "metric"
 
 
 class EnvironmentRecord(Record):
@@ -72,6 +81,8 @@ class ClaimTest(Record):
 
     "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
     strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
+    With a `level` the arm is held against this published figure and no other arm; a figure of one setting says nothing of
+    another, so that `scale` names the only scale at which it is judged.
     """
 
     arm: str
@@ -82,18 +93,30 @@ class ClaimTest(Record):
     effect: float | None = None
     # of "same", in the outcome's unit; None: the study's own
     margin: float | None = Field(default=None, gt=0)
+    # in the outcome's unit
+    level: float | None = None
+    scale: str = ""
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
-        if self.outcome == DIVERGED and self.says not in ("higher", "lower"):
-            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher or lower, not {self.says!r}")
+        if self.outcome == DIVERGED and self.says in ("same", "inside"):
+            raise ValueError(
+                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
+            )
         if self.margin is not None and self.says != "same":
             raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if self.level is not None and (self.along_axis or self.outcome == DIVERGED or self.against != "baseline"):
+            raise ValueError(f"{self.arm}: a level takes the place of another arm; it has no axis and no divergence")
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
             raise ValueError(f"{self.arm}: an effect of {self.effect:g} is not what says={self.says!r} means")
         return self
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Name the arms of a test that is of no axis."""
+        return (self.arm,) if self.level is not None else (self.arm, self.against)
 
     @property
     def along_axis(self) -> bool:
@@ -167,11 +190,15 @@ class StudyRecord(Record):
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
         if name == DIVERGED:
-            return Outcome(name=name, label="divergence", higher_is_better=False)
+            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
         if name.startswith("cost/"):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("rates/"):
+            return Outcome(name=name, label=words_of_rate(name))
+        if name.startswith("watched/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")

@@ -12,52 +12,49 @@ import torch
 from headwise.comparing.run.batches import lengths_of, make_batch, run_model
 from headwise.comparing.run.examples import Examples, size, take
 from headwise.comparing.run.train import Training
-from headwise.core.call import Call
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 from headwise.watching.figures import Figures
+from headwise.watching.matrices import Matrices
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
+from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
+from headwise.watching.whole_model import MATRIX_NORM
 
 # held-out examples that are read: enough for means, and few enough to cost less than an epoch
 EXAMPLES = 512
-
-
-class _Looking:
-    """Bring the calls of one site in evaluation mode to the recorder."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, call: Call, out: torch.Tensor) -> None:
-        self.recorder.take(call, out)
 
 
 @torch.no_grad()
 def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     """Give heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
 
-    Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
+    `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
     examples are read, the first ones.
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
     places, weights = Places(model, None), Weights(names)
     recorder = Recorder(names, None, weights, training=False)
+    observers: list[SiteObserver] = []
     try:
         weights.look(model, [fitted.site for fitted in places.sites])
         for fitted in places.sites:
-            fitted.observer, fitted.armed = _Looking(recorder), True
+            observers.append(SiteObserver(fitted, recorder, places.model))
+            fitted.observer, fitted.armed = observers[-1], True
         model.eval()
         _run_through(training, model, take(examples, slice(0, EXAMPLES)))
         figures = list(_figures(recorder, places))
+        matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
     finally:
         for fitted in places.sites:
             fitted.observer, fitted.armed = None, False
+        for observer in observers:
+            observer.remove()
         places.leave()
         recorder.clear()
-    return _outcomes(figures)
+    return _outcomes(figures) | _of_matrices({one.name: value for one, value in matrices.items()})
 
 
 def _run_through(training: Training, model: Any, examples: Examples) -> None:
@@ -99,6 +96,13 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
         if worse is not None:
             found[f"heads/{name}/worst"] = (max if worse == "high" else min)(everything)
     return found
+
+
+def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
+    """Give heads/matrix_norm/<matrix>, and their mean and greatest."""
+    found = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
+    whole = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
+    return found | {f"heads/{MATRIX_NORM}/{name}": value for name, value in whole.items()}
 
 
 def _worse(name: str) -> str | None:

@@ -10,11 +10,13 @@ from headwise.comparing.results.records import Divergence, EpochLine, RunResult
 from headwise.comparing.run.alerts import alert_outcomes
 from headwise.comparing.run.cost import flops_per_step, inference_seconds, seconds_per_step
 from headwise.comparing.run.evaluate import evaluate, refuse_nan, refuse_undecided
+from headwise.comparing.run.head_rates import head_rates
 from headwise.comparing.run.heads import read_heads
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
+from headwise.comparing.run.watched import watched_outcomes
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -78,6 +80,9 @@ def describe_result(
     metrics.setdefault(training.task.primary(), None)
     if order.watch:
         metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+        if divergence is None:
+            metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
+        metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
     metrics |= _costs(order, training, history, held, finished=divergence is None)
     return RunResult(
         format=2,

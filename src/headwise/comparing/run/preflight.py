@@ -60,13 +60,26 @@ def check_task(task: Task) -> None:
             part_of(task, number)
         except StudyError as error:
             raise StudyError(f"phase {phase.name!r}: {error}") from error
-    if task.head_statistics:
-        from headwise.watching.weights import known_names
+    _check_statistics(task)
 
-        try:
-            known_names(list(task.head_statistics))
-        except ValueError as error:
-            raise StudyError(f"{name}.head_statistics: {error}") from error
+
+def _check_statistics(task: Task) -> None:
+    """Refuse names of statistics that do not exist, and rates of what a watched run does not read."""
+    owner = type(task).__name__
+    if task.head_statistics or task.watch_statistics or task.head_rates:
+        from headwise.watching.weights import known_names
+        from headwise.watching.whole_model import MATRIX_NORM, OF_MODEL
+
+        # the sharpness is that of a step of training
+        beside = {"head_statistics": (MATRIX_NORM,), "watch_statistics": OF_MODEL, "head_rates": OF_MODEL}
+        for field, more in beside.items():
+            try:
+                known_names(list(getattr(task, field)), more)
+            except ValueError as error:
+                raise StudyError(f"{owner}.{field}: {error}") from error
+    unread = sorted(set(task.head_rates) - set(task.watch_statistics or task.head_rates))
+    if unread:
+        raise StudyError(f"{owner}.head_rates names {unread[0]!r}, which watch_statistics leaves out: add it there.")
 
 
 def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bool = True) -> None:

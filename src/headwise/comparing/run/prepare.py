@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.arms.fit import fit
 from headwise.comparing.phase import Phase
-from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.run.batches import epoch_steps, lengths_of, make_batch
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.examples import Examples, move, size, take
@@ -25,10 +23,8 @@ from headwise.comparing.run.preflight import check_first_batch
 from headwise.comparing.run.start import carry_over, check_learned, read_start
 from headwise.comparing.run.step_clock import Clock
 from headwise.comparing.run.train import Training
+from headwise.comparing.run.watched import watch_run
 from headwise.comparing.task import Task
-
-if TYPE_CHECKING:
-    from headwise.watching.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def prepare(
         training.last_step = training.first_step + task.steps
     if order.watch:
         # in every process: a reading is a collective, and the first one writes it
-        training.watch = _watch(order, model, task, steps, training.first_step)
+        training.watch = watch_run(order, training, model, train, steps)
     training.model = accelerator.prepare(model)
     return training
 
@@ -118,16 +114,3 @@ def _freeze(phase: Phase, model: nn.Module) -> None:
     learned = set(check_learned(phase, model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learned)
-
-
-def _watch(order: Order, model: nn.Module, task: Task, steps: int, first_step: int) -> Watch:
-    """Read every head about fifty times in a run, but never in two steps on end; the report shows readings and alerts."""
-    from headwise.watching.logs import JsonLines
-    from headwise.watching.watch import watch
-
-    # the steps between readings are those whose time and memory are measured
-    every = task.watch_every or max(2, steps // 50)
-    found = watch(model, every=every, log=[JsonLines(order.folder / HEALTH)], on_alert=None)
-    if first_step:
-        found.step_to(first_step)
-    return found

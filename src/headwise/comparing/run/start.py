@@ -68,10 +68,18 @@ def shapes_of(model: nn.Module) -> Shapes:
 def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
     """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
 
-    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place.
+    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place, and
+    where what the model names in `same_in_checkpoints` differs.
     """
     mine = model.state_dict(keep_vars=True)
     wanted = check_carried(phase, model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, origin)
+    # what both must share although no shape tells: the digest of a vocabulary
+    for name in set(getattr(model, "same_in_checkpoints", ())) & set(wanted):
+        if not torch.equal(weights[name].cpu(), mine[name].cpu()):
+            raise StudyError(
+                f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were learned on "
+                "different ones. Start from another folder."
+            )
     with torch.no_grad():
         for name in wanted:
             mine[name].copy_(weights[name])

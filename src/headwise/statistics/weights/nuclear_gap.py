@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product
 from headwise.statistics.weights.weight_statistic import NORMED, WeightStatistic
 
@@ -21,9 +22,5 @@ class NuclearGap(WeightStatistic):
         return NORMED if product.normed else None
 
     def of(self, product: Product) -> Tensor:
-        half = 0.5 * (_trace(product.own_gram) + _trace(product.shared_gram))
-        return (half - product.group_spectrum.sum(-1)) / half.clamp(min=1e-30)
-
-
-def _trace(gram: Tensor) -> Tensor:
-    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        found = balance(product)
+        return (found.frobenius - found.nuclear) / found.frobenius.clamp(min=1e-30)

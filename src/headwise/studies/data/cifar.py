@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
-import os
 import pickle
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headwise.files.download import download
-from headwise.files.durable import write_bytes
 from headwise.files.errors import StudyError
+from headwise.studies.data import archive
 
 
 @dataclass(frozen=True)
@@ -37,6 +33,13 @@ class Source:
     def files(self) -> dict[str, str]:
         """Give all files and their MD5."""
         return {**self.train, **self.test}
+
+    @property
+    def origin(self) -> archive.Source:
+        """Give where the files come from and where they lie."""
+        members = {name: f"{self.folder}/{name}" for name in self.files}
+        package = archive.Package((self.address,), members, self.archive_md5)
+        return archive.Source(self.folder, {**self.files}, (package,))
 
 
 SOURCES = {
@@ -69,47 +72,12 @@ SOURCES = {
 
 def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:
     """Download what is missing and check every file against the official MD5, naming each corrupt one."""
-    folder = find_folder(source, given)
-    missing = [name for name in source.files if not (folder / name).is_file()]
-    if missing:
-        fetch(source, folder, missing, tell)
-    check(source, folder)
+    source.origin.prepare(given, tell)
 
 
 def find_folder(source: Source, given: Path | None) -> Path:
     """Give the folder of the batches: the one given, or the one inside it; without one, the user's cache."""
-    if given is None:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        given = Path(cache) / "headwise"
-    return given if given.name == source.folder or _holds(given, source) else given / source.folder
-
-
-def fetch(source: Source, folder: Path, missing: list[str], tell: Callable[[str], None]) -> None:
-    """Download the archive beside the folder and unpack the missing files, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder.parent / Path(source.address).name
-    tell(f"{folder} lacks {', '.join(missing)}: downloading {source.address}")
-    download(source.address, archive, source.archive_md5, tell)
-    with tarfile.open(archive) as packed:
-        for name in missing:
-            member = packed.extractfile(f"{source.folder}/{name}")
-            assert member is not None
-            write_bytes(folder / name, member.read())
-    archive.unlink()
-
-
-def check(source: Source, folder: Path) -> None:
-    """Compare every file with its official MD5; all that differ are named at once."""
-    corrupt = []
-    for name, official in source.files.items():
-        with open(folder / name, "rb") as stream:
-            found = hashlib.file_digest(stream, "md5").hexdigest()
-        if found != official:
-            corrupt.append(f"{folder / name} (MD5 {found}, officially {official})")
-    if corrupt:
-        raise StudyError(
-            f"corrupt: {'; '.join(corrupt)}. Delete what is named here and start again: it is downloaded anew."
-        )
+    return source.origin.find_folder(given)
 
 
 @functools.lru_cache(maxsize=4)
@@ -183,7 +151,3 @@ class _PlainUnpickler(pickle.Unpickler):
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs; it was not run")
         return self.ALLOWED[module, name]
-
-
-def _holds(folder: Path, source: Source) -> bool:
-    return any((folder / name).is_file() for name in source.files)

@@ -1,0 +1,48 @@
+"""AttentionSink."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
+
+
+class AttentionSink(Method):
+    """Gives every query one more key, with a logit per head and without a value, so that a head may attend to nothing.
+
+    The learned sink of gpt-oss (OpenAI 2025); with `learned=False` and logit 0 the off-by-one softmax (Miller 2023).
+
+    out·σ(L - b) with L the log-sum-exp of the query's logits and b the sink's, in training and evaluation; exact without
+    the matrix. `logit` is what b starts from: the lower, the less a trained model changes at once. Hosts that have
+    sinks of their own are refused.
+    """
+
+    logit: float = 0.0
+    learned: bool = True
+
+    no_neutral = "a sink of any finite logit takes weight from the keys"
+    strong = {"logit": 2.0}
+    acts = "both"
+    learns = True
+    shapes = ("heads",)
+
+    def check(self) -> None:
+        self.require(abs(self.logit) < float("inf"), f"logit must be finite, got {self.logit}")
+
+    def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        start = torch.full((site.heads,), self.logit)
+        if self.learned:
+            state.parameter("logit", start)
+        else:
+            state.buffer("logit", start)
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        if call.sinks is not None:
+            raise ValueError(f"AttentionSink: {call.site.name} has sinks of its own; leave it out with where=")
+        call.sinks = call.state(self).tensor("logit")
+        return q, k, v

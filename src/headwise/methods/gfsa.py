@@ -1,0 +1,65 @@
+"""GFSA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.method import Attend, Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
+
+
+class GFSA(Method):
+    """Adds a learned multiple of a power of the attention weights to them: attention as a graph filter.
+
+    Choi et al. 2024, arXiv 2312.04234.
+
+    A + gain·(A + (order - 1)(A² - A)) per head, the second term a first-order estimate of A^order; gain starts at 0,
+    where nothing changes, in training and evaluation. A²V = A(AV): two maps, no matrix. Layers with a cache, and any
+    whose queries and keys are of different tokens, have no A².
+    """
+
+    order: int = 4
+
+    neutral = {}
+    strong = {}
+    acts = "both"
+    learns = True
+    self_only = True
+    rowwise = False
+    shapes = ("heads",)
+
+    def check(self) -> None:
+        self.require(self.order >= 2, f"order must be at least 2, got {self.order}")
+
+    def refuse(self, site: Site) -> str | None:
+        return "A² needs queries and keys of the same tokens, and this layer pools one of them" if site.pooled else None
+
+    def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        state.parameter("gain", torch.zeros(site.heads))
+
+    def weights(self, a: Tensor, call: Call) -> Tensor:
+        self._square(call)
+        return a + self._gain(call, a) * (a + (self.order - 1) * (a @ a - a))
+
+    def attend(self, attend: Attend, call: Call) -> Attend:
+        self._square(call)
+
+        def filtered(v: Tensor) -> Tensor:
+            once = attend(v)
+            return once + self._gain(call, v) * (once + (self.order - 1) * (attend(once) - once))
+
+        return filtered
+
+    def _square(self, call: Call) -> None:
+        if call.queries != call.keys:
+            raise ValueError(
+                f"GFSA needs as many queries as keys at {call.site.name}, got {call.queries} and {call.keys}: run it without a "
+                "cache (use_cache=False) and without extra keys, or leave it out with where="
+            )
+
+    def _gain(self, call: Call, like: Tensor) -> Tensor:
+        return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

@@ -1,0 +1,64 @@
+"""LSA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.precision import at_least_fp32
+from headwise.core.site import Site
+
+
+class LSA(Method):
+    """Takes each token's own key away from it and divides the logits by a learned temperature.
+
+    Locality self-attention: Lee, Lee and Song 2021, arXiv 2112.13492 (vision transformers on small data sets).
+
+    In training and evaluation. The temperature is one number per layer, starting at 1 on top of the host's own scale, as
+    the paper's starts at √d; `diagonal=False` learns the temperature alone. Causal layers are refused, for the first
+    token sees nothing but itself. Matrix-free with a mask of the diagonal.
+    """
+
+    diagonal: bool = True
+
+    no_neutral = "the diagonal is masked whatever the temperature is"
+    strong = {}
+    acts = "both"
+    learns = True
+    self_only = True
+    shapes = ()
+
+    def refuse(self, site: Site) -> str | None:
+        if self.diagonal and site.causal:
+            return "a first token that sees itself alone would see nothing; LSA(diagonal=False) learns the temperature alone"
+        if self.diagonal and site.pooled:
+            return "its queries and keys are of different tokens, for this layer pools one of them"
+        return None
+
+    def build(self, site: Site, state: MethodState) -> None:
+        state.parameter("temperature", torch.ones(()))
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        # One number for all queries: its gradient is a long sum, which half precision would round away.
+        return (at_least_fp32(q) / call.state(self).tensor("temperature")).to(q.dtype), k, v
+
+    def logits(self, s: Tensor, call: Call) -> Tensor:
+        kept = self.keep(call)
+        return s if kept is None else s.masked_fill(~kept, float("-inf"))
+
+    def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
+        # With nothing to mask, the logits stay as they are.
+        return None if self.diagonal else (q, k)
+
+    def keep(self, call: Call) -> Tensor | None:
+        """Give all keys but a query's own, bool (1, 1, T, N); one that may see no other keeps it."""
+        if not self.diagonal:
+            return None
+        query = torch.arange(call.queries, device=call.q.device)
+        if call.query_block is not None:
+            query = query + call.query_block.start
+        own = (query[:, None] == torch.arange(call.keys, device=call.q.device))[None, None]
+        return ~own | (call.allowed_counts() <= 1)

@@ -1,0 +1,57 @@
+"""XSA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.precision import at_least_fp32
+from headwise.core.site import Site
+
+# Values of this size and below have no direction.
+TINY = 1e-12
+
+
+class XSA(Method):
+    """Takes from the output of each head its part along the token's own value.
+
+    Exclusive self attention, 2026, arXiv 2603.09078.
+
+    o - strength·(o·v̂)v̂ before the output projection, v̂ the unit vector of the token's own value, in training and
+    evaluation. With `learned=True` each head has a gain on top, starting at 0: a trained model does not change at once.
+    Matrix-free: it reads the head's output alone.
+    """
+
+    strength: float = 1.0
+    learned: bool = False
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 1.0}
+    live = ("strength",)
+    acts = "both"
+    learns = True
+    self_only = True
+    shapes = ("heads",)
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+
+    def refuse(self, site: Site) -> str | None:
+        return "its queries and keys are of different tokens, for this layer pools one of them" if site.pooled else None
+
+    def build(self, site: Site, state: MethodState) -> None:
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        if self.learned:
+            state.parameter("gain", torch.zeros(site.heads))
+
+    def output(self, o: Tensor, call: Call) -> Tensor:
+        # With a cache the values hold past tokens too; those of the queries are the last.
+        own, wide = at_least_fp32(call.v[:, :, call.keys - call.queries :]), at_least_fp32(o)
+        share = (wide * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True).clamp(min=TINY)
+        strength = call.value(self, "strength")
+        if self.learned:
+            strength = strength * call.state(self).tensor("gain")[:, None, None]
+        return o - (strength * share * own).to(o.dtype)

@@ -1,0 +1,30 @@
+"""ZLoss."""
+
+from __future__ import annotations
+
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.row_readings import RowReadings
+
+
+class ZLoss(Method):
+    """Penalises the squared log-sum-exp of each query's logits, which keeps their level near 0.
+
+    The z-loss of PaLM (Chowdhery et al. 2022, arXiv 2204.02311) on the logits of attention instead of those of the output.
+
+    strength · mean(L²), L the logarithm of the softmax's denominator, over real queries and heads, summed over layers.
+    It bounds drift of the logits' level and not their spread. L is read before a host's soft-cap and without a sink.
+    """
+
+    strength: float = 1e-4
+
+    neutral = {"strength": 0.0}
+    strong = {"strength": 10.0}
+    live = ("strength",)
+    penalizes = True
+
+    def check(self) -> None:
+        self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+
+    def read_free(self, rows: RowReadings, call: Call) -> None:
+        call.penalize(self, call.value(self, "strength") * rows.lse().square())

@@ -1,0 +1,99 @@
+"""Sharpness: the largest eigenvalue of a loss's Hessian, and its share of what the optimizer bears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from headwise.statistics.curvature.hessian import Hessian, flat
+from headwise.statistics.curvature.lanczos import largest
+from headwise.statistics.curvature.stability import Stability, stability
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """Hold the sharpness of a loss: `value`, in nats per squared parameter, with `error`, the bound of its own.
+
+    With an optimizer: `preconditioned` is the largest eigenvalue of P⁻¹H, `threshold` the one from which its steps on such a
+    quadratic grow, `share` their ratio; above 1 the loss is too sharp for it. `missing` says why there are none.
+    """
+
+    value: float
+    error: float
+    products: int
+    preconditioned: float | None = None
+    threshold: float | None = None
+    missing: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """Give preconditioned / threshold."""
+        if self.preconditioned is None or self.threshold is None:
+            return None
+        return self.preconditioned / self.threshold
+
+
+def sharpness(
+    loss: Callable[[], Tensor],
+    parameters: nn.Module | Iterable[Tensor],
+    optimizer: Optimizer | None = None,
+    *,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+) -> Sharpness:
+    """Give the largest eigenvalue of a loss's Hessian by Lanczos on Hessian-vector products.
+
+    The loss is computed once; each product costs about two backward passes more and as much memory as its graph. Attention takes
+    torch's plain kernel meanwhile: fused ones have no second derivative. What the loss detaches counts as constant. Gradients and
+    parameters stay as they are.
+
+    Args:
+        loss: gives the loss (0-d) of the same batch whenever it is called, for example `lambda: criterion(model(x), y)`.
+        parameters: a model, of which those with a gradient are taken, or tensors that require one.
+        optimizer: SGD, Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of stability.
+        iterations: products at most.
+        tolerance: relative error at which they end.
+
+    Raises:
+        ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated twice, or a
+            number is out of range.
+    """
+    if iterations < 1 or not tolerance > 0:
+        raise ValueError(f"iterations is at least 1 and tolerance above 0, got {iterations} and {tolerance}")
+    given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    learned = [p for p in given if p.requires_grad]
+    if not learned:
+        raise ValueError("sharpness() needs parameters that require a gradient, and got none")
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        hessian = Hessian(loss(), learned)
+        start = _start(learned)
+        found = largest(hessian.product, start, iterations, tolerance)
+        if optimizer is None:
+            return Sharpness(*found)
+        try:
+            limit = stability(optimizer, learned)
+        except ValueError as error:
+            return Sharpness(*found, missing=str(error))
+        scaled = (
+            found if limit.scales is None else largest(_scaled(hessian, limit, start), start, iterations, tolerance)
+        )
+    return Sharpness(found.value, found.error, found.products, scaled.value, limit.threshold)
+
+
+def _start(parameters: list[Tensor]) -> Tensor:
+    """Draw the vector to start from, without torch's own generators."""
+    size, first = sum(p.numel() for p in parameters), parameters[0]
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    return drawn.to(first.device, torch.float64 if first.dtype == torch.float64 else torch.float32)
+
+
+def _scaled(hessian: Hessian, limit: Stability, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """Give v ↦ P^(−1/2)·H·P^(−1/2)·v, which is symmetric and has the eigenvalues of P⁻¹H."""
+    assert limit.scales is not None
+    root = flat(limit.scales, hessian.parameters, like).sqrt()
+    return lambda vector: root * hessian.product(root * vector)

@@ -1,0 +1,1 @@
+"""The corruptions of CIFAR-10-C, made here from their published definitions."""

@@ -1,0 +1,31 @@
+"""Exact match and F1 of answers in words, by the rules of SQuAD's official evaluation (Rajpurkar et al. 2016, arXiv 1606.05250)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def plain(text: str) -> str:
+    """Give a text in small letters, without punctuation, articles and surplus spaces."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(given: str, answers: Iterable[str]) -> float:
+    """Give 1 where a text is one of the answers, both plain; else 0."""
+    return float(any(plain(given) == plain(answer) for answer in answers))
+
+
+def best_f1(given: str, answers: Iterable[str]) -> float:
+    """Give the F1 of the words that a text shares with an answer, best over the answers, in [0, 1]."""
+    return max(_f1(plain(given).split(), plain(answer).split()) for answer in answers)
+
+
+def _f1(given: list[str], answer: list[str]) -> float:
+    shared = (Counter(given) & Counter(answer)).total()
+    return 2 * shared / (len(given) + len(answer)) if shared else 0.0

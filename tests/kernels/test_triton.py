@@ -1,0 +1,66 @@
+"""The Triton kernels without a GPU: interpreted against the textbook, and compiled for two kinds of GPU.
+
+In processes of their own: the interpreter is chosen when Triton is imported, and no other test should find it installed.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# where `make test` puts it; with a CUDA build of torch it is installed anyway
+FOLDER = Path(sys.prefix) / "triton-only"
+# shared memory of one block, in bytes
+LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+
+
+def lines(what, **environment):
+    """Run triton_cases.py and read its lines."""
+    if not FOLDER.is_dir() and importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: it comes with the CUDA builds of torch")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE), str(FOLDER)])
+    done = subprocess.run(
+        [sys.executable, HERE / "triton_cases.py", what],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return {line.pop("case"): line for line in lines("run", TRITON_INTERPRET="1")}
+
+
+def rounding(case):
+    """What the dtype rounds to; products of sharp logits lose what softmax cancels."""
+    return 2e-2 if "bf16" in case else 2e-3 if "fp16" in case else 5e-4 if case == "large logits" else 5e-6
+
+
+def test_every_case_has_the_textbooks_values_and_gradients(interpreted):
+    assert len(interpreted) >= 18
+    wrong = {
+        (case, part): error
+        for case, errors in interpreted.items()
+        for part, error in errors.items()
+        # false for nan too
+        if not error <= rounding(case)
+    }
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_within_the_shared_memory_of_its_gpu():
+    compiled = lines("compile")
+    assert len(compiled) >= 30
+    for line in compiled:
+        assert line["shared"] <= LIMIT[line["case"][0]], line

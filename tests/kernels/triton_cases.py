@@ -1,0 +1,141 @@
+"""Runs the Triton kernels, in a process of its own: under the interpreter against the textbook, or compiled for GPUs that are not here.
+
+TRITON_INTERPRET=1 python tests/kernels/triton_cases.py run       prints one JSON line per case: its largest errors
+python tests/kernels/triton_cases.py compile                      prints one per kernel: its shared memory
+"""
+
+import itertools
+import json
+import sys
+
+import torch
+
+CASES = {
+    # name: (batch, heads, groups, queries, keys, size, size of values, mask, causal, dtype)
+    "plain": (2, 2, 1, 20, 20, 32, 32, "none", False, "float32"),
+    "causal": (1, 2, 1, 70, 70, 32, 32, "none", True, "float32"),
+    "causal, fewer queries than keys": (1, 1, 1, 5, 40, 16, 16, "none", True, "float32"),
+    "causal, more queries than keys": (1, 1, 1, 40, 5, 16, 16, "none", True, "float32"),
+    "boolean mask": (2, 2, 1, 20, 33, 32, 32, "bool", False, "float32"),
+    "a row without any key": (1, 2, 1, 20, 20, 32, 32, "empty", False, "float32"),
+    "boolean mask and causal": (2, 1, 1, 40, 40, 32, 32, "padding", True, "float32"),
+    "additive mask": (1, 2, 1, 20, 20, 32, 32, "additive", False, "float32"),
+    "grouped heads": (2, 4, 2, 20, 20, 32, 32, "none", False, "float32"),
+    "grouped heads, causal, padding": (1, 6, 3, 40, 40, 32, 32, "padding", True, "float32"),
+    "a head size that is no power of two": (1, 2, 1, 20, 20, 24, 40, "none", False, "float32"),
+    "head size 64": (1, 1, 1, 70, 70, 64, 64, "none", True, "float32"),
+    "head size 128": (1, 1, 1, 40, 40, 128, 128, "bool", False, "float32"),
+    "head size 256": (1, 1, 1, 40, 40, 256, 256, "none", True, "float32"),
+    "fp16": (1, 2, 1, 40, 40, 32, 32, "padding", True, "float16"),
+    "bf16": (1, 2, 1, 40, 40, 32, 32, "padding", True, "bfloat16"),
+    "bf16, grouped, additive": (1, 4, 2, 20, 20, 64, 64, "additive", False, "bfloat16"),
+    "large logits": (1, 1, 1, 40, 40, 32, 32, "sharp", False, "float32"),
+}
+
+
+def inputs(batch, heads, groups, queries, keys, size, size_v, mask, causal, dtype):
+    """Tensors with strides that are not those of a fresh tensor, as hosts give them."""
+    g = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, dtype)
+
+    def made(heads, rows, width):
+        return torch.randn(batch, rows, heads, width, generator=g).transpose(1, 2).to(dtype)
+
+    q, k, v = made(heads, queries, size), made(heads // groups, keys, size), made(heads // groups, keys, size_v)
+    if mask == "sharp":
+        q = q * 100
+    given = None
+    if mask in ("bool", "empty"):
+        given = torch.rand(batch, 1, queries, keys, generator=g) > 0.4
+        given[..., 0] = True
+    if mask == "empty":
+        given[:, :, 3] = False
+    if mask == "padding":
+        given = (torch.arange(keys) < keys - 3).view(1, 1, 1, keys)
+    if mask == "additive":
+        given = torch.randn(1, heads, queries, keys, generator=g).to(dtype)
+    return q, k, v, given, causal, size**-0.5
+
+
+def textbook(q, k, v, mask, causal, scale):
+    """The same from the whole matrix, in fp64, with autograd's gradients of a random sum of all four."""
+    from test_row_statistics import textbook as whole
+
+    share = q.shape[1] // k.shape[1]
+    given = [x.double().detach().requires_grad_() for x in (q, k, v)]
+    q, k, v = given[0], given[1].repeat_interleave(share, 1), given[2].repeat_interleave(share, 1)
+    *outputs, empty = whole(q, k, v, mask if mask is None or mask.dtype == torch.bool else mask.double(), causal, scale)
+    outputs[1] = outputs[1].masked_fill(empty, 0.0)
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(outputs)]
+    total = sum((w * x).sum() for w, x in zip(weights, outputs, strict=True))
+    return outputs, weights, torch.autograd.grad(total, given)
+
+
+def run(name):
+    """Give the largest error of each output and gradient, over the largest wanted number."""
+    from headwise.attention.kernels import row_statistics, triton_rows
+
+    given = inputs(*CASES[name])
+    assert triton_rows.supports(*given[:3])
+    wanted, weights, gradients = textbook(*given)
+    found = triton_rows.forward(*given)
+    saved = [*given[:3], *found]
+    cotangents = tuple(w.to(x.dtype) for w, x in zip(weights, found, strict=True))
+    made = triton_rows.backward(cotangents, row_statistics.levels(cotangents, saved), saved, *given[3:])
+    names = ("output", "log-sum-exp", "entropy", "sum of squares", "dq", "dk", "dv")
+    return {
+        part: ((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-6)).item()
+        for part, a, b in zip(names, (*found, *made), (*wanted, *gradients), strict=True)
+    }
+
+
+def compiled(capability, kernel, dtype, size, mask, precision):
+    """Compile one kernel for a GPU and give the shared memory that it asks for, in bytes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from headwise.attention.kernels import triton_rows
+
+    function = getattr(triton_rows, kernel)
+    chosen = triton_rows.settings(getattr(torch, dtype), size, size, backward=kernel != "forward_kernel")
+    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
+    fixed = {"MASK": mask, "CAUSAL": True, "PRECISION": precision, "UPCAST": False, **chosen}
+    short = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[dtype]
+    wide = {"lse_at", "entropy_at", "square_at", "level_at"}
+
+    def kind(argument):
+        if argument in fixed:
+            return "constexpr"
+        if argument == "mask_at":
+            return "*u8" if mask == triton_rows.ALLOWED else f"*{short}"
+        if argument.endswith("_at"):
+            return "*fp32" if argument in wide else f"*{short}"
+        return "fp32" if argument == "scale" else "i32"
+
+    source = ASTSource(function, {name: kind(name) for name in function.arg_names}, fixed)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert len(made.asm["cubin"]) > 0
+    return made.metadata.shared
+
+
+def all_compiled():
+    kernels = ("forward_kernel", "queries_kernel", "keys_kernel")
+    kinds = (
+        ("bfloat16", 64, 0, "ieee"),
+        ("bfloat16", 128, 0, "ieee"),
+        ("bfloat16", 256, 0, "ieee"),
+        ("float16", 32, 1, "tf32"),
+    )
+    kinds += (("float32", 64, 2, "tf32"), ("float32", 256, 0, "ieee"))
+    for capability, kernel, kind in itertools.product((80, 90), kernels, kinds):
+        yield capability, kernel, *kind
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        for case in CASES:
+            print(json.dumps({"case": case, **run(case)}), flush=True)
+    else:
+        for what in all_compiled():
+            print(json.dumps({"case": what, "shared": compiled(*what)}), flush=True)

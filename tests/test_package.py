@@ -1,0 +1,67 @@
+"""The wheel: what it holds, what its metadata says, and that an empty environment with torch alone can import it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    # A copy: a build leaves its folder behind, and what lies there from an earlier one gets into the wheel.
+    tree = folder / "tree"
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    # The build's own environment would be downloaded: setuptools stands in this one.
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(tree),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("*.whl")
+    return zipfile.ZipFile(made)
+
+
+def test_the_wheel_holds_the_pages_and_no_tests(wheel):
+    names = wheel.namelist()
+    assert "headwise/py.typed" in names
+    assert any(name.startswith("headwise/pages/") and name.endswith(".css") for name in names)
+    assert all(name.startswith(("headwise/", "headwise-")) for name in names)
+
+
+def test_the_wheels_metadata_is_what_an_index_shows(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
+    told = Parser().parsestr(wheel.read(name).decode())
+    assert told["Version"] == headwise.__version__
+    assert {"Programming Language :: Python :: 3.11", "Typing :: Typed"} <= set(told.get_all("Classifier"))
+    assert told["License-Expression"] or told["License"]
+    # Torch alone: everything else is an extra.
+    plain = [line for line in told.get_all("Requires-Dist") if "extra ==" not in line]
+    assert [re.match(r"[\w-]+", line).group() for line in plain] == ["torch"]
+
+
+def test_the_version_is_said_once_and_told_by_the_command():
+    done = subprocess.run([sys.executable, "-m", "headwise", "--version"], capture_output=True, text=True, check=False)
+    assert done.stdout == f"headwise {headwise.__version__}\n"
+    assert f"version: {headwise.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## [{headwise.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
