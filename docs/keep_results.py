@@ -22,7 +22,15 @@ from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_
 
 CLAIMS = "claims.json"
 # the outcomes whose tables are kept beside the primary one, where they were recorded
-KEPT = ("test/accuracy", "test/loss", "train/loss", "train/accuracy", "gap/accuracy")
+KEPT = (
+    "test/accuracy",
+    "test/loss",
+    "train/loss",
+    "train/accuracy",
+    "train/memorised",
+    "train with methods/accuracy",
+    "gap/accuracy",
+)
 
 
 def keep(folder: Path, kept: Path, note: str = "") -> None:
