@@ -25,7 +25,15 @@ CLAIMS = "claims.json"
 # a statistic of heads in a layer, or over all of them
 DEPTHS = re.compile(r"heads/(?P<statistic>[^/]+)/(layer \d+|mean)")
 # the outcomes whose tables are kept beside the primary one, where they were recorded
-KEPT = ("test/accuracy", "test/loss", "train/loss", "train/accuracy", "gap/accuracy")
+KEPT = (
+    "test/accuracy",
+    "test/loss",
+    "train/loss",
+    "train/accuracy",
+    "train/memorised",
+    "train with methods/accuracy",
+    "gap/accuracy",
+)
 
 
 def keep(folder: Path, kept: Path, note: str = "") -> None:
