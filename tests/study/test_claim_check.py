@@ -47,6 +47,7 @@ def claimed(sweeps=(), margin=None, **test):
         ({"outcome": "cost/second_per_step"}, "Did you mean 'cost/seconds_per_step'"),
         ({"outcome": "heads/token_cosine/worst"}, "no run records the outcome heads/token_cosine"),
         ({"outcome": "alerts/entropy_collapse/step"}, "Set watch=True"),
+        ({"outcome": "rates/imbalance_vo/rate"}, "Set watch=True"),
         ({"says": "same"}, "within no margin"),
         ({"says": "same", "outcome": "test/loss", "margin": None}, "within no margin"),
         (
