@@ -49,6 +49,7 @@ def claimed(sweeps=(), margin=None, **test):
         ({"outcome": "alerts/entropy_collapse/step"}, "Set watch=True"),
         ({"level": 0.6, "scale": "papr"}, "judged at the scale 'papr' alone, which the study does not have"),
         ({"against_outcome": "heads/token_cosine/layer 0"}, "no run records the outcome heads/token_cosine"),
+        ({"outcome": "rates/imbalance_vo/rate"}, "Set watch=True"),
         ({"says": "same"}, "within no margin"),
         ({"says": "same", "outcome": "test/loss", "margin": None}, "within no margin"),
         (
