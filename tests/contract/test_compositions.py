@@ -13,6 +13,8 @@ NAMES = list(shelf.__all__)
 # Both would hold the size of the same weights; everything else composes.
 ON_THE_SAME_WEIGHTS = {"SigmaReparam", "SpectralNorm", "WeightNorm"}
 
+# A sink is a column of the softmax, which the other has not.
+REFUSED_IN_THE_CALL = {"AttentionSink", "LinearAttention"}
 OUTSIDE = {"InputNoise", "BranchDrop"}
 
 
@@ -26,7 +28,7 @@ def refused(first, second):
 
 def partners(name):
     """Name the methods that compose with this one."""
-    return [other for other in NAMES if other != name and not refused(name, other)]
+    return [other for other in NAMES if other != name and not refused(name, other) and {name, other} != REFUSED_IN_THE_CALL]
 
 
 def strong(name):

@@ -90,7 +90,7 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
         untouched = edits.q is call.q and edits.k is call.k and edits.all_kept() is None and not edits.maps
         edits.replaced = True
         edits.maps.append(method)
-        return untouched and call.dropout == 0 and call.sinks is None
+        return untouched and call.dropout == 0
     scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
     if scores is not None:
         edits.q, edits.k = scores
