@@ -75,9 +75,11 @@ def test_checkpointing_gives_the_same_gradients_and_one_penalty(name, mode, forw
 
 # They draw, add to the loss or carry values: a forward that cannot be told from its repetition would do it twice.
 REFUSED_WHEN_REENTRANT = {
+    "AttentionDropout",
     "AttentionNormPenalty",
     "Decorrelation",
     "Disagreement",
+    "BranchDrop",
     "DropAttention",
     "DropColumn",
     "DropHead",
@@ -86,6 +88,7 @@ REFUSED_WHEN_REENTRANT = {
     "InputNoise",
     "NeuTRENO",
     "ValueResidual",
+    "ZLoss",
 }
 
 
