@@ -26,7 +26,11 @@ def names(pairs):
     return [f"{cls.__name__}.{field.name}" for cls, field in pairs]
 
 
-@pytest.mark.parametrize(("cls", "field"), NUMBERS, ids=names(NUMBERS))
+# A logit may be any finite number.
+RANGED = [(cls, f) for cls, f in NUMBERS if (cls.__name__, f.name) != ("AttentionSink", "logit")]
+
+
+@pytest.mark.parametrize(("cls", "field"), RANGED, ids=names(RANGED))
 def test_a_number_out_of_range_is_shown_with_what_is_allowed(cls, field):
     bad = -1 if "int" in str(field.type) else -0.5
     with pytest.raises(ValueError, match=rf"{cls.__name__}.*{field.name} .*must .*got {re.escape(str(bad))}"):

@@ -11,7 +11,7 @@ BOTH = f"{NEUTRENO} + {FEATSCALE}"
 SYMMETRIC = 'SymmetricAttention(keep="keys")'
 SYMMETRIC_BOTH = f"{SYMMETRIC} + {NEUTRENO}"
 # the trained plain model, a third as many steps more: with the method switched on over the first fifth of them, and without
-ADAPTED, LONGER = "NeuTRENO(strength=0 -> 0.6 over 20%) | adapt=true", "baseline | adapt=true"
+ADAPTED, LONGER = "NeuTRENO(strength=0.0 -> 0.6 over 20%) | adapt=true", "baseline | adapt=true"
 TOP1, TOP5 = "test/accuracy", "test/top5"
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
 

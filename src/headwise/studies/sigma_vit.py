@@ -11,10 +11,12 @@ from headwise.studies.tasks.short_cifar import ShortCifar
 
 SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
 BARE = "norm=none, warmup=0.0, weight_decay=0.0"
-SIGMA = f'SigmaReparam(layers="all") | {BARE}, learning_rate=0.005'
-LARS = f'SigmaReparam(layers="all") | {BARE}, optimizer=lars, learning_rate=0.1, trust=0.05'
+SIGMA = 'SigmaReparam(init="current", layers="all") | learning_rate=0.005, norm=none, warmup=0.0, weight_decay=0.0'
+LARS = (
+    'SigmaReparam(init="current", layers="all") | learning_rate=0.1, norm=none, optimizer=lars, trust=0.05, warmup=0.0, weight_decay=0.0'
+)
 SPECTRAL = f'SpectralNorm(layers="all") | {BARE}'
-WEIGHT = f'WeightNorm(layers="all") | {BARE}'
+WEIGHT = f'WeightNorm(init="current", layers="all") | {BARE}'
 ATTENTION = [f"blocks.{depth}.attn.{part}" for depth in range(6) for part in ("qkv q", "qkv k", "qkv v", "proj o")]
 
 STUDY = Study(
