@@ -9,14 +9,15 @@ import headwise.comparing.report
 from headwise.comparing.results.claim_record import JudgedClaim
 from headwise.files.durable import write_json
 from headwise.studies import neutreno_cost
+from headwise.studies.neutreno_cost import measuring, presentation
 
 SMALL = {"dim": 12, "depth": 3, "heads": 2, "head_dim": 6, "mlp_dim": 24, "patch": 2, "image_size": 4, "classes": 5}
 TOKENS = 5
 
 
 def test_operations_are_those_of_the_plain_model_and_the_rest_is_three_writes_a_layer():
-    plain, fitted, images = neutreno_cost.build(SMALL, 4, torch.device("cpu"))
-    before, after = neutreno_cost.cost(plain, images), neutreno_cost.cost(fitted, images)
+    plain, fitted, images = measuring.build(SMALL, 4, torch.device("cpu"))
+    before, after = measuring.cost(plain, images), measuring.cost(fitted, images)
     projections = 4 * TOKENS * (12 * 36 + 12 * 12 + 2 * 12 * 24)
     attention = 4 * 2 * 2 * TOKENS * TOKENS * 6
     rest = 4 * (4 * 3 * 2 * 2 * 12 + 12 * 5)
@@ -27,7 +28,7 @@ def test_operations_are_those_of_the_plain_model_and_the_rest_is_three_writes_a_
 
 
 def test_both_forms_compute_different_things():
-    plain, fitted, images = neutreno_cost.build(SMALL, 2, torch.device("cpu"))
+    plain, fitted, images = measuring.build(SMALL, 2, torch.device("cpu"))
     with torch.no_grad():
         assert not torch.allclose(plain(images), fitted(images), atol=1e-4)
 
@@ -42,14 +43,14 @@ def test_both_forms_compute_different_things():
     ],
 )
 def test_the_time_is_judged_by_its_interval(interval, verdict):
-    one = {"operations": 1.0, "memory": 1.02, "activations": 1.1, "time": 1.0, "interval": interval}
-    assert [claim["verdict"] for claim in neutreno_cost.judged(one, 5)] == ["agrees", "does not agree", verdict]
+    one = {"batch": 1, "operations": 1.0, "memory": 1.02, "activations": 1.1, "time": 1.0, "interval": interval}
+    assert [claim["verdict"] for claim in presentation.judged(one, 5)] == ["agrees", "does not agree", verdict]
 
 
 def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
-    monkeypatch.setattr(neutreno_cost, "SHAPE", SMALL)
+    monkeypatch.setattr(measuring, "SHAPE", SMALL)
     found = neutreno_cost.run(tmp_path, seeds=3)
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
     assert claims[0].ours == "1.0000" and claims[0].verdict == "agrees"
     write_json(tmp_path / "findings.json", found)
-    assert "per sample" in headwise.comparing.report.write(tmp_path).read_text(encoding="utf-8")
+    assert "one image at a time" in headwise.comparing.report.write(tmp_path).read_text(encoding="utf-8")
