@@ -9,7 +9,7 @@ STUDY = STSB.model_copy(
     update={
         "name": "neutreno-bert-sts12",
         "title": "NeuTRENO in a pretrained encoder that tells how alike sentences are: STS 2012",
-        "task": SentenceSimilarity(data_set="sts2012", test_size=300),
+        "task": SentenceSimilarity(data_set="sts2012", steps=40, test_size=300),
         "notes": (
             *STSB.notes,
             "Trained and judged on STS 2012's own splits without its part MSRvid, which may not be copied: the figures do not "

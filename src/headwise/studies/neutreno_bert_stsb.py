@@ -36,7 +36,7 @@ STUDY = Study(
     name="neutreno-bert-stsb",
     title="NeuTRENO in a pretrained encoder that tells how alike sentences are: STS-B",
     question="Does fine-tuning with NeuTRENO raise the rank correlation, or at least not lower it, and are tokens less alike?",
-    task=SentenceSimilarity(test_size=300),
+    task=SentenceSimilarity(steps=40, test_size=300),
     task_place="headwise.studies.tasks.sentence_similarity:SentenceSimilarity",
     methods=(TUNED,),
     claims=CLAIMS,
