@@ -316,7 +316,7 @@ def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, 
     margin = 0.03 if says == "same" else None
     test = judged(found, test_of(says, level=level, scale=scale, margin=margin)).tests[0]
     assert test.verdict == verdict and test.mean == pytest.approx(0.56 - level)
-    assert f"accuracy of A() 56.00, published {100 * level:.2f} %" in test.ours
+    assert f"accuracy of A() 56.00, held against {100 * level:.2f} %" in test.ours
     assert ("judged at the scale 'paper' alone" in test.why) == (scale == "paper")
 
 

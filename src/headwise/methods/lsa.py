@@ -39,7 +39,8 @@ class LSA(Method):
         return None
 
     def build(self, site: Site, state: MethodState) -> None:
-        state.parameter("temperature", torch.ones(()))
+        # One number in a vector: FSDP2 shards no scalars.
+        state.parameter("temperature", torch.ones(1))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         # One number for all queries: its gradient is a long sum, which half precision would round away.
