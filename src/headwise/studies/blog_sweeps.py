@@ -15,7 +15,7 @@ NORM = "AttentionNormPenalty(strength={0,1,10,100,1000})"
 NOISE = 'InputNoise(scale={0.01,0.1,1}, unit="std")'
 # nats: 5 % of the plain model's test loss
 SIMILAR = 0.3
-SCALES = scales(epochs=22, train_size=600, test_size=2000)
+SCALES = scales(epochs=26, train_size=600, test_size=2000)
 
 STUDY = Study(
     name="blog-sweeps",
