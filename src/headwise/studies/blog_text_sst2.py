@@ -8,14 +8,18 @@ from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.blog_claims import TEST_ACCURACY, on_text
 from headwise.studies.tasks.blog_text import Sentiment
 
+# nats: 5 % of the plain model's test loss
+SIMILAR = 0.11
 SMALL: dict[str, Any] = {
-    "epochs": 12,
+    "epochs": 14,
     "batch_size": 64,
-    "learning_rate": 2e-3,
+    "learning_rate": 3e-3,
     "betas": (0.9, 0.95),
     "schedule": "linear",
     "warmup": 0.1,
     "train_size": 1000,
+    "vocabulary": 6000,
+    "test_size": None,
 }
 
 STUDY = Study(
@@ -26,7 +30,7 @@ STUDY = Study(
     task=Sentiment(**SMALL),
     task_place="headwise.studies.tasks.blog_text:Sentiment",
     margin=TEST_ACCURACY,
-    claims=on_text("SST-2"),
+    claims=on_text("SST-2", SIMILAR),
     scales={"small": Scale(settings=SMALL, seeds=10)},
     notes=("The blog asks for text as further research and publishes nothing on it: there is no paper scale.",),
 )

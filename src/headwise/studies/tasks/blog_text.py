@@ -106,8 +106,8 @@ class Words(Task):
         return WordModel(words=self.vocabulary + 3, outputs=outputs, causal=causal, **shape)
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate the training examples with the methods at work too."""
-        return [Evaluation(ACTING, split="train", output=in_training_mode)]
+        """Evaluate the training examples with the methods at work too; validation, which only trials need, at the end."""
+        return [Evaluation("validation", limit=500), Evaluation(ACTING, split="train", output=in_training_mode)]
 
 
 class Sentiment(Words):
@@ -130,13 +130,8 @@ class Sentiment(Words):
 
     def data(self, split: str) -> dict[str, Tensor]:
         """Give words (B, T), which of them are real, and 0 or 1."""
-        sentences, labels = sst2.read(self.folder, split)
-        known = frequent(tuple(sst2.read(self.folder, "train")[0]), self.vocabulary)
-        rows = [[CLASS, *numbered(sentence, known)][: self.longest] for sentence in sentences]
-        words = torch.full((len(rows), self.longest), PAD)
-        for at, row in enumerate(rows):
-            words[at, : len(row)] = torch.tensor(row)
-        return {"words": words, "real": words != PAD, "labels": torch.tensor(labels)}
+        words, labels = sentences(self.folder, split, self.vocabulary, self.longest)
+        return {"words": words, "real": words != PAD, "labels": labels}
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
         """Count the real words: sentences of similar length share a batch."""
@@ -173,8 +168,7 @@ class NextWord(Words):
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
         """Give pieces of words (B, T) and the words that follow each of them (B, T)."""
-        known = frequent((wikitext2.read(self.folder, "train"),), self.vocabulary)
-        words = torch.tensor(numbered(wikitext2.read(self.folder, split), known))
+        words = running_words(self.folder, split, self.vocabulary)
         pieces = words.unfold(0, self.longest + 1, self.longest)
         return pieces[:, :-1], pieces[:, 1:]
 
@@ -200,7 +194,24 @@ def numbered(text: str, known: dict[str, int]) -> list[int]:
 
 
 @cache
-def frequent(texts: tuple[str, ...], count: int) -> dict[str, int]:
+def sentences(folder: Path | None, split: str, vocabulary: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Read SST-2's sentences as words (N, longest), padded, each after the class word, and their labels (N,)."""
+    read, labels = sst2.read(folder, split)
+    known = frequent(sst2.read(folder, "train")[0], vocabulary)
+    rows = [[CLASS, *numbered(sentence, known)][:longest] for sentence in read]
+    padded = [row + [PAD] * (longest - len(row)) for row in rows]
+    return torch.tensor(padded), torch.tensor(labels)
+
+
+@cache
+def running_words(folder: Path | None, split: str, vocabulary: int) -> Tensor:
+    """Read all words of a split of WikiText-2 in their order (N,)."""
+    return torch.tensor(
+        numbered(wikitext2.read(folder, split), frequent([wikitext2.read(folder, "train")], vocabulary))
+    )
+
+
+def frequent(texts: list[str], count: int) -> dict[str, int]:
     """Number the most frequent words of texts, the most frequent first."""
     counts = Counter(word for text in texts for word in text.split())
     return {word: number for number, (word, _) in enumerate(counts.most_common(count), CLASS + 1)}
