@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import io
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report.synthetic_study import write_study
@@ -41,9 +43,15 @@ def folder(tmp_path_factory):
 
 
 def command(name, *arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "docs" / name), *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+    """Run a command of docs/ in this process; give its exit status and what it said of errors."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        try:
+            runpy.run_path(str(ROOT / "docs" / name), run_name="__main__")
+        except SystemExit as end:
+            return SimpleNamespace(returncode=end.code or 0, stderr=said.getvalue())
+    return SimpleNamespace(returncode=0, stderr=said.getvalue())
 
 
 def test_the_analysis_holds_every_claim_with_its_verdict_and_its_figures(folder):
