@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
+from headwise.pages.attention_maps import attention_maps
 from headwise.pages.charts import heat_map
 from headwise.pages.forest import forest, panel
 from headwise.pages.line_charts import against_cost, curves, dose, lines
@@ -48,6 +49,7 @@ def data_of(spec: dict) -> list[dict]:
         heat_map(HEADS, reading="step", packed=True),
         heat_map(HEADS, x="step", packed=True),
         heat_map([]),
+        attention_maps([[[0.2, 0.8], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]], top=1.0),
         forest(DIFFERENCES, title="difference"),
         forest(DIFFERENCES, title="difference", margin=0.5),
         panel(DIFFERENCES, title="difference"),

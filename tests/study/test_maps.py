@@ -83,7 +83,7 @@ def test_the_report_shows_each_arm_beside_the_baseline(study):
     page = headwise.comparing.report.write(folder.path).read_text(encoding="utf-8")
     for arm in folder.arms[1:]:
         for part in ("first layer", "last layer"):
-            assert f"maps of {arm}, {arm}, {part}" in page and f"maps of {arm}, baseline, {part}" in page
+            assert f"maps, {part}: {arm}" in page and f"maps, {part}: baseline beside {arm}" in page
 
 
 def test_maps_that_were_changed_are_damage(study, tmp_path):

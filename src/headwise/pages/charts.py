@@ -53,7 +53,6 @@ def heat_map(
     label_limit: int = NARROW_LABELS,
     y_order: list[str] | None = None,
     mark: str | None = None,
-    row_height: int = ROW,
 ) -> Any:
     """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
@@ -63,7 +62,7 @@ def heat_map(
     other cells: a tenth of the size, with no other field to show. `value_title` names the value on hover and above the colours, there replaced by
     `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
     `diverging` colours differences, whose domain should be symmetric; `label_limit` is the width that
-    labels of y may take, `y_order` their order, `mark` a field whose text is written into the cells, and `row_height` what a row takes in pixels.
+    labels of y may take, `y_order` their order, and `mark` a field whose text is written into the cells.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
@@ -91,7 +90,7 @@ def heat_map(
             x=chart.encoding.x, y=chart.encoding.y, text=alt.Text(field=mark, type="nominal")
         )
         chart = alt.layer(chart, text)
-    chart = chart.properties(width="container", height=max(row_height * len({row[y] for row in rows}), 60))
+    chart = chart.properties(width="container", height=max(ROW * len({row[y] for row in rows}), 60))
     if reading:
         title = alt.Title(text=alt.expr(f"'{reading} ' + {steps}[position]"), anchor="start", fontSize=12)
         chart = chart.properties(title=title)

@@ -7,15 +7,13 @@ from typing import Any
 
 from headwise.comparing.results.folder import RunFolder, StudyFolder
 from headwise.comparing.results.maps_record import LayerMaps
-from headwise.pages.charts import heat_map
+from headwise.pages.attention_maps import attention_maps
 from headwise.pages.shell import Section, figure, fold, grid, join
 
 INTRO = (
     "Weights of the first and the last layer after training on the first held-out example: queries from top to bottom, keys from left to "
     "right, the heads side by side. The maps of one layer share one colour scale."
 )
-# pixels of a row
-ROW = 10
 
 
 def maps_section(study: StudyFolder) -> list[Section]:
@@ -34,19 +32,10 @@ def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
     assert plain.maps is not None and run.maps is not None
     for at, (before, here) in enumerate(zip(plain.maps.layers, run.maps.layers, strict=False)):
         top = max(weight for layer in (before, here) for head in layer.heads for row in head for weight in row)
-        for arm, layer in ((plain.arm, before), (run.arm, here)):
-            yield _figure(arm, layer, top, f"maps of {run.arm}, {arm}, {'last' if at else 'first'} layer")
+        place = "last" if at else "first"
+        yield _figure(plain.arm, before, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
+        yield _figure(run.arm, here, top, f"maps, {place} layer: {run.arm}")
 
 
 def _figure(arm: str, layer: LayerMaps, top: float, name: str) -> Any:
-    rows = [
-        {"query": query, "head · key": f"{head} · {key}", "value": weight}
-        for head, maps in enumerate(layer.heads)
-        for query, weights in enumerate(maps)
-        # an empty column sets the heads apart
-        for key, weight in enumerate([*weights, *([None] if head + 1 < len(layer.heads) else [])])
-    ]
-    chart = heat_map(
-        rows, x="head · key", y="query", value_title="weight", domain=(0.0, top), packed=True, row_height=ROW
-    )
-    return figure(chart, title=f"{arm}, layer {layer.depth}", name=name)
+    return figure(attention_maps(layer.heads, top=top), title=f"{arm}, layer {layer.depth}", name=name)
