@@ -6,6 +6,7 @@ python docs/keep_results.py results/digits docs/results/digits
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_
 CLAIMS = "claims.json"
 # a statistic of heads in a layer, or over all of them
 DEPTHS = re.compile(r"heads/(?P<statistic>[^/]+)/(layer \d+|mean)")
+HEAD = re.compile(r"heads/.+ head \d+")
 # the outcomes whose tables are kept beside the primary one, where they were recorded
 KEPT = (
     "test/accuracy",
@@ -56,9 +58,27 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     (kept / "README.md").write_text(text, encoding="utf-8")
     for name in copied:
         shutil.copyfile(folder / name, kept / name)
+    if "analysis.json" in copied:
+        leave_out_single_heads(kept)
     if claims.claims:
         stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
         (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
+
+
+def leave_out_single_heads(kept: Path) -> None:
+    """Take the figures of single heads out of the kept analysis and table, whose means by layer stay: they are most of both files."""
+    path, table = kept / "analysis.json", kept / "table.csv"
+    analysis = json.loads(path.read_text(encoding="utf-8"))
+    if any(HEAD.fullmatch(name) for name in analysis["outcomes"]):
+        for part in (analysis, *analysis["arms"]):
+            for field in ("outcomes", "metrics", "differences"):
+                if isinstance(part.get(field), dict):
+                    part[field] = {name: one for name, one in part[field].items() if not HEAD.fullmatch(name)}
+        path.write_text(json.dumps(analysis, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        with table.open(encoding="utf-8", newline="") as stream:
+            rows = [row for row in csv.reader(stream) if not HEAD.fullmatch(row[1])]
+        with table.open("w", encoding="utf-8", newline="") as stream:
+            csv.writer(stream, lineterminator="\n").writerows(rows)
 
 
 def study_page(folder: Path, note: str = "") -> str:

@@ -11,6 +11,7 @@ import pytest
 from synthetic_study import write_study
 
 import headwise.comparing.report
+from headwise.comparing.results.stored import checked_analysis
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "docs" / "keep_results.py"
@@ -64,6 +65,7 @@ def in_phases(folder):
     )
     for result in folder.glob("runs/*/result.json"):
         found = json.loads(result.read_text())
+        found["metrics"] |= {"heads/token_cosine/layer 2 head 1": 0.5}
         entries = {f"after {k}/task {i}/accuracy": 0.5 + 0.1 * k - 0.2 * i for k in (0, 1) for i in (0, 1)}
         result.write_text(json.dumps(found | {"metrics": found["metrics"] | entries | {"test/fog/accuracy": 0.25}}))
     return folder
@@ -88,6 +90,15 @@ def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
     assert "| arm | layer 0 | layer 1 | layer 2 | layer 3 |" in depths
     analysis = json.loads((tmp_path / "kept" / "analysis.json").read_text())
     wanted = analysis["arms"][1]["metrics"]["heads/token_cosine/layer 2"]["mean"]
+    # single heads are in the study's own analysis and not in what is kept
+    alone = "heads/token_cosine/layer 2 head 1"
+    whole = checked_analysis(folder / "analysis.json")
+    assert alone in whole.outcomes and alone not in page
+    kept = checked_analysis(tmp_path / "kept" / "analysis.json")
+    assert set(whole.outcomes) - set(kept.outcomes) == {alone}
+    assert alone not in kept.arms[1].metrics and alone not in kept.arms[1].differences
+    lines = [(path / "table.csv").read_text().splitlines() for path in (folder, tmp_path / "kept")]
+    assert lines[1] == [line for line in lines[0] if alone not in line] != lines[0]
     assert f"{wanted:.4g}" in next(line for line in depths.splitlines() if line.startswith("| `A()`"))
 
 
