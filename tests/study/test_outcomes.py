@@ -117,15 +117,15 @@ def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
 
 
 def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):
-    from torch.utils.flop_counter import FlopCounterMode
+    from headwise.comparing.run.operations import counter
 
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)
     task = study.task
     model, batch = task.model(), task.data("train")[0][:8]
-    with FlopCounterMode(display=False) as counter:
+    with counter() as counted:
         model(batch)
-    forward = counter.get_total_flops()
+    forward = counted.get_total_flops()
     # by hand, without attention's own products: patches, q, k, v, o and the MLP of two layers on five tokens, the head
     tokens, per_token = 8 * 5, 2 * (4 * 8 * 8 + 2 * 8 * 8)
     by_hand = 2 * (8 * 4 * 4 * 8 + tokens * per_token + 8 * 8 * 4)
