@@ -98,7 +98,7 @@ _HOME = {
 }
 
 # Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.callback", "HeadwiseCallback": "watching.training_callback"}
+_OPTIONAL = {"WatchCallback": "watching.watch_callback", "HeadwiseCallback": "watching.headwise_callback"}
 
 
 def __getattr__(name: str) -> Any:
@@ -169,10 +169,10 @@ if TYPE_CHECKING:
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
-    from headwise.watching.callback import WatchCallback as WatchCallback
+    from headwise.watching.headwise_callback import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard
     from headwise.watching.thresholds import Thresholds as Thresholds
-    from headwise.watching.training_callback import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.watch import watch as watch
+    from headwise.watching.watch_callback import WatchCallback as WatchCallback

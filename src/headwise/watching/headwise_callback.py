@@ -11,9 +11,9 @@ from headwise.core.method import Method
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Where
 from headwise.regularizing.regularize import regularize
-from headwise.watching.callback import TrainerCallback, WatchCallback
 from headwise.watching.trainer_reports import caller_of
 from headwise.watching.watch import Watch
+from headwise.watching.watch_callback import TrainerCallback, WatchCallback
 
 
 class HeadwiseCallback(TrainerCallback):
