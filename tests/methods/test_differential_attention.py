@@ -124,3 +124,22 @@ def test_its_start_draws_from_no_generator_of_torchs():
 def test_a_start_out_of_range_is_refused(start):
     with pytest.raises((ValueError, TypeError), match="start"):
         DifferentialAttention(start=start)
+
+
+def test_the_vectors_start_elsewhere_for_another_seed_and_alike_for_the_same():
+    def vectors(seed):
+        layer = torch.nn.MultiheadAttention(16, 4)
+        model = torch.nn.Sequential(layer)
+        state = torch.random.get_rng_state()
+        handle = headwise.regularize(model, DifferentialAttention(), seed=seed)
+        assert torch.equal(state, torch.random.get_rng_state()), "torch's generator moved"
+        found = {n: p.detach().clone() for n, p in model.named_parameters() if "query_1" in n or "key_2" in n}
+        handle.remove(discard=True)
+        return found
+
+    first, again, other = vectors(0), vectors(0), vectors(1)
+    assert len(first) == 2
+    for name, value in first.items():
+        assert torch.equal(value, again[name])
+        assert not torch.equal(value, other[name])
+        assert 0.02 < value.std() < 0.3

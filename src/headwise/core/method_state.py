@@ -14,10 +14,14 @@ ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
 class MethodState:
-    """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`."""
+    """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`.
 
-    def __init__(self, owner: nn.Module, name: str) -> None:
-        self._owner, self._name = owner, name
+    Attributes:
+        seed: of the methods, alike in all processes: from it a method draws what its parameters start from.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, seed: int = 0) -> None:
+        self._owner, self._name, self.seed = owner, name, seed
         self._strengths: dict[str, Tensor] = {}
         self._kept: dict[str, Any] = {}
 

@@ -58,8 +58,8 @@ class DifferentialAttention(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.head_dim is not None  # the plan refuses sites without what `shapes` names
         for name in VECTORS:
-            # From the layer's place and no generator of torch's: the host's own initial weights stay what they are.
-            key = random_draws.mix("DifferentialAttention", site.index, name)
+            # From the methods' seed and no generator of torch's: the host's own initial weights stay what they are.
+            key = random_draws.mix("DifferentialAttention", state.seed, site.index, name)
             state.parameter(name, SPREAD * random_draws.normal(key, 0, (site.head_dim,), torch.device("cpu")))
         state.parameter("gain", torch.ones(2 * site.head_dim))
 

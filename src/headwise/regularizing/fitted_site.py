@@ -46,7 +46,7 @@ class Fitted:
 
     def __init__(self, site: Site, methods: list[Method], owner: Owner) -> None:
         self.site, self.owner = site, owner
-        self.here = SiteMethods(site, methods)
+        self.here = SiteMethods(site, methods, owner.seed)
         self.counter = torch.zeros((), dtype=torch.int64)
         self.number = live_sites.enroll(self)
         self.shares_values = self.reached = self.without_gradients = self.armed = False

@@ -24,13 +24,13 @@ class SiteMethods:
         salts: of each, what tells its draws from those of the others.
     """
 
-    def __init__(self, site: Site, methods: list[Method]) -> None:
+    def __init__(self, site: Site, methods: list[Method], seed: int) -> None:
         self.site, self.methods = site, methods
         names = [type(method).__name__ for method in methods]
         # A method that stands here twice keeps two states: the second is numbered.
         earlier = [names[:place].count(name) for place, name in enumerate(names)]
         self.states = [
-            MethodState(site.module, name if before == 0 else f"{name}_{before + 1}")
+            MethodState(site.module, name if before == 0 else f"{name}_{before + 1}", seed)
             for name, before in zip(names, earlier, strict=True)
         ]
         # 0-d tensors: a changed strength is a changed value, never a changed graph.
