@@ -47,7 +47,7 @@ def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
 
 def test_the_example_is_the_one_in_the_documentation_and_has_forty_lines():
     source = EXAMPLE.read_text()
-    assert source.strip() in (ROOT / "docs" / "your_own_task.md").read_text()
+    assert source.strip() in (ROOT / "docs" / "tasks.md").read_text()
     assert len(source.splitlines()) <= 40
 
 
