@@ -8,6 +8,8 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# torch's profiler writes two lines a session, which bury what a failed test says; read when torch is imported
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Inductor's cache does not tell instruction sets apart: what was compiled for AVX512 gave gradients of 1e18 under avx2.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY')}")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
