@@ -130,7 +130,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         if output.is_floating_point():
             yield output.float().flatten()
     elif isinstance(output, dict | tuple | list):
-        for value in output.values() if isinstance(output, dict) else output:
+        # Weights that nobody asked for are not computed under a method; some models return them whenever they exist.
+        parts = [v for name, v in output.items() if "attentions" not in name] if isinstance(output, dict) else output
+        for value in parts:
             yield from _tensors(value)
 
 

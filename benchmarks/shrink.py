@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 VOCABULARY, TOKENS, BATCH, PIXELS = 97, 12, 2, 32
-WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 45_000_000
+WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 150_000_000
 
 # Patterns of attribute names, tried in order, and what a number under such a name becomes.
 RULES: list[tuple[str, int]] = [
@@ -55,6 +55,10 @@ RULES: list[tuple[str, int]] = [
     (r"(num_queries|num_query_tokens|num_latents)", 8),
     (r"first_k_dense_replace", 1),
 ]
+# What is cut where the whole set leads to sizes that disagree: the widths then stay what they are.
+DEPTHS = re.compile(
+    r"(.*_)?(num_hidden_layers|num_layers|n_layers?|depth|encoder_layers|decoder_layers|num_.*_layers|max_window_layers)|layers"
+)
 EXACT = re.compile(r"|".join(f"(?P<r{i}>^(?:{pattern})$)" for i, (pattern, _) in enumerate(RULES)))
 
 
@@ -80,6 +84,27 @@ def small(config: Any, depth: int = 0) -> dict[str, Any]:
     return changes
 
 
+def thin(config: Any, depth: int = 0) -> Any:
+    """Cut the layers and the vocabulary of a configuration that exists, and leave its widths."""
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict") and depth < 4:
+            thin(value, depth + 1)
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+            _set(config, name, min(value, 5 + len(name) % 40))
+        elif name.endswith("vocab_size") and isinstance(value, int):
+            _set(config, name, VOCABULARY)
+        elif DEPTHS.fullmatch(name) and isinstance(value, int) and not isinstance(value, bool) and value > LAYERS:
+            _set(config, name, LAYERS)
+    _cut_kinds(config)
+    return config
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    # Some settings are read-only, others are checked: what cannot be set keeps its size.
+    with contextlib.suppress(Exception):
+        setattr(config, name, value)
+
+
 def shrink(config: Any) -> Any:
     """Set the small sizes on a configuration that exists; what it derived from the large ones is cut."""
     _apply(config, small(config))
@@ -91,12 +116,14 @@ def _apply(config: Any, changes: dict[str, Any]) -> None:
         if isinstance(value, dict):
             _apply(getattr(config, name), value)
         elif name != "model_type":
-            with contextlib.suppress(Exception):
-                setattr(config, name, value)
+            _set(config, name, value)
+    _cut_kinds(config)
+
+
+def _cut_kinds(config: Any) -> None:
     for name, kinds in list(vars(config).items()):
         if isinstance(kinds, list) and len(kinds) > LAYERS and all(isinstance(kind, str) for kind in kinds):
-            with contextlib.suppress(Exception):
-                setattr(config, name, _both_kinds(kinds) if "attention" in " ".join(kinds) else [kinds[0], kinds[-1]])
+            _set(config, name, _both_kinds(kinds) if "attention" in " ".join(kinds) else [kinds[0], kinds[-1]])
 
 
 def _both_kinds(kinds: list[str]) -> list[str]:
@@ -205,6 +232,7 @@ def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
         lambda: config_class(**small(config_class())),
         lambda: shrink(config_class(**small(config_class()))),
         lambda: shrink(config_class()),
+        lambda: thin(config_class()),
     ):
         try:
             yield _agreeing(make())
