@@ -200,6 +200,8 @@ def test_steps_follow_from_the_depth_where_their_product_is_given():
     assert task.steps == 600
     assert read_arm("baseline | depth=18", task).task(task).steps == 33
     assert read_arm("baseline | depth=18, steps=7", Translation(**TINY)).task(Translation(**TINY)).steps == 7
+    fewer = Translation(**TINY, layer_steps=600, deep_layer_steps=180)
+    assert [read_arm(f"baseline | depth={depth}", fewer).task(fewer).steps for depth in (6, 20, 30)] == [100, 30, 6]
 
 
 def a_study(folder, methods=(), **settings):

@@ -26,6 +26,8 @@ from headwise.studies.tasks.translator import Translator, greedy
 
 # sentence pairs of the training and validation splits that are read again: enough for a mean
 READ_AGAIN = 200
+# layers of a side up to which a model can be trained to translate in the time of a small study
+SHALLOW = 20
 
 
 class Translation(Task):
@@ -44,6 +46,9 @@ class Translation(Task):
     layer_steps: int | None = Field(
         None, ge=1, description="steps times layers of a side; given, it sets steps, so that all depths cost alike"
     )
+    deep_layer_steps: int | None = Field(
+        None, ge=1, description=f"the same for more than {SHALLOW} layers a side; none: as layer_steps"
+    )
     tokens_per_batch: int | None = 1000
     evaluation_batch_size: int = 100
     metrics = (
@@ -57,7 +62,8 @@ class Translation(Task):
         depth = given.get("depth", cls.model_fields["depth"].default)
         if given.get("layer_steps") is None or not isinstance(depth, int) or depth < 1:
             return given
-        return given | {"steps": max(1, given["layer_steps"] // depth)}
+        deep = given.get("deep_layer_steps") if depth > SHALLOW else None
+        return given | {"steps": max(1, (deep or given["layer_steps"]) // depth)}
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Give the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
