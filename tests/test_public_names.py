@@ -37,6 +37,11 @@ def test_every_method_is_public_and_every_public_name_exists() -> None:
     assert all(getattr(headwise, name) is not None for name in headwise.__all__)
 
 
+def test_python_says_which_name_was_meant() -> None:
+    done = run_without(set(), "import headwise\nheadwise.DropHed")
+    assert "has no attribute 'DropHed'. Did you mean: 'DropHead'?" in done.stderr, done.stderr
+
+
 def test_a_star_import_needs_nothing_but_torch() -> None:
     optional = {
         "transformers",

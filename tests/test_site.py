@@ -54,7 +54,7 @@ def made_by_the_build() -> set[Path]:
     """Give the pages that stand in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "results.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
-    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "objects", "command_line")}
+    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "objects", "statistics", "command_line")}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -78,6 +78,22 @@ def test_the_names_that_the_build_makes_are_those_that_links_may_have(site, tmp_
     for name in [name for name in dir(headwise) if name not in methods.__all__ and name != "__version__"]:
         assert re.search(rf"auto\w+:: headwise\.{name}\n", text), name
     assert "headwise audit" in text and "--jobs" in text
+
+
+def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):
+    from headwise.statistics import STATISTICS
+    from headwise.statistics.weights import WEIGHT_STATISTICS
+    from headwise.watching.whole_model import OF_MODEL
+
+    site["reference"].write(tmp_path / "api")
+    text = (tmp_path / "api" / "statistics.md").read_text(encoding="utf-8")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\| \[?`", line)]
+    assert [re.search(r"`(\w+)`", row[0])[1] for row in rows] == [*STATISTICS, *WEIGHT_STATISTICS, *OF_MODEL]
+    assert all(cell.strip() for row in rows for cell in row)
+    headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
+    assert headings == [*STATISTICS, *WEIGHT_STATISTICS]
+    # a stroke of a formula is no border of the table
+    assert {len(row) for row in rows} == {2, 3} and r"\|i − j\|" in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Write the pages of the reference: public names from their docstrings, and the command line from its own help."""
+"""Write the pages of the reference: public names and statistics from their docstrings, and the command line from its own help."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import statistics_page
 
 import headwise
 import headwise.report
@@ -34,8 +36,9 @@ def write(folder: Path) -> None:
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
     _put(folder / "objects.md", _objects())
+    _put(folder / "statistics.md", statistics_page.page())
     _put(folder / "command_line.md", _command_line())
-    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "objects", "command_line", "```"])
+    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "objects", "statistics", "command_line", "```"])
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 

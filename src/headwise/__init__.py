@@ -7,6 +7,7 @@ import torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -104,7 +105,8 @@ _OPTIONAL = {"WatchCallback": "watching.watch_callback", "HeadwiseCallback": "wa
 def __getattr__(name: str) -> Any:
     module = _HOME.get(name) or _OPTIONAL.get(name) or "methods"
     if name not in __all__ and name not in _OPTIONAL:
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+        # with these two Python itself says what was meant
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value

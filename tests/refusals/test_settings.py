@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import torch
 
 import headwise
 from headwise import DropHead, DropKey, VShape
@@ -74,10 +75,24 @@ def test_a_flag_is_true_or_false(cls, field):
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_unknown_setting_is_refused(cls):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'strenght'"):
+    with pytest.raises(TypeError, match=f"{cls.__name__} has no setting 'strenght'.*Its settings: "):
         cls(strenght=1.0)
     with pytest.raises(ValueError, match=f"{cls.__name__} has no setting 'strenght'"):
         headwise.parse(f"{cls.__name__}(strenght=1.0)")
+
+
+def test_a_setting_without_its_name_is_refused_with_the_name():
+    with pytest.raises(TypeError, match=r"^DropHead takes its settings by name, such as p=0\.1$"):
+        headwise.DropHead(0.1)
+    with pytest.raises(TypeError, match=r"Its settings: p, rescale\.$"):
+        headwise.DropHead(prob=0.1)
+
+
+def test_a_text_in_the_place_of_a_method_is_refused_with_what_reads_it():
+    layer = torch.nn.MultiheadAttention(8, 2)
+    with pytest.raises(TypeError, match=r"got 'DropHead'; pass \*headwise\.parse\('DropHead'\)$"):
+        headwise.regularize(layer, "DropHead")
+    headwise.regularize(layer, *headwise.parse("DropHead"))
 
 
 @pytest.mark.parametrize(

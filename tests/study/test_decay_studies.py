@@ -158,6 +158,8 @@ def test_an_exponential_course_has_its_own_rate_and_fits(tmp_path):
     ]
     lines += [{"step": 50, "statistic": "imbalance_vo", "head": 0, "value": 0.0}]
     lines += [{"step": 0, "statistic": "other", "head": 0, "value": 1.0}]
+    # one that is no number
+    lines += [{"step": 60, "statistic": "imbalance_vo", "head": 0, "value": None}]
     stream.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = head_rates(stream, ("imbalance_vo", "nuclear_gap_vo"))
     assert found == pytest.approx({"rates/imbalance_vo/rate": -20.0, "rates/imbalance_vo/fit": 1.0})

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
@@ -51,6 +54,46 @@ def test_the_example_is_the_one_in_the_documentation_and_has_forty_lines():
     assert len(source.splitlines()) <= 40
 
 
+def fragments():
+    """Give the parts of tasks that the documentation shows, by their names."""
+    found = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, found)
+    return found
+
+
+def test_the_metric_of_the_documentation_is_the_mean_over_the_classes_of_the_whole_split():
+    made = fragments()["Segmentation"]
+    task = type("Made", (made,), {"model": lambda self: nn.Identity(), "data": lambda self, split: None})(classes=3)
+    targets = torch.tensor([[[0, 1], [2, 2]], [[0, 1], [1, 2]]])
+    guessed = torch.tensor([[[0, 1], [1, 2]], [[0, 0], [1, 2]]])
+    output = nn.functional.one_hot(guessed, 3).permute(0, 3, 1, 2).float()
+    halves = [task.count(output[half], targets[half])["confusion"] for half in (slice(0, 1), slice(1, 2))]
+    # classes 0 to 2: 2 of 3 places, 2 of 4, 2 of 3
+    assert task.finish({"confusion": halves[0] + halves[1]})["miou"] == pytest.approx((2 / 3 + 2 / 4 + 2 / 3) / 3)
+    fog, scales = task.evaluations()
+    assert (fog.name, fog.split, scales.name, scales.split) == ("test/fog", "fog", "multi-scale", "test")
+    assert torch.equal(scales.output(lambda x: torch.ones_like(x), output), torch.ones_like(output))
+
+
+def test_the_settings_that_the_documentation_shows_are_written_as_a_class_takes_them():
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+: [^`]+ = [^`]+)` \|", text, re.MULTILINE)
+    assert len(shown) >= 5
+    lines = ["from headwise.study import Task", "class Shown(Task):", *(f"    {line}" for line in shown)]
+    exec("\n".join(lines), made := {})
+    assert {line.split(":")[0] for line in shown} <= {*made["Shown"].model_fields}
+
+
+def test_the_phases_of_the_documentation_are_two_and_the_second_learns_the_head():
+    made = fragments()["Probed"]
+    task = type("Made", (made,), {"model": lambda self: nn.Identity(), "data": lambda self, split: None})()
+    first, second = task.phases()
+    assert (first.name, first.methods, second.name, second.methods) == ("contrast", True, "probe", False)
+    assert (second.carry, second.learn) == (("encoder.*",), ("head.*",))
+    assert {*second.changes} <= {*type(task).model_fields}
+
+
 def test_splits_of_the_example_do_not_overlap_and_targets_are_the_next_characters(tmp_path):
     text = tmp_path / "t.txt"
     text.write_text("".join(chr(300 + n) for n in range(900)))
@@ -70,6 +113,18 @@ def test_splits_of_the_example_do_not_overlap_and_targets_are_the_next_character
         (
             "from headwise.study import Task\nclass Mine(Task):\n    def data(self, split): ...",
             r"task Mine lacks model\(\). Add it to",
+        ),
+        (
+            "from headwise.study import Task\nclass Mine(Task):\n    epochs = 3",
+            r"could not be loaded: the setting epochs has no type: write epochs: int = \.\.\.$",
+        ),
+        (
+            "from headwise.study import Task\nclass Mine(Task):\n    head_statistics = ('token_cosine',)",
+            r"the setting head_statistics has no type: write head_statistics: tuple\[str, \.\.\.\] = \.\.\.$",
+        ),
+        (
+            "from headwise.study import Task\nclass Mine(Task):\n    letters = 8",
+            r"the setting letters has no type: write letters: int = \.\.\., or ClassVar",
         ),
     ],
 )

@@ -14,9 +14,9 @@ from headwise import projections
 from headwise.auditing.batches import Batches
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
+from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.files.optional_imports import load
-from headwise.methods.text import suggest
 from headwise.projections import Projections
 
 

@@ -15,8 +15,8 @@ from headwise.comparing.request import Request
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
 from headwise.comparing.task_source import build_task, load_task
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 
 def choose_study(request: Request) -> Study:

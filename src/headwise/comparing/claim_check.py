@@ -10,8 +10,8 @@ from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.run.preflight import evaluations_of
 from headwise.comparing.study import Study
 from headwise.comparing.task import Task
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 
 def canonical_claims(study: Study) -> tuple[ClaimRecord, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,8 @@ from pydantic_core import ErrorDetails
 
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 
 def load_task(text: str) -> type[Task]:
@@ -100,5 +101,19 @@ def _module_of_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise StudyError(f"{path} could not be loaded: {type(error).__name__}: {error}. Correct the file.") from error
+        why = _without_a_type(error) or f"{type(error).__name__}: {error}. Correct the file."
+        raise StudyError(f"{path} could not be loaded: {why}") from error
     return module
+
+
+def _without_a_type(error: Exception) -> str | None:
+    """Say which setting of a task has no type, where that is the error; pydantic's own words speak of fields."""
+    named = re.search(r"[`'](\w+)", str(error))
+    if getattr(error, "code", None) not in ("model-field-overridden", "model-field-missing-annotation") or not named:
+        return None
+    known = Task.model_fields.get(named[1])
+    if known is None:
+        return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] where it is no setting."
+    kind = known.annotation
+    shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return f"the setting {named[1]} has no type: write {named[1]}: {shown} = ..."

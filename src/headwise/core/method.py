@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform
 
-from headwise.core.settings import check_type, declared_types, plain
+from headwise.core.settings import check_type, declared_types, no_setting, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,18 @@ class Method:
         parts = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
         cls.paper = " ".join(parts[1].split()) if len(parts) > 1 else ""
         REGISTRY[cls.__name__] = cls
+
+    # Only to say it better than the __init__ that dataclass writes; copies and pickles give no settings here.
+    def __new__(cls, *given: Any, **settings: Any) -> Self:
+        """Raise TypeError for a setting without a name, and for one that the method has not."""
+        known = list(getattr(cls, "__dataclass_fields__", {}))
+        if given:
+            name = known[0] if known else "name"
+            raise TypeError(f"{cls.__name__} takes its settings by name, such as {name}={given[0]!r}")
+        for key in settings:
+            if key not in known:
+                raise TypeError(no_setting(cls.__name__, key, known))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         kinds, neutral = type(self).kinds, self.neutral or {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import sys
 import types
@@ -73,3 +74,15 @@ def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) 
         raise ValueError(f"{name} must be a number, got nan")
     if math.isinf(value) and neutral != value:
         raise ValueError(f"{name} must be finite, got {value}")
+
+
+def no_setting(owner: str, name: str, known: list[str]) -> str:
+    """Say that a method has no setting of this name, with the nearest and all that it has."""
+    return f"{owner} has no setting {name!r}.{suggest(name, known)} Its settings: {', '.join(known) or 'none'}."
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """Give ` Did you mean ...?` for the nearest known name, or nothing."""
+    lower = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f" Did you mean {lower[near[0]]!r}?" if near else ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from typing import Any
 
 # Full here: Python runs the package's __init__, which imports every method, before any file inside of it.
 from headwise.core.method import REGISTRY, Method, Methods
+from headwise.core.settings import no_setting, suggest
 
 
 def parse(text: str) -> Methods:
@@ -63,9 +63,7 @@ def _method(node: ast.expr, text: str) -> Method:
     known = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     for key in settings:
         if key not in known:
-            raise ValueError(
-                f"{name.id} has no setting {key!r}.{suggest(key, known)} Its settings: {', '.join(known) or 'none'}."
-            )
+            raise ValueError(no_setting(name.id, key, known))
     try:
         return cls(**settings)
     except TypeError as error:
@@ -88,10 +86,3 @@ def find(name: str) -> type[Method]:
     if name not in REGISTRY:
         raise ValueError(f"There is no method {name!r}.{suggest(name, list(REGISTRY))} `headwise methods` lists them.")
     return REGISTRY[name]
-
-
-def suggest(name: str, known: list[str]) -> str:
-    """Give ` Did you mean ...?` for the nearest known name, or nothing."""
-    lower = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f" Did you mean {lower[near[0]]!r}?" if near else ""

@@ -11,11 +11,11 @@ from torch import nn
 from headwise import hosts
 from headwise.core import live_sites
 from headwise.core.method import Method
+from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, bare_sites
 from headwise.hosts.candidate import Candidate
 from headwise.hosts.refusal import refusal
-from headwise.methods.text import suggest
 from headwise.regularizing.example_run import learn_from_example
 from headwise.regularizing.handle_place import HANDLE
 
@@ -87,11 +87,11 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 raise TypeError(
                     "regularize() takes methods one by one: put a star before the list, regularize(model, *methods)"
                 )
-            shown = (
-                f"{method.__name__}() with parentheses"
-                if isinstance(method, type) and issubclass(method, Method)
-                else "a method"
-            )
+            shown = "a method"
+            if isinstance(method, type) and issubclass(method, Method):
+                shown = f"{method.__name__}() with parentheses"
+            elif isinstance(method, str):
+                shown = f"*headwise.parse({method!r})"
             raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
         if sum(m == method for m in methods) > 1:
             raise ValueError(f"{method!r} is given twice")

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrize
 
 from headwise import projections
 from headwise.core.call import Call
+from headwise.core.settings import suggest
 from headwise.core.site import Site
-from headwise.methods.text import suggest
 from headwise.projections import ProjectionError, Projections
 from headwise.statistics import STATISTICS
 from headwise.statistics.floor import largest_eigenvalue

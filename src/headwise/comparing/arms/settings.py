@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from headwise.comparing.arms.pieces import split
 from headwise.comparing.task import Task
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 BARE = re.compile(r"[A-Za-z_][\w./:-]*$")

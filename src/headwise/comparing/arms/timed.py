@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from headwise.comparing.arms.pieces import split
 from headwise.core.schedule import ByDepth, Ramp, Schedule, VShape
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 ARROW = re.compile(rf"({NUMBER})\s*->\s*({NUMBER})(?:\s+at\s+(\S+))?(?:\s+over\s+(\S+))?$")

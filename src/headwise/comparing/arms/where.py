@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 if TYPE_CHECKING:
     from headwise.core.site import Site

@@ -40,7 +40,8 @@ def _courses(stream: Path, names: tuple[str, ...]) -> dict[str, dict[int, float]
     values: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in names}
     for record in read_lines(stream):
         if record.get("statistic") in values and "alert" not in record:
-            values[record["statistic"]][record["step"]].append(record["value"])
+            # a reading that is no number is written as null; its mean has no logarithm
+            values[record["statistic"]][record["step"]].append(math.nan if record["value"] is None else record["value"])
     return {
         name: {step: math.fsum(heads) / len(heads) for step, heads in course.items()} for name, course in values.items()
     }

@@ -1,0 +1,68 @@
+"""The page of the statistics: what each figure of health is, from the registries and their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from headwise.statistics import STATISTICS
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.weights import WEIGHT_STATISTICS
+from headwise.statistics.weights.weight_statistic import WeightStatistic
+
+INTRO = """# Statistics of attention
+
+The figures that `headwise.watch`, `headwise audit` and a [study's own fields](../../tasks.md#what-else-a-run-measures) read. A name is what
+`statistics=[...]` takes, and what stands under `"statistic"` in each record. A figure belongs to a head, to a layer, or to a group of heads that share
+keys and values. Limits, beyond which a figure becomes an alert, are those of `headwise.Thresholds`."""
+WEIGHTS = """## Of the weights
+
+Each is read of two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and `spectral_norm_vo`."""
+MODEL = """## Of the whole model
+
+Read only where they are named. The two of the loss need `loss=` in `headwise.watch`; a study gives it by itself.
+
+| name | what it is |
+|---|---|
+| `matrix_norm` | the spectral norm of every matrix of the model |
+| `sharpness` | the largest eigenvalue of the Hessian of the training loss: [headwise.sharpness](headwise.md) |
+| `sharpness_share` | the sharpness as a share of what the optimizer bears at its learning rate; above 1 the steps grow |"""
+WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the worrying one."}
+
+
+def page() -> str:
+    """Give the page: a table of one sentence each, and below it the whole text of each."""
+    return "\n\n".join(
+        [
+            INTRO,
+            _table(STATISTICS),
+            WEIGHTS,
+            _table(WEIGHT_STATISTICS),
+            MODEL,
+            "## Each in full",
+            *(_whole(name, kind) for name, kind in (*STATISTICS.items(), *WEIGHT_STATISTICS.items())),
+        ]
+    ) + "\n"
+
+
+def _table(kinds: dict[str, type[Statistic]] | dict[str, type[WeightStatistic]]) -> str:
+    rows = [f"| [`{name}`](#{name}) | {plain(_said(kind)[0])} | {plain(kind.unit)} |" for name, kind in kinds.items()]
+    return "\n".join(["| name | what it does | unit |", "|---|---|---|", *rows])
+
+
+def _whole(name: str, kind: type[Statistic] | type[WeightStatistic]) -> str:
+    facts = [kind.unit, f"of each {kind.per}"]
+    if issubclass(kind, Statistic):
+        facts.append(kind.reduction)
+    last = f"In {plain(', '.join(facts))}. {WORSE.get(kind.worse or '', '')}".strip()
+    return "\n\n".join([f"### `{name}`", *map(plain, _said(kind)), last])
+
+
+def _said(kind: type) -> list[str]:
+    return [part.replace("\n", " ") for part in (inspect.getdoc(kind) or "").split("\n\n")]
+
+
+def plain(text: str) -> str:
+    """Give a docstring's words for Markdown: formulas keep their signs, code in backticks stays."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_|<>\[\]])", r"\\\1", part) for part in parts)
