@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headwise.comparing.arms.arm import canonical_arms
+from headwise.comparing.arms.arm import canonical_arms, refuse_equal_arms
 from headwise.comparing.arms.settings import read_settings
 from headwise.comparing.arms.sweep import read_sweep
 from headwise.comparing.claim_check import canonical_claims
@@ -32,13 +32,15 @@ def choose_study(request: Request) -> Study:
     claims = canonical_claims(study.model_copy(update={"methods": canonical_arms(study.methods, study.task)}))
     task = _changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
-    for text in sweeps:
-        read_sweep(text, task)
+    _check_sweeps(sweeps, task)
+    methods = canonical_arms(request.methods or (() if request.sweeps else study.methods), task)
+    if request.methods:
+        refuse_equal_arms(request.methods, task)
     update = {
         "task": task,
         "claims": claims,
         "scale": scale_of(written, task),
-        "methods": canonical_arms(request.methods or (() if request.sweeps else study.methods), task),
+        "methods": methods,
         "sweeps": sweeps,
         "seeds": request.seeds or study.seeds,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -77,6 +79,16 @@ def scale_of(study: Study, task: Task) -> str:
         if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
             return name
     return "default" if task.model_dump() == study.task.model_dump() else "other"
+
+
+def _check_sweeps(texts: tuple[str, ...], task: Task) -> None:
+    """Refuse a text that is no axis, and two texts of one."""
+    known: dict[tuple[str, ...], str] = {}
+    for text in texts:
+        arms = tuple(read_sweep(text, task).arms)
+        if arms in known:
+            raise StudyError(f"--sweep {known[arms]!r} and {text!r} are the same axis. Give one of them.")
+        known[arms] = text
 
 
 def _changed(task: Task, request: Request) -> Task:

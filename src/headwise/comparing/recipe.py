@@ -42,12 +42,16 @@ class Recipe(BaseModel):
     optimizer: OptimizerName = "adamw"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="after the warm-up")
     betas: tuple[Share, Share] | None = Field(None, description="of adamw and adam; None: (0.9, 0.999)")
-    eps: float | None = Field(None, gt=0, description="of adamw, adam and adagrad; None: torch's own")
+    eps: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="of adamw, adam and adagrad; None: torch's own"
+    )
     momentum: Share | None = Field(None, description="of sgd and lars; None: 0.9")
     nesterov: bool | None = Field(None, description="Nesterov's momentum, of sgd and lars; None: false")
-    trust: float | None = Field(None, gt=0, description="trust coefficient of lars; None: 0.001")
+    trust: float | None = Field(None, gt=0, allow_inf_nan=False, description="trust coefficient of lars; None: 0.001")
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "constant"
-    warmup: float = Field(0, ge=0, description="steps of linear warm-up; below 1: their share of all steps")
+    warmup: float = Field(
+        0, ge=0, allow_inf_nan=False, description="steps of linear warm-up; below 1: their share of all steps"
+    )
     final_learning_rate: float | None = Field(
         None, ge=0, description="where cosine and linear end; None: 0", allow_inf_nan=False
     )
@@ -60,7 +64,9 @@ class Recipe(BaseModel):
     mlp_weight_decay: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="of the weights of the blocks' MLPs; None: weight_decay"
     )
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradients; None: not clipped")
+    clip: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="largest norm of the gradients; None: not clipped"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast")
 
     @model_validator(mode="after")

@@ -72,9 +72,12 @@ class Task(Recipe, ABC):
         None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
     )
     watch_statistics: tuple[str, ...] = Field(
-        (), description="all that a watched run reads, each an outcome too; none: every statistic of heads, and no outcome"
+        (),
+        description="all that a watched run reads, each an outcome too; none: every statistic of heads, and no outcome",
     )
-    watch_examples: int = Field(256, ge=1, description="training examples that the sharpness of a watched run is read of")
+    watch_examples: int = Field(
+        256, ge=1, description="training examples that the sharpness of a watched run is read of"
+    )
     head_rates: tuple[str, ...] = Field(
         (), description="statistics of a watched run to which an exponential in the steps is fitted"
     )
@@ -120,6 +123,10 @@ class Task(Recipe, ABC):
     def weight(self, targets: Any) -> Tensor | float:
         """Give what the mean loss of a batch counts: its examples; for a mean over tokens, its real tokens."""
         found = targets
+        if targets is None:
+            raise TypeError(
+                "weight() counts the targets, and batch() gave none: give Batch(inputs, targets), or write weight(targets)"
+            )
         while not isinstance(found, Tensor):
             found = next(iter(found.values() if isinstance(found, dict) else found))
         return float(len(found))

@@ -62,6 +62,12 @@ class Arm:
         written = tuple(write_setting(name, value, task) for name, value in values.items())
         return dataclasses.replace(self, changes=tuple(values.items()), written=written)
 
+    def does_the_same(self, other: Arm, task: Task) -> bool:
+        """Tell whether two arms are the same under two texts, as where one names a setting at the value that `task` has."""
+        if (self.name, self.methods, self.timed, self.where) != (other.name, other.methods, other.timed, other.where):
+            return False
+        return self.task(task) == other.task(task)
+
     def resolved(self) -> list[dict[str, Any]]:
         """Give every setting of the methods, defaults included: a default that changes is another run."""
         return [{"name": type(method).__name__, "settings": method.settings()} for method in self.methods]
@@ -109,6 +115,26 @@ def canonical_arms(texts: list[str] | tuple[str, ...], task: Task) -> tuple[str,
             raise StudyError(f"--method {written[arm]!r} and {text!r} are the same arm, {arm}. Give one of them.")
         written[arm] = text
     return tuple(written)
+
+
+def refuse_equal_arms(texts: tuple[str, ...], task: Task) -> None:
+    """Refuse arms that do the same under two texts: one names a setting at the value that it has anyway.
+
+    Arms of a study as it is written may come to that at one of its scales, and stay.
+
+    Raises:
+        StudyError: naming both, or the one that changes nothing of the baseline.
+    """
+    found = {text: read_arm(text, task) for text in texts}
+    for number, (text, arm) in enumerate(found.items()):
+        if arm.text != BASELINE and arm.does_the_same(Arm(BASELINE), task):
+            raise StudyError(
+                f"--method {text!r} is the baseline: {', '.join(arm.written)} holds there too. Change another value, or "
+                f"write {SAME!r} for a control."
+            )
+        for before, other in list(found.items())[:number]:
+            if arm.does_the_same(other, task):
+                raise StudyError(f"--method {before!r} and {text!r} are the same arm, {other.text}. Give one of them.")
 
 
 def _changes(text: str, task: Task) -> dict[str, Any]:

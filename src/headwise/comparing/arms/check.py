@@ -9,10 +9,10 @@ from torch import Tensor
 
 from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.recipe import Recipe
+from headwise.comparing.run.preflight import evaluations_of
+from headwise.comparing.run.splits import examples_of
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
-
-SPLITS = ("train", "validation", "test")
 
 
 def check_arms(texts: tuple[str, ...], task: Task) -> None:
@@ -46,19 +46,36 @@ def _check_data(arm: Arm, task: Task) -> None:
     if not names:
         return
     changed = arm.task(task)
-    for split in SPLITS:
-        if not _equal(task.data(split), changed.data(split)):
+    for split in _splits(task):
+        if not _equal(examples_of(task, split), examples_of(changed, split)):
             raise StudyError(
                 f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a seed makes "
                 "no pair. Change this for all arms with --set, or change what happens to a batch."
             )
 
 
+def _splits(task: Task) -> list[str]:
+    """Name the splits that runs of a task train on and are judged on."""
+    trained = [phase.data for phase in task.phases()]
+    judged = [evaluation.split for evaluation in evaluations_of(task)]
+    # what an evaluation calls "train" is what its phase trains on
+    return list(dict.fromkeys([*trained, "validation", *(split for split in judged if split != "train")]))
+
+
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
+        return one.shape == other.shape and one.dtype == other.dtype and _same_values(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one is other or one == other)
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    if not one.is_floating_point():
+        return False
+    # a value that is missing equals none, itself neither
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())

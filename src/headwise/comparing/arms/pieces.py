@@ -13,10 +13,11 @@ def cut(text: str, marks: str) -> list[tuple[str, str]]:
     Raises:
         StudyError: where a bracket or a quote is not closed.
     """
-    pieces, begin, mark, depth, quote = [], 0, "", 0, ""
+    pieces, begin, mark, depth, quote, escaped = [], 0, "", 0, "", False
     for place, letter in enumerate(text):
         if quote:
-            quote = "" if letter == quote and text[place - 1] != "\\" else quote
+            quote = "" if letter == quote and not escaped else quote
+            escaped = letter == "\\" and not escaped
         elif letter in "'\"":
             quote = letter
         elif letter in OPEN + CLOSE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from enum import Enum
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -55,9 +57,10 @@ def read_setting(name: str, text: str, task: Task) -> Any:
 
 def write_setting(name: str, value: Any, task: Task) -> str:
     """Write `name=value` in its one form: a text stands bare wherever it is read back as the same text."""
+    value = _plain(value)
     if isinstance(value, str) and BARE.match(value):
         try:
-            if read_setting(name, value, task) == value:
+            if _plain(read_setting(name, value, task)) == value:
                 return f"{name}={value}"
         except StudyError:
             pass
@@ -80,11 +83,28 @@ def _candidates(text: str) -> list[Any]:
 def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
     """Give the value as the field holds it, and what is wrong with it as a value of this field alone."""
     try:
-        return getattr(kind(**settings | {name: value}), name), []
+        found = getattr(kind(**settings | {name: value}), name)
     except ValidationError as error:
         wrong = [found for found in error.errors() if found["loc"][:1] == (name,)]
         # settings that fit only with others of the same text are judged together, later
         return value, wrong
+    if isinstance(value, bool) and not isinstance(found, bool):
+        # a number would take true for 1
+        return value, [{"msg": f"Input should be a value of this setting, not {str(value).lower()}"}]
+    return found, []
+
+
+def _plain(value: Any) -> Any:
+    """Give what a field holds as texts, numbers, tuples and dicts, from which the field takes it back."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {_plain(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(map(_plain, value), key=repr))
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _written(value: Any) -> str:
@@ -92,7 +112,8 @@ def _written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list | tuple):
-        inside = ", ".join(map(_written, value))
+    if isinstance(value, tuple):
+        # none is no literal of Python, as which a tuple is read
+        inside = ", ".join("None" if part is None else _written(part) for part in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     return repr(value)

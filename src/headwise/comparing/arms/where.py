@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from headwise.core.site import Site
 
 DEPTHS = re.compile(r"\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*$")
+# every depth of a range is kept: a slip of the finger must not fill the memory
+DEEPEST = 100_000
 PATTERN = re.compile(r"[\w.*?\[\]!-]+$")
 
 
@@ -67,6 +69,8 @@ def read_where(text: str) -> Where:
             first, _, last = (piece.strip() for piece in part.partition("-"))
             if last and int(last) < int(first):
                 raise StudyError(f"'@ {text}' runs backwards: write {last}-{first}.")
+            if int(last or first) >= DEEPEST:
+                raise StudyError(f"'@ {text}' asks for depth {last or first}, which no model has.")
             depths |= set(range(int(first), int(last or first) + 1))
         return Where(depths=tuple(sorted(depths)))
     if PATTERN.match(text):

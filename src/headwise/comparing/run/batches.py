@@ -81,7 +81,8 @@ def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int, epoch
 def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
     """Let the task, or an evaluation's `own` function, make a batch of examples; raise StudyError for what is none."""
     if own is None and takes_inputs(type(task)):
-        inputs, targets = examples
+        # what a task without a batch() of its own is given
+        inputs, targets = Task.batch(task, examples, generator)
         found: Any = Batch(task.batch(inputs, generator), targets)
     else:
         found = (own or task.batch)(examples, generator)

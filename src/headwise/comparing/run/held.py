@@ -36,12 +36,20 @@ class Held:
 
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
         """Give the first examples of an evaluation; the others stay off the device until they are needed."""
+        found = self.ahead(evaluation)
+        return None if found is None else move(take(found, slice(0, count)), self.device)
+
+    def ahead(self, evaluation: Evaluation) -> Examples | None:
+        """Give all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""
         if evaluation.split in ("train", "validation") or not self.final:
             found = self.examples(evaluation)
-            return None if found is None else take(found, slice(0, count))
-        if evaluation.split not in self.waiting:
-            self.waiting[evaluation.split] = held_out_examples(self.task, evaluation.split)
-        return move(take(self.waiting[evaluation.split], slice(0, count)), self.device)
+        else:
+            if evaluation.split not in self.waiting:
+                self.waiting[evaluation.split] = held_out_examples(self.task, evaluation.split)
+            found = self.waiting[evaluation.split]
+        if found is None or evaluation.limit is None:
+            return found
+        return take(found, slice(0, evaluation.limit))
 
     def judged(self) -> Examples:
         """Give the examples that the deciding evaluation is made on."""

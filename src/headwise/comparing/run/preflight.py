@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import nn
 
 from headwise.comparing.batch import Batch
 from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.metric import Metric
+from headwise.comparing.phase import Phase
 from headwise.comparing.run.batches import make_batch, run_model
 from headwise.comparing.run.evaluate import add, count_batch, finished, refuse_undecided
 from headwise.comparing.run.examples import Examples, describe, move, size, take
+from headwise.comparing.run.faults import at_fault
 from headwise.comparing.run.part import part_of
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
+from headwise.methods.text import suggest
 
+# what outcomes beside those of evaluations begin with
+OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates")
+# what `when` of an evaluation may be
+MOMENTS: tuple[str, ...] = get_args(get_type_hints(Evaluation)["when"])
 # examples that are tried: enough for most figures to be defined
 FIRST = 16
 
 
 def evaluations_of(task: Task) -> list[Evaluation]:
     """Give all evaluations of a task: the built-in three, replaced where the task names them, then its own."""
-    own = task.evaluations()
+    own = _listed(task, "evaluations", Evaluation)
     _refuse_twice(task, "evaluation", (evaluation.name for evaluation in own))
+    for evaluation in own:
+        _check_evaluation(task, evaluation)
     built_in = {
         "train": Evaluation("train"),
         "validation": Evaluation("validation", when="epoch"),
@@ -42,7 +52,8 @@ def check_task(task: Task) -> None:
     Raises StudyError for a metric, evaluation or phase named twice, a deciding outcome that nothing gives, a statistic
     of no such name, a phase with a setting that cannot be, without a beginning or from a checkpoint that is missing.
     """
-    name, phases = type(task).__name__, task.phases()
+    name, phases = type(task).__name__, _listed(task, "phases", Phase)
+    _check_metrics(task)
     _refuse_twice(task, "metric", (metric.name for metric in task.all_metrics()))
     _refuse_twice(task, "phase", (phase.name for phase in phases))
     evaluations = evaluations_of(task)
@@ -61,6 +72,57 @@ def check_task(task: Task) -> None:
         except StudyError as error:
             raise StudyError(f"phase {phase.name!r}: {error}") from error
     _check_statistics(task)
+
+
+def _listed(task: Task, member: Literal["evaluations", "phases"], kind: type[Any]) -> list[Any]:
+    """Give what a task lists of itself; raise StudyError where that fails, or holds something else."""
+    owner = type(task).__name__
+    try:
+        found = list(getattr(task, member)())
+    except StudyError:
+        raise
+    except Exception as error:
+        raise StudyError(f"{owner}.{member}() fails: {at_fault(task, error)}") from error
+    for one in found:
+        if not isinstance(one, kind):
+            raise StudyError(f"{owner}.{member}() gave {one!r}; give a list of headwise.study.{kind.__name__}.")
+    return found
+
+
+def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
+    """Refuse an evaluation whose outcomes would have no name of their own, a moment that does not exist, or no example."""
+    owner, name = type(task).__name__, evaluation.name
+    if evaluation.when not in MOMENTS:
+        near = suggest(str(evaluation.when), list(MOMENTS))
+        raise StudyError(
+            f"{owner}: the evaluation {name!r} is made {evaluation.when!r}.{near} Write one of {', '.join(MOMENTS)}."
+        )
+    if evaluation.limit is not None and evaluation.limit < 1:
+        raise StudyError(
+            f"{owner}: the evaluation {name!r} has the limit {evaluation.limit}; an evaluation takes at least 1 example."
+        )
+    if not name or name.partition("/")[0] in OF_THE_CORE:
+        raise StudyError(
+            f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the core's own. "
+            "Choose another name."
+        )
+
+
+def _check_metrics(task: Task) -> None:
+    """Refuse metrics that are none, or whose name would be read as a part of an evaluation's."""
+    owner = type(task).__name__
+    # read as whatever the class holds
+    given: Any = task.metrics
+    wrong = [one for one in given if not isinstance(one, Metric)] if isinstance(given, (tuple, list)) else [given]
+    if wrong:
+        raise StudyError(
+            f"{owner}.metrics holds {wrong[0]!r}; give a tuple of headwise.study.Metric, such as (Metric('bleu'),)."
+        )
+    for metric in task.all_metrics():
+        if not metric.name or "/" in metric.name:
+            raise StudyError(
+                f"{owner} names a metric {metric.name!r}; outcomes are <evaluation>/<metric>, so that it needs a name without '/'."
+            )
 
 
 def _check_statistics(task: Task) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from headwise.comparing.arms.arm import read_arm
@@ -43,7 +44,11 @@ def accelerator_of(order: Order, task: Task) -> Accelerator:
     device = torch.device(order.device)
     if device.index is not None:
         torch.cuda.set_device(device)
-    return Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if task.dtype == "bfloat16" else "no")
+    precision = "bf16" if task.dtype == "bfloat16" else "no"
+    # Accelerate keeps one precision for a process and refuses another, and arms and phases may differ in it
+    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
+        AcceleratorState._reset_state()
+    return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
 
 
 def prepare(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.run.batches import lengths_of
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.evaluate import count_batch, explained, finished, made_in
 from headwise.comparing.run.examples import move, take
@@ -120,6 +121,8 @@ def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> di
     examples = held.few(evaluation, FIRST)
     if examples is None:
         return {}
+    # the longest example may be any
+    lengths_of(task, held.ahead(evaluation))
     with explained(task, evaluation, examples):
         sums = count_batch(task, evaluation, model, examples)
     try:
