@@ -94,6 +94,14 @@ def test_torchs_own_checks_of_operators_pass(kind, causal, dtype):
     torch.library.opcheck(attend_rows_backward, (outputs[0], None, outputs[2], None, saved, *given[3:]))
 
 
+def test_sums_over_many_values_stay_below_the_largest_number_of_fp16():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (0.01 * torch.randn(1, 1, n, 4, generator=g) for n in (3, 8192, 8192))
+    out, *_ = attend_rows(q.half(), k.half(), (v + 20).half(), None, False, 1.0)
+    # each row is nearly a mean, and 8,192 values of 20 add up to more than 65,504
+    torch.testing.assert_close(out.float(), torch.full_like(out.float(), 20.0), rtol=0, atol=0.05)
+
+
 def test_operators_check_strides_too():
     q, k, v = (torch.randn(2, 5, 3, 4).transpose(1, 2).requires_grad_() for _ in range(3))
     torch.library.opcheck(attend_rows, (q, k, v, None, True, 0.5))

@@ -47,7 +47,7 @@ def rounding(case):
 
 
 def test_every_case_has_the_textbooks_values_and_gradients(interpreted):
-    assert len(interpreted) >= 18
+    assert len(interpreted) >= 19
     wrong = {
         (case, part): error
         for case, errors in interpreted.items()
@@ -56,6 +56,17 @@ def test_every_case_has_the_textbooks_values_and_gradients(interpreted):
         if not error <= rounding(case)
     }
     assert not wrong
+
+
+def test_a_launch_fits_cudas_grid_and_runs_on_the_device_of_its_tensors():
+    """Windows make more heads than a grid's second axis takes; a model spread over GPUs calls on others than the current one."""
+    launched = lines("launch")
+    assert [line["kernel"] for line in launched] == ["forward_kernel", "queries_kernel", "keys_kernel"]
+    for line in launched:
+        first, *others = line["grid"]
+        assert 72_000 <= first < 2**31
+        assert all(axis < 2**16 for axis in others)
+        assert line["device"] == "cpu"
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 TRITON_INTERPRET=1 python tests/kernels/triton_cases.py run       prints one JSON line per case: its largest errors
 python tests/kernels/triton_cases.py compile                      prints one per kernel: its shared memory
+python tests/kernels/triton_cases.py launch                       prints one per kernel: its grid, and the device made current for it
 """
 
+import contextlib
 import itertools
 import json
 import sys
@@ -29,6 +31,7 @@ CASES = {
     "fp16": (1, 2, 1, 40, 40, 32, 32, "padding", True, "float16"),
     "bf16": (1, 2, 1, 40, 40, 32, 32, "padding", True, "bfloat16"),
     "bf16, grouped, additive": (1, 4, 2, 20, 20, 64, 64, "additive", False, "bfloat16"),
+    "head size 80, three queries' heads to a head of keys": (1, 6, 3, 67, 67, 80, 80, "padding", True, "float32"),
     "large logits": (1, 1, 1, 40, 40, 32, 32, "sharp", False, "float32"),
 }
 
@@ -132,8 +135,45 @@ def all_compiled():
         yield capability, kernel, *kind
 
 
+class Launched:
+    """Stands in for a kernel: keeps the grid and the device that was current when it was launched."""
+
+    current = None
+
+    def __init__(self, name):
+        self.name = name
+
+    def __getitem__(self, grid):
+        def launch(*given, **fixed):
+            print(json.dumps({"kernel": self.name, "grid": grid, "device": Launched.current}), flush=True)
+
+        return launch
+
+
+@contextlib.contextmanager
+def device_of(x):
+    """Stands in for torch.cuda.device_of."""
+    Launched.current = str(x.device)
+    yield
+    Launched.current = None
+
+
+def launch():
+    """Launch all kernels on as many heads as windows make of a batch."""
+    from headwise.attention.kernels import triton_rows
+
+    torch.cuda.device_of = device_of
+    for name in ("forward_kernel", "queries_kernel", "keys_kernel"):
+        setattr(triton_rows, name, Launched(name))
+    q, k, v = torch.zeros(3, 24_000, 3, 40, 16)
+    found = triton_rows.forward(q, k, v, None, False, 1.0)
+    triton_rows.backward((found[0], None, None, None), found[1], [q, k, v, *found], None, False, 1.0)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "run":
+    if sys.argv[1] == "launch":
+        launch()
+    elif sys.argv[1] == "run":
         for case in CASES:
             print(json.dumps({"case": case, **run(case)}), flush=True)
     else:

@@ -192,7 +192,9 @@ def _forward(
         lse[b, h, t] = top.squeeze(-1).add_(logz)
         entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
         square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
-        out[b, h, t] = torch.matmul(e.to(v.dtype), v[b, h, n]).div_(z.unsqueeze(-1))
+        # Sums of many values, before they are divided by z, pass the largest number of fp16.
+        values = at_least_fp32(v[b, h, n]) if v.dtype == torch.float16 else v[b, h, n]
+        out[b, h, t] = torch.matmul(e.to(values.dtype), values).div_(z.unsqueeze(-1))
     return out, lse, entropy, square
 
 

@@ -54,6 +54,13 @@ def _rows_of(at, row, column, s0, s1, ROWS, COLUMNS, UPCAST: tl.constexpr):
 
 
 @triton.jit
+def _place(blocks, heads):
+    """Give the block of rows, the sample and the head of this program; the blocks of one head run beside each other."""
+    place = tl.program_id(0) // blocks
+    return tl.program_id(0) % blocks, place // heads, place % heads
+
+
+@triton.jit
 def forward_kernel(
     q_at, k_at, v_at, mask_at, out_at, lse_at, entropy_at, square_at,
     qb, qh, qt, qd, kb, kh, kn, kd, vb, vh, vn, vd, mb, mh, mt, mn, ob, oh, ot, od,
@@ -62,9 +69,9 @@ def forward_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """Give A v and the three figures of each row of one block of queries of one head."""
-    b, h = tl.program_id(1) // H, tl.program_id(1) % H
+    block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
-    query = tl.program_id(0) * BT + tl.arange(0, BT)
+    query = block * BT + tl.arange(0, BT)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     q = _rows_of(q_at + b64 * qb + h64 * qh, query, d, qt, qd, T, D, UPCAST)
     k_at += b64 * kb + g64 * kh
@@ -75,7 +82,7 @@ def forward_kernel(
     acc = tl.zeros([BT, BDV], tl.float32)
     last = N
     if CAUSAL:
-        last = tl.minimum(N, (tl.program_id(0) + 1) * BT)
+        last = tl.minimum(N, (block + 1) * BT)
     for start in range(0, last, BN):
         key = start + tl.arange(0, BN)
         k = _rows_of(k_at, key, d, kn, kd, N, D, UPCAST)
@@ -124,9 +131,9 @@ def queries_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """Give the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of those."""
-    b, h = tl.program_id(1) // H, tl.program_id(1) % H
+    block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
-    query = tl.program_id(0) * BT + tl.arange(0, BT)
+    query = block * BT + tl.arange(0, BT)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     q = _rows_of(q_at + b64 * qb + h64 * qh, query, d, qt, qd, T, D, UPCAST)
     g = _rows_of(g_at + b64 * gb + h64 * gh, query, dv, gt, gd, T, DV, UPCAST)
@@ -140,7 +147,7 @@ def queries_kernel(
     dq = tl.zeros([BT, BD], tl.float32)
     last = N
     if CAUSAL:
-        last = tl.minimum(N, (tl.program_id(0) + 1) * BT)
+        last = tl.minimum(N, (block + 1) * BT)
     for start in range(0, last, BN):
         key = start + tl.arange(0, BN)
         k = _rows_of(k_at, key, d, kn, kd, N, D, UPCAST)
@@ -162,16 +169,16 @@ def keys_kernel(
 ):  # fmt: skip
     """Give the gradients of one block of keys and values: a sum over the queries of every head that shares them."""
     groups = H // G
-    b, group = tl.program_id(1) // groups, tl.program_id(1) % groups
+    block, b, group = _place(tl.cdiv(N, BN), groups)
     b64, g64 = b.to(tl.int64), group.to(tl.int64)
-    key = tl.program_id(0) * BN + tl.arange(0, BN)
+    key = block * BN + tl.arange(0, BN)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     k = _rows_of(k_at + b64 * kb + g64 * kh, key, d, kn, kd, N, D, UPCAST)
     v = _rows_of(v_at + b64 * vb + g64 * vh, key, dv, vn, vd, N, DV, UPCAST)
     dk, dvalue = tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BDV], tl.float32)
     first = 0
     if CAUSAL:
-        first = (tl.program_id(0) * BN // BT) * BT
+        first = (block * BN // BT) * BT
     for member in range(G):
         h64 = g64 * G + member
         for start in range(first, T, BT):
@@ -242,10 +249,10 @@ def forward(
     lse, entropy, square = (torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device) for _ in range(3))
     chosen = settings(q.dtype, q.shape[-1], size, backward=False)
     mask, strides, fixed = _common(q, k, v, mask, causal)
-    grid = (triton.cdiv(queries, chosen["BT"]), batch * heads)
-    forward_kernel[grid](
-        q, k, v, mask, out, lse, entropy, square, *strides, *out.stride(), *_sizes(q, k, v), scale, **fixed, **chosen
-    )
+    given = (q, k, v, mask, out, lse, entropy, square, *strides, *out.stride(), *_sizes(q, k, v), scale)
+    # Triton launches on the current device, which is not that of q where a model is spread over several.
+    with torch.cuda.device_of(q):
+        forward_kernel[_grid(q, chosen["BT"])](*given, **fixed, **chosen)
     return out, lse, entropy, square
 
 
@@ -274,11 +281,16 @@ def backward(
     mask, strides, fixed = _common(q, k, v, mask, causal)
     given = (q, k, v, mask, g_out, level.contiguous(), lse, g_entropy, g_square)
     tail = (*strides, *g_out.stride(), *_sizes(q, k, v), scale)
-    grid = (triton.cdiv(q.shape[2], chosen["BT"]), q.shape[0] * q.shape[1])
-    queries_kernel[grid](*given, dq, *tail, **fixed, **chosen)
-    grid = (triton.cdiv(k.shape[2], chosen["BN"]), k.shape[0] * k.shape[1])
-    keys_kernel[grid](*given, dk, dv, *tail, **fixed, **chosen)
+    with torch.cuda.device_of(q):
+        queries_kernel[_grid(q, chosen["BT"])](*given, dq, *tail, **fixed, **chosen)
+        keys_kernel[_grid(k, chosen["BN"])](*given, dk, dv, *tail, **fixed, **chosen)
     return dq, dk, dv
+
+
+def _grid(x: Tensor, rows: int) -> tuple[int]:
+    """Give one program for each block of rows of each head and sample of x (B, H, T, D)."""
+    # Along one axis: CUDA takes 2^31 - 1 programs along the first and 65,535 along the others, fewer than windowed models have heads.
+    return (triton.cdiv(x.shape[2], rows) * x.shape[0] * x.shape[1],)
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
