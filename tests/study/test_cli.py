@@ -74,7 +74,7 @@ def test_the_command_line_does_not_grow():
     [
         (
             ["compare", "digit"],
-            r"there is no study 'digit'. Studies: .*blog-cifar10.*digits.*give --task FILE.py:CLASS",
+            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give --task FILE.py:CLASS",
         ),
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from headwise.comparing.engines.slurm_options import read_slurm_options
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
 
 ENGINES = ("local", "ray", "slurm")
@@ -80,7 +81,8 @@ def check(request: Request) -> None:
     _check_processes(request)
     if request.task is None and request.study not in request.studies.names:
         raise StudyError(
-            f"there is no study {request.study!r}. Studies: {', '.join(request.studies.names)}; "
+            f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
+            f"Studies: {', '.join(request.studies.names)}; "
             "or give --task FILE.py:CLASS."
         )
     if request.out is not None and request.out.exists() and not request.out.is_dir():
