@@ -31,6 +31,9 @@ MOST_FIGURES, MOST_MAPS = 10, 4
 # a statistic of heads in a layer, or over all of them
 DEPTHS = re.compile(r"heads/(?P<statistic>[^/]+)/(layer \d+|mean)")
 HEAD = re.compile(r"heads/.+ head \d+")
+WATCHED = re.compile(r"(watched|heads)/")
+# evaluations whose figures have a place of their own, or none: phases, and what nothing is decided by
+ASIDE = re.compile(r"(validation|train|gap|after \d+|task \d+)/")
 # the outcomes whose tables are kept beside the primary one, where they were recorded
 KEPT = (
     "test/accuracy",
@@ -89,6 +92,9 @@ def primary_figures(folder: Path) -> list[str]:
         # what was read once has no course, and is drawn under its own name
         ways = ways if any(one.startswith(ways) for one in drawn) else (statistic,)
         found += [one for way in ways for one in drawn if one == way or (way.endswith("-") and one.startswith(way))]
+    # what was watched is drawn against the steps
+    watched = dict.fromkeys(slug(name.split("/")[1].replace("_", " ")) for name in judged if WATCHED.match(name))
+    found += [one for way in watched for one in drawn if one.startswith(way) and one.endswith("-by-step")]
     maps = [one for one in drawn if one.startswith("maps-")][:MOST_MAPS]
     return [*list(dict.fromkeys(found))[: MOST_FIGURES - len(maps)], *maps]
 
@@ -140,6 +146,7 @@ def study_page(folder: Path, note: str = "") -> str:
     lines += trend_table(analysis)
     lines += phase_tables(study, analysis)
     lines += depth_tables(analysis)
+    lines += other_outcomes(analysis)
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
@@ -260,6 +267,21 @@ def depth_tables(analysis: Analysis) -> list[str]:
         head = ["arm", *(name.rpartition("/")[2] for name in names)]
         lines += [f"## {statistic.replace('_', ' ').capitalize()} by depth", "", *_table(head, rows), ""]
     return lines
+
+
+def other_outcomes(analysis: Analysis) -> list[str]:
+    """Give one table of the means of all outcomes that have none of their own: other metrics, conditions, matrices."""
+    shown = set(kept_outcomes(analysis))
+    rows = []
+    for name, outcome in analysis.outcomes.items():
+        if name in shown or any(pattern.match(name) for pattern in (ASIDE, HEAD, DEPTHS)):
+            continue
+        unit = unit_named(outcome.unit)
+        means = (arm.metrics[name].mean if name in arm.metrics else None for arm in analysis.arms)
+        label = f"{outcome.label} ({unit.name})" if unit.name else outcome.label
+        rows.append([label, *("–" if mean is None else unit.number(mean) for mean in means)])
+    head = ["outcome", *(f"`{arm.label}`".replace("|", "\\|") for arm in analysis.arms)]
+    return ["## Other outcomes, means over seeds", "", *_table(head, rows), ""] if rows else []
 
 
 def divergence_table(analysis: Analysis) -> list[str]:

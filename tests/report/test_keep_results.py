@@ -91,6 +91,13 @@ def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
     ]
     # a deeper evaluation is no phase
     assert "fog" not in page.partition("after each phase")[2].partition("by depth")[0]
+    others = page.partition("## Other outcomes")[2].partition("\n## ")[0].splitlines()
+    rows = [line for line in others if line.startswith("| ")][2:]
+    assert "| test/fog accuracy (%) | 25.00 | 25.00 |" in rows
+    # phases and single heads have no row, nor has what is shown by depth or by itself
+    assert [row for row in rows if "fog" not in row] == [
+        row for row in rows if row.startswith("| attention entropy worst")
+    ]
     depths = page.partition("## Token cosine by depth")[2]
     assert "| arm | layer 0 | layer 1 | layer 2 | layer 3 |" in depths
     analysis = json.loads((tmp_path / "kept" / "analysis.json").read_text())
@@ -105,6 +112,17 @@ def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
     lines = [(path / "table.csv").read_text().splitlines() for path in (folder, tmp_path / "kept")]
     assert lines[1] == [line for line in lines[0] if alone not in line] != lines[0]
     assert f"{wanted:.4g}" in next(line for line in depths.splitlines() if line.startswith("| `A()`"))
+
+
+def test_what_a_claim_is_judged_by_is_drawn_by_step_where_it_was_watched(tmp_path):
+    tests = [{"arm": "A()", "outcome": "heads/token_cosine/layer 3", "says": "lower"}]
+    claims = [{"text": "Tokens differ.", "tests": tests}]
+    folder = write_study(
+        tmp_path / "study", methods=("baseline", "A()"), seeds=6, heads=True, watched=True, claims=claims
+    )
+    headwise.comparing.report.write(folder)
+    names = runpy.run_path(str(COMMAND))["primary_figures"](folder)
+    assert "token-cosine-cosine-by-step" in names and not any("entropy" in name for name in names)
 
 
 def test_findings_are_kept_with_their_tables(tmp_path):

@@ -17,7 +17,7 @@ PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
 
 
 def _gain(
-    text: str, arm: str, against: str, published: tuple[str, str], effects: tuple[float, ...], where: str
+    text: str, arm: str, against: str, published: tuple[str, str], effects: tuple[float | None, ...], where: str
 ) -> ClaimRecord:
     """Claim that an arm is more accurate than another, in top-1 and, where published, in top-5."""
     tests = tuple(
@@ -75,7 +75,7 @@ CLAIMS = (
         ADAPTED,
         LONGER,
         ("not published", "not published"),
-        (0.0046, 0.0036),
+        (None, None),
         "Table 1",
     ),
     _gain(
@@ -90,7 +90,7 @@ CLAIMS = (
 
 WITHIN = (
     ClaimRecord(
-        text="The tokens of a trained softmax transformer grow alike with depth, to about 0.9 in the last layers.",
+        text="The tokens of a trained softmax transformer grow alike with depth.",
         source=f"{PAPER}, Fig. 1",
         published={"cosine in the last two layers": "≈ 0.9"},
         tests=(
@@ -128,7 +128,10 @@ WITHIN = (
         text="The symmetric and the asymmetric gradient of J point nearly the same way in a trained softmax transformer.",
         source=f"{PAPER}, Table 4",
         published={"cosine": ".973 on training and .964 on test data; .982 and .976 of the symmetric model"},
-        tests=(ClaimTest(arm="baseline", outcome="heads/gradient_cosine/mean", says="higher", level=0.9),),
+        # "nearly" is above 0.9; the figure on test data is 0.064 above that
+        tests=(
+            ClaimTest(arm="baseline", outcome="heads/gradient_cosine/mean", says="higher", level=0.9, effect=0.064),
+        ),
     ),
     ClaimRecord(
         text="Under NeuTRENO the maps of successive layers are less alike in the last layers.",

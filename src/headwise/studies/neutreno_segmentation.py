@@ -42,7 +42,7 @@ STUDY = Study(
             tests=(ClaimTest(arm=SWEEP, outcome=SINGLE, says="inside"),),
         ),
         ClaimRecord(
-            text="The largest strength collapses: its mean IoU is far below that of the plain model.",
+            text="The largest strength, here 2, collapses: its mean IoU is far below that of the plain model.",
             source=f"{SOURCE}, table 13",
             published={"single-scale mIoU": "35.72 → 26.25 %", "multi-scale mIoU": "36.68 → 27.2 %"},
             tests=(
@@ -51,7 +51,7 @@ STUDY = Study(
             ),
         ),
         ClaimRecord(
-            text="Tokens are less alike with NeuTRENO, above all in the last layers.",
+            text="Tokens are less alike with NeuTRENO, in the mean over layers and behind the last.",
             source=f"{SOURCE}, figure 1 (right): ADE20K, of which no figures are given",
             tests=(
                 ClaimTest(arm=PUBLISHED, outcome="heads/stream_cosine/mean", says="lower"),

@@ -31,7 +31,7 @@ STUDY = Study(
             tests=(ClaimTest(arm=PLAIN, outcome="diverged", says="rises"),),
         ),
         ClaimRecord(
-            text="SigmaReparam keeps a model without layer norm from diverging at thirty times the learning rate.",
+            text="With SigmaReparam a model without layer norm diverges less often at thirty times the learning rate.",
             source=SOURCE,
             tests=(ClaimTest(arm=HIGHEST[1], outcome="diverged", says="lower", against=HIGHEST[0]),),
         ),

@@ -18,9 +18,9 @@ BARE = " | learning_rate=0.006, norm=none, weight_decay=0.0"
 BARE_PLAIN, BARE_EARLY, BARE_LATE = (f"{arm}{BARE}" for arm in ("baseline", EARLY, LATE[-1]))
 
 
-def each(outcome: str, says: str, arms: list[str]) -> tuple[ClaimTest, ...]:
+def each(outcome: str, says: str, arms: list[str], **more: float) -> tuple[ClaimTest, ...]:
     """Ask the same of several arms."""
-    return tuple(ClaimTest.model_validate({"arm": arm, "outcome": outcome, "says": says}) for arm in arms)
+    return tuple(ClaimTest.model_validate({"arm": arm, "outcome": outcome, "says": says} | more) for arm in arms)
 
 
 STUDY = Study(
@@ -55,12 +55,14 @@ STUDY = Study(
         ClaimRecord(
             text="Where the entropy falls the sharpness rises beyond the optimizer's threshold of stability.",
             source=SOURCE,
-            tests=each("watched/sharpness_share/greatest", "higher", [EARLY, *LATE]),
+            # a share of 1 is the threshold
+            tests=each("watched/sharpness_share/greatest", "higher", [EARLY, *LATE], level=1.0),
         ),
         ClaimRecord(
             text="An intervention in the warm-up ends in divergence.",
             source=SOURCE,
-            tests=each("diverged", "higher", [EARLY]),
+            # published of every run
+            tests=each("diverged", "higher", [EARLY], effect=1.0),
         ),
         ClaimRecord(
             text="After an intervention behind the warm-up the model recovers.",
