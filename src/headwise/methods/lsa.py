@@ -33,7 +33,7 @@ class LSA(Method):
 
     def refuse(self, site: Site) -> str | None:
         if self.diagonal and site.causal:
-            return "a first token that sees itself alone would see nothing; LSA(diagonal=False) learns the temperature alone"
+            return "leaves a first token without a key, for it sees itself alone here; LSA(diagonal=False) learns the temperature alone"
         if self.diagonal and site.pooled:
             return "its queries and keys are of different tokens, for this layer pools one of them"
         return None
