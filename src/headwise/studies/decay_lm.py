@@ -48,6 +48,7 @@ STUDY = Study(
         ClaimRecord(
             text="The best decay of attention lies between none and much.",
             source=PAPER,
+            published={"best decay": "≈ 0.1"},
             tests=(ClaimTest(arm=ATTENTION, outcome="test/perplexity", says="inside"),),
         ),
         ClaimRecord(
