@@ -86,6 +86,8 @@ def sweep(model_type: str) -> Row:
                 row.loaded = "eager"
             _try(row, model, batch)
     except TooLong:
+        # what was found so far says nothing of the type
+        row = Row(model_type)
         row.note = f"not tried: more than {SECONDS} s of processor time"
     except ValueError as error:
         row.note = f"not tried: {error}"
@@ -111,10 +113,32 @@ def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
     idle = [f.site.name for f in handle.fitted if not f.kernels]
     handle.remove()
     handle = regularize(model, STRONG)
-    row.strong = f"{float((run(model, batch) - plain).abs().max()) / size:.1g}"
+    moved = float((run(model, batch) - plain).abs().max()) / size
+    row.strong = f"{moved:.1g}"
     handle.remove()
     if idle:
         row.note = f"{len(idle)} layers not run by this batch"
+    elif moved == 0:
+        row.note = _within(model, batch)
+
+
+def _within(model: nn.Module, batch: dict[str, Tensor]) -> str:
+    """Say whether the strong method changes what the layers give, where the model's own output hides it (nearest codes)."""
+    given: list[Tensor] = []
+    layers = [found.site.module for found in hosts.find(model) if found.adapter is not None]
+    hooks = [
+        layer.register_forward_hook(lambda _module, _given, output: given.extend(_tensors(output))) for layer in layers
+    ]
+    run(model, batch)
+    plain = [tensor.clone() for tensor in given]
+    given.clear()
+    handle = regularize(model, STRONG)
+    run(model, batch)
+    handle.remove()
+    for hook in hooks:
+        hook.remove()
+    changed = any(not torch.equal(*pair) for pair in zip(plain, given, strict=True))
+    return "its layers' outputs change, the model's do not" if changed else "nothing changes"
 
 
 def run(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
