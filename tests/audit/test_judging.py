@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headwise.auditing.audit import WeightThresholds, audit
-from headwise.auditing.judging import worst_heads
+from headwise.auditing.judging import distances, worst_heads
 from headwise.auditing.summary import markdown
 
 HEADS, SIZE = 4, 8
@@ -124,6 +124,11 @@ def test_a_figure_that_is_zero_on_most_heads_does_not_drown_the_others():
     scores = {head["head"]: head["score"] for head in worst_heads(records, [], 22)}
     assert scores[20] == 0
     assert 1 < scores[21] <= 10
+
+
+def test_one_or_two_values_have_a_median_and_no_spread():
+    assert distances([0.25]) == (0.25, [0.0])
+    assert distances([1.0, 3.0]) == (2.0, [0.0, 0.0])
 
 
 def test_the_markdown_lists_worst_heads_alerts_and_how_it_was_made(checked):

@@ -61,10 +61,10 @@ def worrying() -> dict[str, str]:
 
 
 def distances(values: list[float]) -> tuple[float, list[float]]:
-    """Give the median, and how many robust standard deviations each value lies from it."""
+    """Give the median, and how many robust standard deviations each value lies from it: 0 where there are too few for a spread."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
-        return math.nan, [0.0] * len(values)
+        return statistics.median(finite) if finite else math.nan, [0.0] * len(values)
     logarithmic = min(finite) > 0
     scaled = [math.log(v) if logarithmic and math.isfinite(v) else v for v in values]
     known = [v for v in scaled if math.isfinite(v)]
