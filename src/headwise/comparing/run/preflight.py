@@ -20,8 +20,8 @@ from headwise.comparing.run.faults import at_fault
 from headwise.comparing.run.part import part_of
 from headwise.comparing.run.start import checkpoint_files
 from headwise.comparing.task import Task
+from headwise.core.settings import suggest
 from headwise.files.errors import StudyError
-from headwise.methods.text import suggest
 
 # what outcomes beside those of evaluations begin with
 OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates")
