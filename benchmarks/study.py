@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -26,41 +27,54 @@ from timing import interleave, machine, ratio
 
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.train import Training, train_epoch
+from headwise.comparing.task import Task
 from headwise.studies.blog_cifar10 import STUDY
 
-STEPS, BATCH = 4, 256
+IMAGES = 1024
+# the block that timm has too: a norm before attention
+PAPER = type(STUDY.task)(name="cifar10", **STUDY.scales["paper"].settings | {"norm": "pre"})
+SMALL = type(STUDY.task)(name="cifar10", **STUDY.scales["small"].settings | {"norm": "pre"})
 
 
 def _data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (STEPS * BATCH, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    return images, torch.randint(0, 10, (STEPS * BATCH,), generator=generator)
+    images = torch.randint(0, 256, (IMAGES, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return images, torch.randint(0, 10, (IMAGES,), generator=generator)
 
 
 def overhead(rounds: int) -> None:
     """Print the time of an epoch through the study's loop over that of a bare loop on the same tensors (bar 1.05)."""
-    task, data = STUDY.task, _data()
-    torch.manual_seed(0)
-    model = task.model()
-    accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
-    training.rates = LearningRate(task, optimizer, 1000)
-    plain = task.model()
-    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    for scale, task, data in (("paper", PAPER, _data()), ("small", SMALL, _data())):
+        torch.manual_seed(0)
+        model = task.model()
+        accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
+        training.rates = LearningRate(task, optimizer, 1000)
+        plain = task.model()
+        plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
 
-    def bare() -> None:
-        images, labels = data
-        for index in torch.randperm(len(images)).split(BATCH):
-            output = plain(task.batch(images[index], None))
-            loss = F.cross_entropy(output, labels[index])
-            plain_optimizer.zero_grad()
-            loss.backward()
-            plain_optimizer.step()
+        def bare(task=task, data=data, plain=plain, plain_optimizer=plain_optimizer) -> int:
+            images, labels = data
+            steps = torch.randperm(len(images)).split(task.batch_size)
+            for index in steps:
+                output = plain(task.batch(images[index], None))
+                loss = F.cross_entropy(output, labels[index])
+                plain_optimizer.zero_grad()
+                loss.backward()
+                plain_optimizer.step()
+            return len(steps)
 
-    runs = {"bare": bare, "study": lambda: train_epoch(training, data, 0, lambda *_: None), "bare again": bare}
-    times = interleave(runs, rounds, warmup=1)
-    print(f"loop overhead, epoch of the blog's ViT, study / bare: {ratio(times, 'study', 'bare'):.3f} (bar 1.05; bare against itself {ratio(times, 'bare again', 'bare'):.3f})")
+        def study(training=training, data=data) -> int:
+            return train_epoch(training, data, 0, lambda *_: None).steps
+
+        if bare() != study():
+            raise AssertionError("the two loops take different numbers of steps: their times cannot be compared")
+        times = interleave({"bare": bare, "study": study, "bare again": bare}, rounds, warmup=1)
+        print(
+            f"loop overhead, {scale} scale of the blog's ViT, batches of {task.batch_size}, {statistics.median(times['bare']):.2f} s an epoch, "
+            f"study / bare: {ratio(times, 'study', 'bare'):.3f} (bar 1.05; bare against itself {ratio(times, 'bare again', 'bare'):.3f})"
+        )
 
 
 def images_per_second(rounds: int) -> None:
@@ -72,7 +86,7 @@ def images_per_second(rounds: int) -> None:
     import timm.layers
     from timm.models.vision_transformer import VisionTransformer
 
-    task, (images, labels) = STUDY.task, _data()
+    task, (images, labels) = PAPER, _data()
     accelerator = Accelerator(cpu=True)
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -86,7 +100,7 @@ def images_per_second(rounds: int) -> None:
     other = VisionTransformer(img_size=32, patch_size=4, qkv_bias=True, attn_layer=Attention, **shape)
     assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
     its_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=task.batch_size, shuffle=True)
 
     def timm_epoch() -> None:
         for batch, target in loader:
@@ -102,7 +116,7 @@ def images_per_second(rounds: int) -> None:
     runs = {"study": lambda: train_epoch(training, (images, labels), 0, lambda *_: None), "timm": timm_epoch, "loading": loading}
     times = interleave(runs, rounds, warmup=1)
     for name in ("study", "timm"):
-        print(f"{name}: {STEPS * BATCH / statistics.median(times[name]):.0f} images/s")
+        print(f"{name}: {IMAGES / statistics.median(times[name]):.0f} images/s")
     print(f"of timm's epoch, torch's DataLoader alone takes {ratio(times, 'loading', 'timm'):.1%}")
 
 
@@ -144,8 +158,27 @@ def jobs() -> None:
     print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")
 
 
+def _bare_loop(task: Task) -> Callable[[], None]:
+    """Give some tens of training steps of a plain model of the task, which leave nothing behind."""
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = task.data("train")[0][: task.batch_size]
+
+    def run() -> None:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(inputs).float().square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
 def growth(rounds: int) -> None:
-    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows)."""
+    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows).
+
+    A bare training loop is timed after every run: a machine whose speed drifts moves both.
+    """
     import psutil
 
     from headwise.comparing.compare import compare
@@ -160,20 +193,30 @@ def growth(rounds: int) -> None:
     torch.set_num_threads(1)
     changes = {"epochs": 1, "train_size": 50, "test_size": 50, "depth": 2, "dim": 16, "head_statistics": ("attention_entropy",)}
     small = DIGITS.model_copy(update={"task": type(DIGITS.task)(**changes), "methods": ("SigmaReparam()",), "seeds": runs // 2})
-    process, seconds, memory = psutil.Process(), [], []
+    process, seconds, bare, memory = psutil.Process(), [], [], []
+    reference = _bare_loop(small.task)
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(small, Path(folder), HereEngine(), PlainLines(io.StringIO()), watch=True)
         for configuration in small.configurations():
             start = time.process_time()
             execute(comparison.order(configuration), lambda event: None)
             seconds.append(time.process_time() - start)
+            start = time.process_time()
+            reference()
+            bare.append(time.process_time() - start)
             memory.append(process.memory_info().rss)
         start, began = time.perf_counter(), time.process_time()
         compare(comparison)
         write(Path(folder))
         took, used = time.perf_counter() - start, time.process_time() - began
-    early, late = statistics.median(seconds[runs // 10 : runs // 4]), statistics.median(seconds[-runs // 5 :])
-    print(f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: {late / early:.2f} x")
+    (early, late), (before, after) = (
+        (statistics.median(times[runs // 10 : runs // 4]), statistics.median(times[-runs // 5 :])) for times in (seconds, bare)
+    )
+    drift = after / before
+    print(
+        f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: {late / early:.2f} x; "
+        f"of a bare loop beside them {drift:.2f} x; run over bare loop {late / early / drift:.2f} x (bar 1.05)"
+    )
     per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (0.7 * runs)
     print(f"memory of the process: {memory[runs // 5] / 2**20:.0f} MiB after {runs // 5} runs, {memory[-1] / 2**20:.0f} MiB at the end, {per_run / 1024:.1f} KiB a run")
     print(f"{runs} finished runs are resumed and reported in {took:.1f} s, {used:.1f} s of processor time (bar 10 s for 500)")
