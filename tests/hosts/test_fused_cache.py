@@ -9,9 +9,9 @@ import transformers as tf
 from torch import Tensor, nn
 
 import headwise
-from headwise import NeuTRENO, RelaxedAttention, ValueResidual
+from headwise import XSA, NeuTRENO, RelaxedAttention, ValueResidual
 
-CARRYING = [NeuTRENO(strength=0.6), ValueResidual(mix=0.5)]
+OWN_VALUES = [NeuTRENO(strength=0.6), ValueResidual(mix=0.5), XSA()]
 
 
 def falcon() -> nn.Module:
@@ -51,7 +51,7 @@ PADDINGS = {"none": torch.ones(2, 7, dtype=torch.long), "left": torch.tensor([[1
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("method", CARRYING, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", OWN_VALUES, ids=lambda m: type(m).__name__)
 def test_falcon_generates_with_a_static_cache_as_without_one(method, padding):
     model, mask = falcon(), PADDINGS[padding]
     plain = generated(model, mask, use_cache=False)
@@ -99,7 +99,7 @@ class Decoder(nn.Module):
             layer.kept = torch.randn(batch, 4, length, 8), torch.randn(batch, 4, length, 8)
 
 
-@pytest.mark.parametrize("method", CARRYING, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", OWN_VALUES, ids=lambda m: type(m).__name__)
 def test_a_cache_of_ones_own_may_be_filled_in_pieces_and_by_samples_of_other_lengths(method):
     model = Decoder().eval()
     headwise.regularize(model, method)

@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, Family
 from torch import Tensor, nn
 
 import headwise
-from headwise import AttnScale, NeuTRENO, RelaxedAttention, ValueResidual
+from headwise import XSA, AttnScale, NeuTRENO, RelaxedAttention, ValueResidual
 from headwise.regularizing.regularize import regularize
 
 GENERATES = [f for f in FAMILIES.values() if f.kind in ("decoder", "encoder-decoder")]
@@ -60,7 +60,7 @@ def test_a_growing_cache_gives_what_whole_forwards_give(family: Family, implemen
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "T5"])
 @pytest.mark.parametrize(
     "method",
-    [NeuTRENO(strength=0.6), RelaxedAttention(gamma=0.4, matched_inference=True)],
+    [NeuTRENO(strength=0.6), XSA(), RelaxedAttention(gamma=0.4, matched_inference=True)],
     ids=lambda m: type(m).__name__,
 )
 def test_a_static_cache_gives_what_a_growing_one_gives(name: str, method: headwise.Method) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from mha_cases import KINDS, LAYOUTS, SOURCES, B, C, Pair, T, calls, case, close, same
+from mha_cases import KINDS, LAYOUTS, SOURCES, B, C, H, Pair, T, calls, case, close, same
 from torch import Tensor, nn
 
 import headwise
-from headwise import AttnScale, DropHead, EntropyPenalty, GatedOutput, InputNoise, NeuTRENO, RelaxedAttention
+from headwise import LSA, XSA, AttnScale, DropHead, EntropyPenalty, GatedOutput, InputNoise, NeuTRENO, RelaxedAttention
 
 
 @pytest.mark.bits
@@ -143,6 +143,29 @@ def test_values_carried_between_layers_are_those_of_the_tokens_and_not_of_extra_
     assert close(again, first)
     assert (carried - expected).abs().max() < 1e-5
     assert weights is None or close(same_weights, weights)
+
+
+@pytest.mark.parametrize("kind", ["packed", "bias_kv", "zero", "both extras"])
+@pytest.mark.parametrize("method", [XSA(), LSA()], ids=lambda m: type(m).__name__)
+def test_a_tokens_own_key_and_value_are_told_from_extra_keys(kind, method):
+    module, x = case(kind).module, torch.randn(B, T, C)
+    nn.init.eye_(module.out_proj.weight)
+    nn.init.zeros_(module.out_proj.bias)
+    q, k, v = nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    if module.bias_k is not None:
+        k, v = (torch.cat([y, one.expand(B, 1, C)], 1) for y, one in ((k, module.bias_k), (v, module.bias_v)))
+    if module.add_zero_attn:
+        k, v = (nn.functional.pad(y, (0, 0, 0, 1)) for y in (k, v))
+    q, k, v = (y.unflatten(-1, (H, C // H)).transpose(1, 2) for y in (q, k, v))
+    s = q @ k.mT / (C // H) ** 0.5
+    if type(method) is LSA:
+        wanted = s.masked_fill(torch.eye(T, k.shape[2], dtype=torch.bool), float("-inf")).softmax(-1) @ v
+    else:
+        o, own = s.softmax(-1) @ v, nn.functional.normalize(v[:, :, :T], dim=-1)
+        wanted = o - (o * own).sum(-1, keepdim=True) * own
+    headwise.regularize(module, method)
+    out = module(x, x, x, need_weights=False)[0]
+    assert (out - wanted.transpose(1, 2).flatten(2)).abs().max() < 1e-5
 
 
 def test_penalties_average_over_real_queries_in_every_layout():

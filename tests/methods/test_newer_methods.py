@@ -102,6 +102,24 @@ def test_the_z_loss_is_the_mean_square_of_the_log_sum_exp_over_real_queries(form
     torch.testing.assert_close(penalty, 0.5 * level[real].mean())
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("level", [-1e4, -1e9, torch.finfo(torch.float32).min, float("-inf")])
+def test_the_z_loss_has_no_gradient_of_padded_queries_whatever_number_hides_their_keys(form, level, causal):
+    q, k, v = (x.requires_grad_() for x in made())
+    seen = (torch.arange(T) >= torch.tensor([0, 3])[:, None])[:, None, None]
+    seen = seen if causal else seen & torch.ones(T, T).tril().bool()
+    mask = torch.zeros(seen.shape).masked_fill(~seen, level)
+    _, penalty = attend_with([ZLoss(strength=0.5)], q, k, v, form=form, mask=mask, causal=causal)
+    q2, k2 = q.detach().requires_grad_(), k.detach().requires_grad_()
+    s = q2 @ k2.mT / D**0.5
+    levels = [s[0, :, i, : i + 1].logsumexp(-1).square().mean() for i in range(T)]
+    levels += [s[1, :, i, 3 : i + 1].logsumexp(-1).square().mean() for i in range(3, T)]
+    wanted = 0.5 * torch.stack(levels).mean()
+    torch.testing.assert_close(penalty, wanted)
+    for got, expected in zip(torch.autograd.grad(penalty, (q, k)), torch.autograd.grad(wanted, (q2, k2)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_sink_takes_its_share_of_every_row(form):
     q, k, v = made()
     logit = torch.tensor([-1.0, 0.0, 2.0])

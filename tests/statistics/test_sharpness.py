@@ -207,6 +207,10 @@ def test_what_cannot_be_read_is_refused_by_name():
         sharpness(lambda: w * 2, [w])
     with pytest.raises(ValueError, match="without a graph"):
         sharpness(lambda: w.detach().sum(), [w])
+    with pytest.raises(ValueError, match="0-d loss with a graph; got a dict"):
+        sharpness(lambda: {"loss": w.sum()}, [w])
+    with pytest.raises(TypeError, match=r"pass a function, such as lambda: .* not a Tensor"):
+        sharpness(w.sum(), [w])
     with pytest.raises(ValueError, match="got none"):
         sharpness(lambda: w.sum(), [torch.ones(1)])
     with pytest.raises(ValueError, match="iterations is at least 1"):

@@ -53,8 +53,12 @@ class MatrixFreeReadings:
         return None if self._statistics is None else self._statistics[0]
 
     def lse(self) -> Tensor:
-        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable."""
-        return self._all()[1]
+        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        lse, mask, allowed = self._all()[1], self.call.mask, self.call.allowed()
+        if allowed is None or mask is None or mask.dtype == torch.bool:
+            return lse
+        # An additive mask leaves its own level there, the lowest number of a dtype often, whose square is infinite.
+        return lse.masked_fill(~allowed.any(-1), 0.0)
 
     def entropy(self) -> Tensor:
         """Give the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""

@@ -153,6 +153,13 @@ class Method:
         """Tell whether the method draws random numbers with its settings; by default what `random` says of the class."""
         return self.random
 
+    def reads_own_tokens(self) -> bool:
+        """Tell whether the method compares a query with its own key or value, which then is among the last `call.queries` of the keys.
+
+        By default what `carries` says of the class. Hosts bring keys into that order where a cache or extra keys stand otherwise.
+        """
+        return self.carries
+
     # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
     # A `Call` knows methods, so that its type cannot stand here; each method's own stage names it.
     if TYPE_CHECKING:

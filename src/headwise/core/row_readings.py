@@ -11,7 +11,7 @@ class RowReadings(Protocol):
     """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for."""
 
     def lse(self) -> Tensor:
-        """Give the log-sum-exp of each row of logits, (B, H, T)."""
+        """Give the log-sum-exp of each row of logits, (B, H, T); 0 in a row without any key."""
         ...
 
     def entropy(self) -> Tensor:

@@ -70,5 +70,5 @@ class HostedSite(CallContext, Protocol):
 
 
 def asks_for_own_tokens(fitted: HostedSite) -> bool:
-    """Tell whether a method here compares tokens with their own values: those that carry values between layers do."""
-    return not fitted.site.is_cross and (fitted.shares_values or any(m.carries for m in fitted.methods))
+    """Tell whether a method here, or one above that gets this layer's values, compares tokens with their own keys or values."""
+    return not fitted.site.is_cross and (fitted.shares_values or any(m.reads_own_tokens() for m in fitted.methods))

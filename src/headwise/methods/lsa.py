@@ -38,6 +38,9 @@ class LSA(Method):
             return "its queries and keys are of different tokens, for this layer pools one of them"
         return None
 
+    def reads_own_tokens(self) -> bool:
+        return self.diagonal
+
     def build(self, site: Site, state: MethodState) -> None:
         # One number in a vector: FSDP2 shards no scalars.
         state.parameter("temperature", torch.ones(1))
@@ -58,8 +61,10 @@ class LSA(Method):
         """Give all keys but a query's own, bool (1, 1, T, N); one that may see no other keeps it."""
         if not self.diagonal:
             return None
-        query = torch.arange(call.queries, device=call.q.device)
+        # With a cache or extra keys the queries' own are the last.
+        first = call.keys - (call.whole or call).queries
         if call.query_block is not None:
-            query = query + call.query_block.start
+            first += call.query_block.start
+        query = torch.arange(first, first + call.queries, device=call.q.device)
         own = (query[:, None] == torch.arange(call.keys, device=call.q.device))[None, None]
         return ~own | (call.allowed_counts() <= 1)

@@ -42,6 +42,9 @@ class XSA(Method):
     def refuse(self, site: Site) -> str | None:
         return "its queries and keys are of different tokens, for this layer pools one of them" if site.pooled else None
 
+    def reads_own_tokens(self) -> bool:
+        return True
+
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         if self.learned:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.attention.softmax import fused
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def attend(
     extra = k.shape[2] - key.shape[0]
     mask, causal = _mask(given, q, extra, query.dtype)
     dropout = module.dropout if module.training else 0.0
-    front = extra > 0 and (fitted.shares_values or any(m.carries for m in fitted.methods))
+    front = extra > 0 and asks_for_own_tokens(fitted)
 
     def original() -> tuple[Tensor, Tensor | None]:
         added = None if mask is None else _added(mask, query.dtype)

@@ -25,6 +25,8 @@ class Hessian:
     """
 
     def __init__(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        if not isinstance(loss, Tensor):
+            raise ValueError(f"the sharpness is that of a 0-d loss with a graph; got a {type(loss).__name__}")
         if loss.dim() or not loss.requires_grad:
             raise ValueError(
                 f"the sharpness is that of a 0-d loss with a graph; got the shape {tuple(loss.shape)}"

@@ -60,6 +60,7 @@ def sharpness(
         tolerance: relative error at which they end.
 
     Raises:
+        TypeError: where `loss` is no function.
         ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated twice, or a
             number is out of range.
 
@@ -73,6 +74,10 @@ def sharpness(
     """
     if iterations < 1 or not tolerance > 0:
         raise ValueError(f"iterations is at least 1 and tolerance above 0, got {iterations} and {tolerance}")
+    if not callable(loss):
+        raise TypeError(
+            f"sharpness() computes the loss itself: pass a function, such as lambda: criterion(model(x), y), not a {type(loss).__name__}"
+        )
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
     learned = [p for p in given if p.requires_grad]
     if not learned:
