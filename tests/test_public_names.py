@@ -113,6 +113,7 @@ WANTED = {("wrong.py", "4"), ("wrong.py", "5")}
 
 @pytest.mark.slow
 def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
+    pytest.importorskip("mypy")
     # Libraries are taken for Any: reading torch alone costs a minute.
     (two_programs / "mypy.ini").write_text(
         f"[mypy]\nmypy_path = {SOURCE.parent}\ncache_dir = {two_programs / 'cache'}\nfollow_imports = silent\n"
@@ -130,6 +131,7 @@ def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path)
 
 @pytest.mark.slow
 def test_pyright_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
+    pytest.importorskip("pyright")
     (two_programs / "pyrightconfig.json").write_text(
         f'{{"include": ["."], "extraPaths": ["{SOURCE.parent}"], "reportWildcardImportFromLibrary": false}}'
     )

@@ -16,8 +16,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 
 def timm_model(name, **settings):
-    import timm
-
+    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     return timm.create_model(name, **FLAT, **settings), {"x": torch.randn(2, 3, 32, 32)}
 
