@@ -8,7 +8,7 @@ import torch
 
 from headwise.comparing.results.records import EpochLine
 from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.examples import Examples, place, size, take
+from headwise.comparing.run.examples import Examples, first, place, size
 from headwise.comparing.run.operations import counter
 from headwise.comparing.run.step_clock import now
 from headwise.comparing.run.train import Training
@@ -25,7 +25,7 @@ def flops_per_step(training: Training, examples: Examples) -> int:
     """
     task, regularized = training.task, training.regularized
     model = training.accelerator.unwrap_model(training.model)
-    part = take(examples, torch.arange(min(task.batch_size, size(examples)), device=place(examples)))
+    part = first(examples, task.batch_size)
     batch = make_batch(task, part, torch.Generator().manual_seed(0))
     model.train()
     with counter() as counted, training.accelerator.autocast():
@@ -39,7 +39,7 @@ def flops_per_step(training: Training, examples: Examples) -> int:
 def inference_seconds(training: Training, examples: Examples) -> float:
     """Give the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
     model, device = training.accelerator.unwrap_model(training.model), place(examples)
-    part = take(examples, torch.arange(min(INFERENCE_BATCH, size(examples)), device=device))
+    part = first(examples, INFERENCE_BATCH)
     batch = make_batch(training.task, part, None)
     model.eval()
     times = []

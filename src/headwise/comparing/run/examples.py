@@ -34,6 +34,11 @@ def take(examples: Examples, index: Any) -> Examples:
     return tuple(take(part, index) for part in examples)
 
 
+def first(examples: Examples, count: int) -> Examples:
+    """Give the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the data."""
+    return take(examples, torch.arange(min(count, size(examples)), device=place(examples)))
+
+
 def move(examples: Examples, device: torch.device) -> Examples:
     """Move examples onto a device, whole."""
     if isinstance(examples, Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headwise.comparing.run.batches import lengths_of, make_batch, run_model
-from headwise.comparing.run.examples import Examples, size, take
+from headwise.comparing.run.examples import Examples, first, size, take
 from headwise.comparing.run.train import Training
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
@@ -44,7 +44,7 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
             observers.append(SiteObserver(fitted, recorder, places.model))
             fitted.observer, fitted.armed = observers[-1], True
         model.eval()
-        _run_through(training, model, take(examples, slice(0, EXAMPLES)))
+        _run_through(training, model, first(examples, EXAMPLES))
         figures = list(_figures(recorder, places))
         matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
     finally:

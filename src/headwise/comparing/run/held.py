@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.run.examples import Examples, move, take
+from headwise.comparing.run.examples import Examples, first, move, take
 from headwise.comparing.run.splits import held_out_examples
 from headwise.comparing.task import Task
 
@@ -37,7 +37,7 @@ class Held:
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
         """Give the first examples of an evaluation; the others stay off the device until they are needed."""
         found = self.ahead(evaluation)
-        return None if found is None else move(take(found, slice(0, count)), self.device)
+        return None if found is None else move(first(found, count), self.device)
 
     def ahead(self, evaluation: Evaluation) -> Examples | None:
         """Give all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""

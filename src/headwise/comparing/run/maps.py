@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.comparing.results.maps_record import LayerMaps, MapsRecord
 from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.examples import Examples, take
+from headwise.comparing.run.examples import Examples, first
 from headwise.comparing.run.train import Training
 from headwise.core.call import Call
 from headwise.statistics.maps import first_map
@@ -45,7 +45,7 @@ def read_maps(training: Training, examples: Examples) -> MapsRecord:
         for place, mapping in seen:
             place.observer, place.armed = mapping, True
         model.eval()
-        batch = make_batch(training.task, take(examples, slice(0, 1)), None)
+        batch = make_batch(training.task, first(examples, 1), None)
         run_model(model, batch.inputs)
     finally:
         places.leave()

@@ -15,7 +15,7 @@ from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
 from headwise.comparing.run.batches import make_batch, run_model
 from headwise.comparing.run.evaluate import add, count_batch, finished, refuse_undecided
-from headwise.comparing.run.examples import Examples, describe, move, size, take
+from headwise.comparing.run.examples import Examples, describe, first, move, size
 from headwise.comparing.run.faults import at_fault
 from headwise.comparing.run.part import part_of
 from headwise.comparing.run.start import checkpoint_files
@@ -151,17 +151,17 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
 
     Raises StudyError with the shapes of what was given.
     """
-    first = next(model.parameters(), None)
-    examples = take(train, slice(0, min(FIRST, task.batch_size, size(train))))
-    if first is not None:
-        examples = move(examples, first.device)
+    weight = next(model.parameters(), None)
+    examples = first(train, min(FIRST, task.batch_size))
+    if weight is not None:
+        examples = move(examples, weight.device)
     batch: Batch | None = None
     output: Any = None
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices_of(model)):
-            batch = make_batch(task, examples, None)
+            batch = make_batch(task, first(examples, FIRST), None)
             output = run_model(model, batch.inputs)
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
@@ -189,8 +189,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
 def _count_twice(task: Task, model: nn.Module, examples: Examples) -> dict[str, float]:
     """Count all of the examples and one of them: sums that cannot be added show by their shapes."""
     plain = Evaluation("train")
-    whole = count_batch(task, plain, model, examples)
-    one = count_batch(task, plain, model, take(examples, slice(0, 1)))
+    whole, one = (count_batch(task, plain, model, first(examples, count)) for count in (FIRST, 1))
     sums = {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
     return finished(task, plain, sums)
 
@@ -204,8 +203,8 @@ def _check_decision(task: Task, found: dict[str, float]) -> None:
 
 def devices_of(model: nn.Module) -> list[int]:
     """Give the CUDA devices whose generators a model draws from."""
-    first = next(model.parameters(), None)
-    return [first.device.index] if first is not None and first.device.type == "cuda" else []
+    weight = next(model.parameters(), None)
+    return [weight.device.index] if weight is not None and weight.device.type == "cuda" else []
 
 
 def _refuse_twice(task: Task, kind: str, names: Iterable[str]) -> None:

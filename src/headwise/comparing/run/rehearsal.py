@@ -15,7 +15,7 @@ from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.batches import lengths_of
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.evaluate import count_batch, explained, finished, made_in
-from headwise.comparing.run.examples import move, take
+from headwise.comparing.run.examples import first, move
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.part import Part, part_of
@@ -73,14 +73,14 @@ def rehearse_summary(task: Task, outcomes: dict[str, float]) -> None:
             raise
 
 
-def rehearse_later(order: Order, first: nn.Module, outcomes: dict[str, float]) -> None:
-    """Build every phase after the first and try it; `first` is the plain model of the first, `outcomes` what it gave.
+def rehearse_later(order: Order, plain: nn.Module, outcomes: dict[str, float]) -> None:
+    """Build every phase after the first and try it; `plain` is the plain model of the first, `outcomes` what it gave.
 
     Raises StudyError for a phase whose data, weights to carry or parameters to learn are not there, naming the phase.
     """
     task, configuration = order.task(), order.configuration
-    device = next(first.parameters()).device
-    shapes, before, known = shapes_of(first), task.phases()[0].name, dict(outcomes)
+    device = next(plain.parameters()).device
+    shapes, before, known = shapes_of(plain), task.phases()[0].name, dict(outcomes)
     for number in range(1, len(task.phases())):
         part = part_of(task, number)
         try:
@@ -135,7 +135,7 @@ def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> di
 
 
 def _first(examples: Any, device: torch.device) -> Any:
-    return None if examples is None else move(take(examples, slice(0, FIRST)), device)
+    return None if examples is None else move(first(examples, FIRST), device)
 
 
 def _key(order: Order) -> str:

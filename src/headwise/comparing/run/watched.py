@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.comparing.results.digests import HEALTH
 from headwise.comparing.results.records import Divergence
 from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.examples import Examples, move, size, take
+from headwise.comparing.run.examples import Examples, first, move
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.train import Training
 from headwise.comparing.task import Task
@@ -50,13 +50,12 @@ def watch_run(order: Order, training: Training, model: nn.Module, train: Example
 def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callable[[], Tensor]:
     """Give the loss that is trained, penalties included, on the first `watch_examples` training examples."""
     task, regularized = training.task, training.regularized
-    chosen = take(train, slice(0, min(task.watch_examples, size(train))))
 
     def loss() -> Tensor:
         # the model's own dropout is that of every other reading
         torch.manual_seed(0)
         # made anew each time: a large batch need not lie on the device between readings
-        batch = make_batch(task, move(chosen, training.accelerator.device), None)
+        batch = make_batch(task, move(first(train, task.watch_examples), training.accelerator.device), None)
         found = task.loss(run_model(model, batch.inputs), batch.targets)
         return found if regularized is None else found + regularized.loss()
 
