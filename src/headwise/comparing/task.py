@@ -188,6 +188,11 @@ class Task(Recipe, ABC):
         return f"{self.decides_on}/{self.all_metrics()[0].name}"
 
 
+def has_mean_metric(task: Task) -> bool:
+    """Tell whether `metric` is what a batch is judged by; a task that counts is judged on whole splits alone."""
+    return not task.metrics and type(task).count is Task.count
+
+
 def logits_of(output: Any) -> Tensor:
     """Give the logits of a model's output: the output itself, or its field of that name."""
     return getattr(output, "logits", output)

@@ -46,6 +46,11 @@ def _check_data(arm: Arm, task: Task) -> None:
     if not names:
         return
     changed = arm.task(task)
+    if _trained(changed) != _trained(task):
+        raise StudyError(
+            f"its changes ({', '.join(names)}) train it on {', '.join(_trained(changed))}, the baseline on "
+            f"{', '.join(_trained(task))}, and then a seed makes no pair. Change this for all arms with --set."
+        )
     for split in _splits(task):
         if not _equal(examples_of(task, split), examples_of(changed, split)):
             raise StudyError(
@@ -56,10 +61,13 @@ def _check_data(arm: Arm, task: Task) -> None:
 
 def _splits(task: Task) -> list[str]:
     """Name the splits that runs of a task train on and are judged on."""
-    trained = [phase.data for phase in task.phases()]
     judged = [evaluation.split for evaluation in evaluations_of(task)]
     # what an evaluation calls "train" is what its phase trains on
-    return list(dict.fromkeys([*trained, "validation", *(split for split in judged if split != "train")]))
+    return list(dict.fromkeys([*_trained(task), "validation", *(split for split in judged if split != "train")]))
+
+
+def _trained(task: Task) -> list[str]:
+    return list(dict.fromkeys(phase.data for phase in task.phases()))
 
 
 def _equal(one: Any, other: Any) -> bool:

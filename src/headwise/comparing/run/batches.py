@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.comparing.batch import Batch
 from headwise.comparing.run.configuration import derive
-from headwise.comparing.run.examples import Examples, describe, move, place, size
+from headwise.comparing.run.examples import Examples, describe, first, move, place, size
 from headwise.comparing.task import Task
 from headwise.files.errors import StudyError
 
@@ -57,7 +57,7 @@ def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, 
     per_batch = task.batch_size if tokens is None else max(1, int(tokens / lengths.double().mean()))
     batches: list[Tensor] = []
     for pool in order.split(POOL * per_batch):
-        batches += _cut(task, pool[lengths[pool].argsort(stable=True)], lengths, task.batch_size)
+        batches += cut_by_length(task, pool[lengths[pool].argsort(stable=True)], lengths, task.batch_size)
     return [batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()]
 
 
@@ -66,7 +66,7 @@ def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int
     if lengths is None:
         return list(torch.arange(rank, count, world).split(task.evaluation_batch_size))
     order = lengths.argsort(stable=True)[rank::world]
-    return _cut(task, order, lengths, task.evaluation_batch_size)
+    return cut_by_length(task, order, lengths, task.evaluation_batch_size)
 
 
 def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int, epoch: int = 1) -> int:
@@ -76,6 +76,17 @@ def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int, epoch
     else:
         batches = len(training_batches(task, count, lengths, seed, epoch))
     return math.ceil(batches / task.accumulation)
+
+
+def first_batch(task: Task, examples: Examples, count: int) -> Examples:
+    """Give a copy of the first examples, at most `count` and no more than a batch may hold."""
+    found = first(examples, count)
+    if task.tokens_per_batch is None:
+        return found
+    lengths = lengths_of(task, found)
+    assert lengths is not None, "batches bounded by tokens have lengths"
+    padded = lengths.cummax(0).values * torch.arange(1, size(found) + 1)
+    return first(found, int((padded <= task.tokens_per_batch).sum()))
 
 
 def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
@@ -111,7 +122,7 @@ def run_model(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs)
 
 
-def _cut(task: Task, order: Tensor, lengths: Tensor, most: int) -> list[Tensor]:
+def cut_by_length(task: Task, order: Tensor, lengths: Tensor, most: int) -> list[Tensor]:
     """Cut examples sorted by length into batches of so many examples, or within so many tokens, padding counted."""
     tokens = task.tokens_per_batch
     if tokens is None:

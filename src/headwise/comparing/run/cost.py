@@ -6,9 +6,11 @@ import statistics
 
 import torch
 
+from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.results.records import EpochLine
-from headwise.comparing.run.batches import make_batch, run_model
-from headwise.comparing.run.examples import Examples, first, place, size
+from headwise.comparing.run.batches import first_batch, make_batch, run_model, training_batches
+from headwise.comparing.run.evaluate import forward_of
+from headwise.comparing.run.examples import Examples, first, place, size, take
 from headwise.comparing.run.operations import counter
 from headwise.comparing.run.step_clock import now
 from headwise.comparing.run.train import Training
@@ -21,12 +23,12 @@ REPEATS = 3
 def flops_per_step(training: Training, examples: Examples) -> int:
     """Count the floating-point operations of one optimizer step by torch's counter: matrix products and attention.
 
-    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped.
+    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped. Where lengths differ
+    it is a step of batches of middle size.
     """
     task, regularized = training.task, training.regularized
     model = training.accelerator.unwrap_model(training.model)
-    part = first(examples, task.batch_size)
-    batch = make_batch(task, part, torch.Generator().manual_seed(0))
+    batch = make_batch(task, _middle_batch(training, examples), torch.Generator().manual_seed(0))
     model.train()
     with counter() as counted, training.accelerator.autocast():
         loss = task.loss(run_model(model, batch.inputs), batch.targets)
@@ -35,18 +37,29 @@ def flops_per_step(training: Training, examples: Examples) -> int:
     return counted.get_total_flops() * task.accumulation
 
 
+def _middle_batch(training: Training, examples: Examples) -> Examples:
+    """Give the examples of one training batch; of the first epoch's batches the one of middle size where lengths differ."""
+    task, lengths = training.task, training.lengths
+    if lengths is None:
+        return first(examples, task.batch_size)
+    batches = training_batches(task, size(examples), lengths, training.seed, 1)
+    by_size = sorted(batches, key=lambda batch: len(batch) * int(lengths[batch].max()))
+    return take(examples, by_size[len(batches) // 2].to(place(examples)))
+
+
 @torch.no_grad()
-def inference_seconds(training: Training, examples: Examples) -> float:
+def inference_seconds(training: Training, evaluation: Evaluation, examples: Examples) -> float:
     """Give the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
     model, device = training.accelerator.unwrap_model(training.model), place(examples)
-    part = first(examples, INFERENCE_BATCH)
-    batch = make_batch(training.task, part, None)
+    part = first_batch(training.task, examples, INFERENCE_BATCH)
+    batch = make_batch(training.task, part, None, evaluation.batch)
+    forward = forward_of(evaluation)
     model.eval()
     times = []
     for _ in range(1 + REPEATS):
         start = now(device)
         with training.accelerator.autocast():
-            run_model(model, batch.inputs)
+            forward(model, batch.inputs)
         times.append(now(device) - start)
     # the first one warms up
     return statistics.median(times[1:]) / size(part)

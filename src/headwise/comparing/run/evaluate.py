@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +79,17 @@ def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Exampl
     return {name: _wide(value) for name, value in sums.items()}
 
 
+def forward_of(evaluation: Evaluation) -> Callable[[Any, Any], Any]:
+    """Give what reads the inputs of an evaluation in one pass: the plain forward, unless its batches are its own."""
+    return evaluation.output or run_model if evaluation.batch is not None else run_model
+
+
+def answer(training: Training, evaluation: Evaluation, examples: Examples) -> None:
+    """Run the model on a batch of an evaluation, for those who watch it meanwhile."""
+    batch = make_batch(training.task, examples, None, evaluation.batch)
+    forward_of(evaluation)(training.accelerator.unwrap_model(training.model), batch.inputs)
+
+
 def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tensor | Rows:
     """Add two sums, or put rows together; raise StudyError for a sum whose shape changes."""
     if isinstance(one, Rows) and isinstance(other, Rows):
@@ -129,8 +140,8 @@ def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:
     bad = [name for name, value in metrics.items() if not math.isfinite(value)]
     if bad and math.isfinite(metrics.get("loss", 0.0)):
         raise StudyError(
-            f"{type(task).__name__}: the metric {bad[0]!r} of {evaluation!r} is {metrics[bad[0]]} at the end of training, while "
-            "the loss is a number. Let finish() say what an undefined figure counts as."
+            f"{type(task).__name__}: the metric {bad[0]!r} of {evaluation!r} is {metrics[bad[0]]}, while the loss "
+            "is a number. Let finish() say what an undefined figure counts as."
         )
 
 

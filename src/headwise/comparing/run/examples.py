@@ -31,7 +31,7 @@ def take(examples: Examples, index: Any) -> Examples:
         return examples[index]
     if isinstance(examples, dict):
         return {key: take(part, index) for key, part in examples.items()}
-    return tuple(take(part, index) for part in examples)
+    return _like(examples, [take(part, index) for part in examples])
 
 
 def first(examples: Examples, count: int) -> Examples:
@@ -46,10 +46,13 @@ def move(examples: Examples, device: torch.device) -> Examples:
     if isinstance(examples, dict):
         return {key: move(part, device) for key, part in examples.items()}
     if isinstance(examples, (tuple, list)):
-        # a named tuple stays one
-        parts = [move(part, device) for part in examples]
-        return type(examples)(*parts) if hasattr(examples, "_fields") else tuple(parts)
+        return _like(examples, [move(part, device) for part in examples])
     return examples
+
+
+def _like(examples: Any, parts: list[Any]) -> Any:
+    # a named tuple stays one
+    return type(examples)(*parts) if hasattr(examples, "_fields") else tuple(parts)
 
 
 def size(examples: Examples) -> int:

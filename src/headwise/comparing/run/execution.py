@@ -10,7 +10,6 @@ import torch
 from filelock import FileLock, Timeout
 from torch import nn
 
-from headwise.comparing.phase import Phase
 from headwise.comparing.results.digests import HEALTH, digests
 from headwise.comparing.results.records import Divergence, RunResult
 from headwise.comparing.run.batches import epoch_steps
@@ -19,7 +18,7 @@ from headwise.comparing.run.damage import clear_damage
 from headwise.comparing.run.examples import move, size
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order, is_first_process
-from headwise.comparing.run.outcome import describe_epoch, describe_result, measure
+from headwise.comparing.run.outcome import describe_epoch, describe_result, judge, measure
 from headwise.comparing.run.part import Part, part_of
 from headwise.comparing.run.preflight import evaluations_of
 from headwise.comparing.run.prepare import Carried, accelerator_of, leave, prepare
@@ -28,6 +27,7 @@ from headwise.comparing.run.splits import training_examples
 from headwise.comparing.run.state import RunState, checkpoint_of, load_state, restore
 from headwise.comparing.run.times import save_times, with_times, without_times
 from headwise.comparing.run.train import Training, train_epoch
+from headwise.comparing.task import has_mean_metric
 from headwise.files.durable import append_line, read_lines, restore_lines, write_json
 from headwise.files.errors import StudyError
 
@@ -99,7 +99,9 @@ def _phase(
         elif state.phase:
             _keep(order, training, state)
         state, divergence = _train(order, part, training, held, state, tell)
-        outcomes = {} if divergence else _of_phase(training, held, part.phase)
+        outcomes: dict[str, float] = {}
+        if divergence is None:
+            outcomes, divergence = _of_phase(training, held, part)
         if part.following is not None and divergence is None:
             return state.following(outcomes), leave(training, part), None
         result = describe_result(order, training, state.history, divergence, held, state.outcomes | outcomes)
@@ -148,11 +150,13 @@ def _is_over(training: Training, state: RunState) -> bool:
     return state.done >= training.task.epochs
 
 
-def _of_phase(training: Training, held: Held, phase: Phase) -> dict[str, float]:
-    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>."""
-    wanted = [evaluation for evaluation in held.evaluations if evaluation.when == "phase"]
-    found = measure(training, held.only(wanted), "phase")
-    return {f"{phase.name}/{name}": value for name, value in found.items()}
+def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
+    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>; a loss that is no number is a divergence."""
+    wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
+    found = measure(training, wanted, "phase")
+    # those of the last phase are judged with all the others
+    divergence = judge(training, wanted, found) if part.following is not None else None
+    return {f"{part.phase.name}/{name}": value for name, value in found.items()}, divergence
 
 
 def _restore_streams(order: Order, state: RunState) -> None:
@@ -180,7 +184,7 @@ def _progress(
     per_epoch = epoch_steps(task, size(held.train), training.lengths, training.seed)
     total = task.steps or per_epoch * task.epochs
     before, start = training.step - training.first_step, time.perf_counter()
-    name = "" if task.metrics else task.metric_name
+    name = task.metric_name if has_mean_metric(task) else ""
 
     def report(step: int, loss: float, metric: float) -> None:
         share = min(1.0, (before + step) / total)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from headwise.comparing.run.batches import lengths_of, make_batch, run_model
+from headwise.comparing.evaluation import Evaluation
+from headwise.comparing.run.batches import cut_by_length, lengths_of
+from headwise.comparing.run.evaluate import answer
 from headwise.comparing.run.examples import Examples, first, size, take
 from headwise.comparing.run.train import Training
 from headwise.statistics import STATISTICS
@@ -27,7 +28,7 @@ EXAMPLES = 512
 
 
 @torch.no_grad()
-def read_heads(training: Training, examples: Examples) -> dict[str, float]:
+def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
     """Give heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
 
     `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
@@ -44,7 +45,7 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
             observers.append(SiteObserver(fitted, recorder, places.model))
             fitted.observer, fitted.armed = observers[-1], True
         model.eval()
-        _run_through(training, model, first(examples, EXAMPLES))
+        _run_through(training, evaluation, first(examples, EXAMPLES))
         figures = list(_figures(recorder, places))
         matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
     finally:
@@ -57,12 +58,15 @@ def read_heads(training: Training, examples: Examples) -> dict[str, float]:
     return _outcomes(figures) | _of_matrices({one.name: value for one, value in matrices.items()})
 
 
-def _run_through(training: Training, model: Any, examples: Examples) -> None:
+def _run_through(training: Training, evaluation: Evaluation, examples: Examples) -> None:
     task, lengths = training.task, lengths_of(training.task, examples)
-    order = torch.arange(size(examples)) if lengths is None else lengths.argsort(stable=True)
-    for index in order.split(min(task.batch_size, task.evaluation_batch_size)):
-        batch = make_batch(task, take(examples, index.to(training.accelerator.device)), None)
-        run_model(model, batch.inputs)
+    most = min(task.batch_size, task.evaluation_batch_size)
+    if lengths is None:
+        parts = list(torch.arange(size(examples)).split(most))
+    else:
+        parts = cut_by_length(task, lengths.argsort(stable=True), lengths, most)
+    for index in parts:
+        answer(training, evaluation, take(examples, index.to(training.accelerator.device)))
 
 
 def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.run.examples import Examples, first, move, take
+from headwise.comparing.run.batches import first_batch
+from headwise.comparing.run.examples import Examples, move, take
 from headwise.comparing.run.splits import held_out_examples
 from headwise.comparing.task import Task
 
@@ -37,7 +38,7 @@ class Held:
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
         """Give the first examples of an evaluation; the others stay off the device until they are needed."""
         found = self.ahead(evaluation)
-        return None if found is None else move(first(found, count), self.device)
+        return None if found is None else move(first_batch(self.task, found, count), self.device)
 
     def ahead(self, evaluation: Evaluation) -> Examples | None:
         """Give all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""
@@ -51,11 +52,11 @@ class Held:
             return found
         return take(found, slice(0, evaluation.limit))
 
-    def judged(self) -> Examples:
-        """Give the examples that the deciding evaluation is made on."""
+    def judged(self) -> tuple[Evaluation, Examples]:
+        """Give the deciding evaluation and the examples it is made on; training's where a trial may not see them."""
         deciding = next(e for e in self.evaluations if e.name == self.task.decides_on)
         found = self.examples(deciding)
-        return self.train if found is None else found
+        return (Evaluation("train"), self.train) if found is None else (deciding, found)
 
     def only(self, evaluations: list[Evaluation]) -> Held:
         """Give the same splits with fewer evaluations."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.results.maps_record import LayerMaps, MapsRecord
-from headwise.comparing.run.batches import make_batch, run_model
+from headwise.comparing.run.evaluate import answer
 from headwise.comparing.run.examples import Examples, first
 from headwise.comparing.run.train import Training
 from headwise.core.call import Call
@@ -34,7 +35,7 @@ class _Mapping:
 
 
 @torch.no_grad()
-def read_maps(training: Training, examples: Examples) -> MapsRecord:
+def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
     """Give the maps of the first and last self attention on the first example, as the softmax gives them."""
     model = training.accelerator.unwrap_model(training.model)
     places = Places(model, None)
@@ -45,8 +46,7 @@ def read_maps(training: Training, examples: Examples) -> MapsRecord:
         for place, mapping in seen:
             place.observer, place.armed = mapping, True
         model.eval()
-        batch = make_batch(training.task, first(examples, 1), None)
-        run_model(model, batch.inputs)
+        answer(training, evaluation, first(examples, 1))
     finally:
         places.leave()
     return MapsRecord(

@@ -20,6 +20,7 @@ from headwise.comparing.run.summary import summarized
 from headwise.comparing.run.train import Epoch, Training
 from headwise.comparing.run.watched import watched_outcomes
 from headwise.files.durable import write_json
+from headwise.files.errors import StudyError
 from headwise.files.provenance import device_hardware
 
 # what an evaluation may name itself after: each of these is more or at least as frequent as the one before
@@ -74,7 +75,7 @@ def describe_result(
     metrics: dict[str, float | None] = {}
     if divergence is None:
         measured = _at_the_end(training, history, held)
-        divergence = _judge(training, held, measured)
+        divergence = judge(training, held, measured)
         if divergence is None:
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
@@ -124,7 +125,8 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
     return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
 
 
-def _judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
+def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
+    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric that is none."""
     for evaluation in held.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
@@ -149,7 +151,14 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
         for name in names
         if f"train/{name}" in outcomes and f"test/{name}" in outcomes
     }
-    return gaps | summarized(task, outcomes)
+    own = summarized(task, outcomes)
+    undefined = [name for name, value in own.items() if not math.isfinite(value)]
+    if undefined:
+        raise StudyError(
+            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an undefined figure "
+            "counts as, or leave it out."
+        )
+    return gaps | own
 
 
 def _costs(
@@ -168,13 +177,13 @@ def _costs(
     }
     heads: dict[str, float] = {}
     if finished and order.configuration.purpose == "final":
-        judged = held.judged()
+        deciding, judged = held.judged()
         if training.task.head_statistics:
-            heads = read_heads(training, judged)
+            heads = read_heads(training, deciding, judged)
         if training.task.shows_maps:
-            maps = read_maps(training, judged)
+            maps = read_maps(training, deciding, judged)
             if is_first_process():
                 write_json(order.folder / MAPS, maps.model_dump(mode="json"))
-        costs["inference_seconds_per_example"] = inference_seconds(training, judged)
+        costs["inference_seconds_per_example"] = inference_seconds(training, deciding, judged)
         costs["flops_per_step"] = flops_per_step(training, held.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

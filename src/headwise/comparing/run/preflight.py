@@ -13,7 +13,7 @@ from headwise.comparing.batch import Batch
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
-from headwise.comparing.run.batches import make_batch, run_model
+from headwise.comparing.run.batches import first_batch, make_batch, run_model
 from headwise.comparing.run.evaluate import add, count_batch, finished, refuse_undecided
 from headwise.comparing.run.examples import Examples, describe, first, move, size
 from headwise.comparing.run.faults import at_fault
@@ -152,7 +152,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
     Raises StudyError with the shapes of what was given.
     """
     weight = next(model.parameters(), None)
-    examples = first(train, min(FIRST, task.batch_size))
+    examples = first_batch(task, train, min(FIRST, task.batch_size))
     if weight is not None:
         examples = move(examples, weight.device)
     batch: Batch | None = None

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.arms.fit import fit
 from headwise.comparing.phase import Phase
-from headwise.comparing.run.batches import epoch_steps, lengths_of, make_batch
+from headwise.comparing.run.batches import epoch_steps, first_batch, lengths_of, make_batch
 from headwise.comparing.run.configuration import derive
-from headwise.comparing.run.examples import Examples, first, move, size
+from headwise.comparing.run.examples import Examples, move, size
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.optimizer import build_optimizer
@@ -79,7 +79,7 @@ def prepare(
     arm = read_arm(configuration.arm, task)
     lengths = lengths_of(task, train)
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths, configuration.draws)
-    example = make_batch(task, move(first(train, 2), accelerator.device), None).inputs
+    example = make_batch(task, move(first_batch(task, train, 2), accelerator.device), None).inputs
     seed = derive(configuration.draws, "methods", *later)
     regularized = fit(arm, model, example=example, seed=seed, steps=steps) if phase.methods else None
     if before is not None and before.fitted and phase.start == "previous":

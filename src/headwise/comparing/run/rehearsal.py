@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.run.batches import lengths_of
+from headwise.comparing.run.batches import first_batch, lengths_of
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.evaluate import count_batch, explained, finished, made_in
-from headwise.comparing.run.examples import first, move
+from headwise.comparing.run.examples import move
 from headwise.comparing.run.held import Held
 from headwise.comparing.run.job import Order
 from headwise.comparing.run.part import Part, part_of
@@ -112,7 +112,7 @@ def _try_phase(
         check_carried(phase, model, shapes, f"phase {before!r}")
     check_learned(phase, model)
     check_first_batch(task, model, train, last=part.following is None)
-    few, held_out = (_first(examples, device) for examples in (train, validation))
+    few, held_out = (_first(task, examples, device) for examples in (train, validation))
     held = Held(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
     return model, rehearse(part, model, held)
 
@@ -134,8 +134,8 @@ def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> di
         return dict.fromkeys((metric.name for metric in task.all_metrics()), float("nan"))
 
 
-def _first(examples: Any, device: torch.device) -> Any:
-    return None if examples is None else move(first(examples, FIRST), device)
+def _first(task: Task, examples: Any, device: torch.device) -> Any:
+    return None if examples is None else move(first_batch(task, examples, FIRST), device)
 
 
 def _key(order: Order) -> str:

@@ -21,7 +21,7 @@ from headwise.comparing.run.divergence import Smoothed
 from headwise.comparing.run.examples import Examples, place, size, take
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.step_clock import Clock, counted
-from headwise.comparing.task import Task
+from headwise.comparing.task import Task, has_mean_metric
 
 
 @dataclass
@@ -98,7 +98,7 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     apart = Apart.model_validate(training.clock.apart)
     if kept < done:
         seconds, apart = seconds * kept / done, Apart()
-    return Epoch(mean_loss, None if training.task.metrics else mean_metric, seconds, kept, apart, divergence)
+    return Epoch(mean_loss, mean_metric if has_mean_metric(training.task) else None, seconds, kept, apart, divergence)
 
 
 def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Divergence | None:
@@ -156,7 +156,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
         total = loss if regularized is None else loss + regularized.loss()
         (total if share is None else total * share).backward()
     with torch.no_grad():
-        metric = float("nan") if task.metrics else task.metric(output, batch.targets)
+        metric = task.metric(output, batch.targets) if has_mean_metric(task) else float("nan")
         return (loss.detach(), metric) if share is None else (loss.detach() * share, metric * share)
 
 
