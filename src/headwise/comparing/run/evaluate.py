@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Rows
@@ -36,11 +36,15 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
         examples = take(examples, slice(0, evaluation.limit))
     lengths, device = lengths_of(task, examples), place(examples)
     parts = evaluation_batches(task, size(examples), lengths, accelerator.process_index, accelerator.num_processes)
-    training.model.eval()
+    # the plain model: an evaluation may call more of it than its forward, and processes may have unequal numbers of batches
+    model = accelerator.unwrap_model(training.model)
+    if accelerator.num_processes > 1:
+        _share_buffers(model)
+    model.eval()
     found: dict[str, Any] = {}
     with explained(task, evaluation, examples):
         for index in parts:
-            for name, value in count_batch(task, evaluation, training.model, take(examples, index.to(device))).items():
+            for name, value in count_batch(task, evaluation, model, take(examples, index.to(device))).items():
                 found[name] = add(found[name], value, name, task) if name in found else value
     if accelerator.num_processes > 1:
         found = _over_processes(task, found, device)
@@ -161,6 +165,12 @@ def _wide(value: Tensor | Rows) -> Tensor | Rows:
     if isinstance(value, Rows):
         return value
     return value.double() if value.is_floating_point() else value.long()
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
+    for buffer in model.buffers():
+        torch.distributed.broadcast(buffer, 0)
 
 
 def _over_processes(task: Task, own: dict[str, Any], device: torch.device) -> dict[str, Any]:

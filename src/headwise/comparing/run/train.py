@@ -107,9 +107,8 @@ def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Diverge
 
 def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Tensor, ...]]:
     """Give the batches of each optimizer step of an epoch, whole: every process takes its part of each."""
-    task, world = training.task, training.accelerator.num_processes
+    task = training.task
     batches = training_batches(task, size(examples), training.lengths, training.seed, epoch)
-    batches = [batch for batch in batches if len(batch) >= world]
     # one copy to the device
     parts = torch.cat(batches).to(place(examples)).split([len(batch) for batch in batches])
     together = task.accumulation
@@ -123,9 +122,10 @@ def _step(
     """Take optimizer step `number`, counted from 1 over the run, on one or several batches; give loss, metric and weight."""
     task, accelerator, regularized = training.task, training.accelerator, training.regularized
     world, rank = accelerator.num_processes, accelerator.process_index
-    own = [index[rank::world] for index in group] if world > 1 else group
+    # a process without an example takes one whose loss counts nothing: all must meet after every step
+    own = [index[rank::world] if len(index) > rank else index[:1] for index in group] if world > 1 else group
     batches = [make_batch(task, take(examples, index), augment) for index in own]
-    shares, weight = _shares(training, group, own, batches)
+    shares, weight = _shares(training, group, batches)
     if training.rates is not None:
         training.rates.before_step(number - 1 - training.first_step)
     training.optimizer.zero_grad()
@@ -160,17 +160,19 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
         return (loss.detach(), metric) if share is None else (loss.detach() * share, metric * share)
 
 
-def _shares(
-    training: Training, group: tuple[Tensor, ...], own: Any, batches: list[Batch]
-) -> tuple[list[Any], Tensor | float]:
+def _shares(training: Training, group: tuple[Tensor, ...], batches: list[Batch]) -> tuple[list[Any], Tensor | float]:
     """Give each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the epoch's."""
     task, world = training.task, training.accelerator.num_processes
+    rank = training.accelerator.process_index
     if type(task).weight is Task.weight:
         total = sum(map(len, group))
         if len(group) == 1 and world == 1:
             return [None], total
-        return [len(index) * world / total for index in own], total
-    weights = [task.weight(batch.targets) for batch in batches]
+        counts = [len(index[rank::world]) for index in group]
+        return [count * world / total for count in counts], total
+    weights = [
+        task.weight(batch.targets) if len(index) > rank else 0.0 for index, batch in zip(group, batches, strict=True)
+    ]
     if len(group) == 1 and world == 1:
         return [None], weights[0]
     device = training.accelerator.device
