@@ -224,9 +224,10 @@ def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):
         ("NeuTRENO(strength={0,1}) | epochs={1,2}", "needs one setting with values in braces"),
         ("NeuTRENO(strength={0.1})", "needs at least two values, each once"),
         ("NeuTRENO(strength={0.1,0.1})", "needs at least two values, each once"),
+        ("baseline | divergence_factor={2,inf}", "'inf' is no finite number, and an axis has an order"),
         (
             "baseline | optimizer={sgd,adam}",
-            "'sgd' is no number, and an axis has an order. Give each as an arm: --method",
+            "'sgd' is no finite number, and an axis has an order. Give each as an arm: --method",
         ),
         ("DropHead(p={0,2})", "at p=2: DropHead: p must lie in"),
     ],

@@ -32,6 +32,8 @@ VALUES = [
     ("word", "none"),
     ("word", ""),
     ("anything", (1, "1", None)),
+    ("anything", (True, 1, "true")),
+    ("between", (-0.5, float("inf"))),
 ]
 
 

@@ -31,6 +31,7 @@ class Unusual(Task):
     pairs: tuple[tuple[int | None, str], ...] = ()
     table: dict[str, Path] = {}
     anything: Any = None
+    between: tuple[float, float] = (0.0, 1.0)
 
     def model(self):
         return VisionTransformer(

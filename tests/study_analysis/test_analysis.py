@@ -48,6 +48,11 @@ def test_equal_values_have_an_interval_of_no_width(count):
     assert (found.low, found.high) == (0.25, 0.25)
 
 
+def test_values_that_differ_by_rounding_alone_are_equal():
+    found = interval([0.9] * 19 + [0.9000000000000001])
+    assert found.low == found.high == found.mean == pytest.approx(0.9)
+
+
 def test_students_t_covers_as_claimed_where_the_percentile_bootstrap_of_five_does_not():
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(2000, 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
@@ -14,7 +15,7 @@ from headwise.comparing.results.records import AxisRecord, ClaimRecord
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
 from headwise.comparing.task import Task
 from headwise.comparing.task_place import source_file
-from headwise.comparing.task_source import file_digests, source_digest
+from headwise.comparing.task_source import file_digests, files_read, source_digest
 
 # the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
 BLOG_METHODS = (
@@ -114,10 +115,12 @@ class Study(BaseModel):
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
         """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
         read = read_arm(arm, self.task)
-        settings = read.task(self.task).model_dump(mode="json") | changes.pop("settings", {})
+        task = read.task(self.task)
+        settings = task.model_dump(mode="json") | changes.pop("settings", {})
         return RunConfiguration(
             study=self.name,
-            **self._origin,
+            **self._source,
+            data=self._digests_of(task),
             settings=settings,
             arm=arm,
             methods=read.resolved(),
@@ -129,19 +132,16 @@ class Study(BaseModel):
         )
 
     @property
-    def _origin(self) -> dict[str, Any]:
-        return {**self._source, "data": self._digests}
-
-    @property
     def _source(self) -> dict[str, Any]:
         # where a class or a file lies changes no number; what it says does
         file = source_file(self.task_place)
         name = self.task_place.rpartition(":")[2]
         return {"task": name, "task_source": source_digest(file) if file else None}
 
-    @property
-    def _digests(self) -> dict[str, str]:
-        # reading large data files once is enough
-        if "digests" not in self.__dict__:
-            self.__dict__["digests"] = file_digests(self.task)
-        return self.__dict__["digests"]
+    def _digests_of(self, task: Task) -> dict[str, str]:
+        # reading large files once is enough; an arm may read others, such as another checkpoint to start from
+        known: dict[tuple[Path, ...], dict[str, str]] = self.__dict__.setdefault("digests", {})
+        files = tuple(files_read(task))
+        if files not in known:
+            known[files] = file_digests(task)
+        return known[files]

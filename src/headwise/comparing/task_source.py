@@ -61,17 +61,26 @@ def source_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def file_digests(task: Task) -> dict[str, str]:
-    """Give the SHA-256 of each file the task's data comes from, by name."""
+def files_read(task: Task) -> list[Path]:
+    """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start from."""
     starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
-    digests = {}
-    for path in (*task.files(), *starts):
+    return list(dict.fromkeys((*task.files(), *starts)))
+
+
+def file_digests(task: Task) -> dict[str, str]:
+    """Give the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
+    digests: dict[str, str] = {}
+    for path in files_read(task):
         if not path.is_file():
             raise StudyError(
                 f"{type(task).__name__} reads {path}, which does not exist. Check the setting that names it."
             )
+        name, number = path.name, 1
+        while name in digests:
+            number += 1
+            name = f"{path.name} ({number})"
         with open(path, "rb") as stream:
-            digests[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
     return digests
 
 

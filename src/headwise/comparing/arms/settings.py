@@ -73,11 +73,28 @@ def _candidates(text: str) -> list[Any]:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError):
-        inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
-        words = [word.strip() for word in inside[1].removesuffix(",").split(",")] if inside else []
-        # texts of a tuple stand bare too, as one text does
-        return [tuple(words), text] if words and all(map(BARE.match, words)) else [text]
+        return [*_tuples(text), text]
     return [value] if isinstance(value, str) else [value, text]
+
+
+def _tuples(text: str) -> list[Any]:
+    """Give what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then texts alone."""
+    inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
+    parts = split(inside[1].strip().removesuffix(","), ",") if inside else []
+    if not all(parts):
+        return []
+    try:
+        values = [_part(part) for part in parts]
+    except (ValueError, SyntaxError, MemoryError):
+        return []
+    found = [tuple(values)] if parts else []
+    return [*found, tuple(parts)] if parts and all(map(BARE.match, parts)) else found
+
+
+def _part(text: str) -> Any:
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    return text if BARE.match(text) else ast.literal_eval(text)
 
 
 def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:

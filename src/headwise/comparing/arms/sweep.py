@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from headwise.comparing.arms.arm import Arm, read_arm
@@ -47,8 +48,11 @@ def _label(arm: Arm, task: Task) -> str:
 
 def _number(value: str, text: str) -> float:
     try:
-        return float(value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return number
     except ValueError:
         raise StudyError(
-            f"--sweep {text!r}: {value!r} is no number, and an axis has an order. Give each as an arm: --method."
+            f"--sweep {text!r}: {value!r} is no finite number, and an axis has an order. Give each as an arm: --method."
         ) from None

@@ -22,7 +22,8 @@ def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM)
     if array.size < 2:
         return Interval(mean=float(array[0]) if array.size else None, n=int(array.size))
     mean, n = float(array.mean()), int(array.size)
-    if np.ptp(array) == 0:
+    # a spread of rounding alone is none, and the bootstrap of it is undefined
+    if np.ptp(array) <= 1e-12 * np.abs(array).max():
         return Interval(mean=mean, low=mean, high=mean, n=n, how="all values are equal")
     if n < bootstrap_from:
         half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))

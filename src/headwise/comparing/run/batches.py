@@ -63,6 +63,9 @@ def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, 
 
 def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int, world: int) -> list[Tensor]:
     """Give the indices of each batch of this process in an evaluation."""
+    if rank >= count:
+        # fewer examples than processes; torch would give one batch of none, whose mean loss is no number
+        return []
     if lengths is None:
         return list(torch.arange(rank, count, world).split(task.evaluation_batch_size))
     order = lengths.argsort(stable=True)[rank::world]
