@@ -277,6 +277,47 @@ def test_layers_that_cannot_be_replaced_are_named(spoil: Callable[[Own], None], 
         headwise.compress(model, 0.9, where=["blocks.0.attn"], example=torch.randn(2, 6, 32))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(value: float) -> None:
+    model = Own()
+    model.blocks[0].attn.proj.weight.data[3, 4] = value
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn vo: blocks\.0\.attn\.proj has weights that are not finite"):
+        headwise.compress(model, 0.9, where=["blocks.0.attn"], example=torch.randn(2, 6, 32))
+
+
+def test_a_compressed_model_is_not_compressed_again() -> None:
+    model = Own()
+    headwise.compress(model, 0.8, example=torch.randn(2, 6, 32))
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn qk: it is compressed already, see its qkv"):
+        headwise.compress(model, 0.8, example=torch.randn(2, 6, 32))
+
+
+def test_nothing_is_drawn_from_torchs_generator() -> None:
+    model, example = Own(), torch.randn(2, 6, 32)
+    state = torch.get_rng_state()
+    headwise.compress(model, 0.8, example=example)
+    assert torch.equal(torch.get_rng_state(), state)
+    again = Own()
+    state = torch.get_rng_state()
+    headwise.load_compressed(again, model.state_dict())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_loss_that_fails_on_the_cut_model_leaves_the_plain_one() -> None:
+    model, said = Own(), []
+
+    def loss(judged: nn.Module) -> float:
+        said.append(judged)
+        if len(said) == 2:
+            raise RuntimeError("no data")
+        return 1.0
+
+    plain = dict(model.named_modules())
+    with pytest.raises(RuntimeError, match="no data"):
+        headwise.compress(model, 0.8, example=torch.randn(2, 6, 32), loss=loss)
+    assert dict(model.named_modules()) == plain and len(said) == 2
+
+
 def test_torchs_own_layer_is_refused() -> None:
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     with pytest.raises(ValueError, match=r"self_attn qk: nn\.MultiheadAttention reads its weights itself"):
@@ -298,7 +339,14 @@ def test_a_regularized_or_watched_model_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"energy": 0.0}, "above 0 and at most 1, got 0.0"), ({"energy": 95}, "got 95"), ({"parts": "ov"}, "got 'ov'")],
+    [
+        ({"energy": 0.0}, "above 0 and at most 1, got 0.0"),
+        ({"energy": 95}, "got 95"),
+        ({"energy": "0.9"}, "got '0.9'"),
+        ({"energy": True}, "got True"),
+        ({"parts": "ov"}, "got 'ov'"),
+        ({"where": lambda site: False}, "where= chooses no attention layer"),
+    ],
 )
 def test_settings_out_of_range_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

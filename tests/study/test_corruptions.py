@@ -242,8 +242,14 @@ def test_coarse_pixels_and_jpeg_are_pillows():
         ({"images": some().astype(float)}, r"images float64 \(3, 32, 32, 3\): bytes of shape"),
         ({"images": some()[:, :16]}, r"images uint8 \(3, 16, 32, 3\)"),
         ({"name": "frost"}, "frost lays photographs over images: give photographs"),
+        ({"name": "frost", "photographs": [np.zeros((400, 160, 3), np.uint8)] * 6}, "a photograph of frost is 32 pixels"),
     ],
 )
 def test_what_cannot_be_corrupted_is_refused(change, said):
     with pytest.raises(ValueError, match=said):
         corrupt(**({"images": some(), "name": "fog", "severity": 1, "seed": 0} | change))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_no_image_is_no_image(name):
+    assert corrupt(some(0), name, 3, seed=0, photographs=[np.zeros((400, 400, 3), np.uint8)] * 6).shape == (0, 32, 32, 3)

@@ -35,6 +35,15 @@ def test_mean_iou_from_sums_is_that_of_scikit_learn():
     assert sums.sum() == real.sum()
 
 
+@pytest.mark.parametrize(
+    ("guess", "label", "said"),
+    [(11, 3, "predictions from 11 to 11, where there are classes 0 to 10"), (0, 12, "labels from 12 to 12"), (0, -1, "labels from -1")],
+)
+def test_a_class_that_is_none_is_counted_as_no_other(guess, label, said):
+    with pytest.raises(ValueError, match=said):
+        confusion(torch.tensor([guess]), torch.tensor([label]), 11, VOID)
+
+
 def model_of_means(patch):
     """Give each patch its mean colour as logits of three classes: what it sees does not depend on its place."""
     return lambda images: F.avg_pool2d(images, patch)

@@ -44,6 +44,8 @@ def test_bleu_of_parts_is_that_of_sacrebleu_on_the_whole():
         assert finish_bleu(sums) > 0.01
     assert finish_bleu(count_bleu(meant, meant)) == pytest.approx(1.0)
     assert finish_bleu(count_bleu([""], ["A man."])) == 0.0
+    with pytest.raises(ValueError, match="2 sentences were written for 1 references"):
+        count_bleu(["A man.", "A dog."], ["A man."])
 
 
 # Wang et al. 2022, arXiv 2203.00555, Figure 2: alpha and beta of encoders, decoders and both

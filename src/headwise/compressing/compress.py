@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from numbers import Real
 from statistics import median
 from typing import Any, Literal
 
@@ -80,6 +81,11 @@ def compress(
     before = (parameters_of(iter([model])), parameters_of(iter(_projections(found))), loss(model) if loss else None)
     seconds = _seconds(model, layers, example) if example is not None else None
     put(model, layers)
+    try:
+        after = loss(model) if loss else None
+    except BaseException:
+        put(model, plain)
+        raise
     saved = parameters_of(iter(plain.values())) - parameters_of(iter(layers.values()))
     return Compressed(
         energy=energy,
@@ -90,15 +96,15 @@ def compress(
         parameters=Pair(before[0], before[0] - saved),
         attention=Pair(before[1], before[1] - saved),
         seconds=seconds,
-        loss=None if loss is None or before[2] is None else Pair(before[2], loss(model)),
+        loss=None if after is None or before[2] is None else Pair(before[2], after),
     )
 
 
 def _check(model: Any, energy: float, parts: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress() takes a torch module first, got {type(model).__name__}")
-    if not 0 < energy <= 1:
-        raise ValueError(f"energy is a share of the singular values' sum, above 0 and at most 1, got {energy}")
+    if isinstance(energy, bool) or not isinstance(energy, Real) or not 0 < energy <= 1:
+        raise ValueError(f"energy is a share of the singular values' sum, above 0 and at most 1, got {energy!r}")
     if parts not in PARTS:
         raise ValueError(f'parts is "qk", "vo" or "both", got {parts!r}')
     if any(HANDLE in module.__dict__ for module in model.modules()):
@@ -129,6 +135,8 @@ def _cut_all(
             made[name] = cut_site(projections.of(one.site), tuple(can), energy)
     nowhere = [part for part in parts if not any(part in one.ranks for one in made.values())]
     problems = [f"{what}: {why}" for what, why in refused.items() if what[-2:] in nowhere or what[:-3] in named]
+    if found and not made and not refused:
+        raise ValueError("where= chooses no attention layer: there is nothing to cut")
     if nowhere or problems:
         raise ValueError("\n".join(problems) or f"{type(model).__name__} has no attention layer that headwise can see")
     return made, refused
@@ -137,6 +145,8 @@ def _cut_all(
 def _why_not(one: Candidate, part: str, shared: Counter[int], model: nn.Module, example: Any) -> str:
     if one.adapter is None:
         return f"it cannot be reached: {one.reason}"
+    if narrow := next((name for name, layer in one.site.module.named_modules() if isinstance(layer, Narrow)), None):
+        return f"it is compressed already, see its {narrow}: compress the plain model with another energy"
     try:
         found = projections.of(one.site)
     except ProjectionError as error:

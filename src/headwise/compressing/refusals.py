@@ -47,6 +47,8 @@ def _of_block(block: Block, shared: Counter[int]) -> str:
         return f"{block.maker} has its bias outside of it, as {type(block.bias_module).__name__}.{block.bias_name}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{block.maker} has hooks on it, which a smaller layer would lose: remove them first"
+    if not all(bool(parameter.detach().isfinite().all()) for parameter in module.parameters()):
+        return f"{block.maker} has weights that are not finite"
     if any(shared[id(parameter)] > 1 for parameter in module.parameters()):
         return f"{block.maker} shares its weights with another layer"
     return ""

@@ -12,7 +12,13 @@ from headwise.files.optional_imports import needing
 
 
 def count_bleu(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
-    """Give the sums of a batch of sentences: matched and written n-grams (4,) each, and the words of both sides."""
+    """Give the sums of a batch of sentences: matched and written n-grams (4,) each, and the words of both sides.
+
+    Raises:
+        ValueError: where there are not as many sentences on both sides, or none.
+    """
+    if not said or len(said) != len(meant):
+        raise ValueError(f"{len(said)} sentences were written for {len(meant)} references")
     found = bleu()().corpus_score(list(said), [list(meant)])
     return {
         "matched": torch.tensor(found.counts),

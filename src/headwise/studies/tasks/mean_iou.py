@@ -6,9 +6,20 @@ from torch import Tensor
 
 
 def confusion(predicted: Tensor, labels: Tensor, classes: int, ignored: int) -> Tensor:
-    """Count pixels by true and by predicted class, (classes, classes) of int64; those labelled `ignored` are left out."""
+    """Count pixels by true and by predicted class, (classes, classes) of int64; those labelled `ignored` are left out.
+
+    Raises:
+        ValueError: for a class that is none of 0 to classes - 1, which would be counted as another pair.
+    """
     real = labels != ignored
-    pairs = classes * labels[real].long() + predicted[real].long()
+    meant, given = labels[real].long(), predicted[real].long()
+    for found, what in ((meant, "labels"), (given, "predictions")):
+        low, high = map(int, found.aminmax()) if len(found) else (0, 0)
+        if not 0 <= low <= high < classes:
+            raise ValueError(
+                f"{what} from {low} to {high}, where there are classes 0 to {classes - 1} and {ignored} for none"
+            )
+    pairs = classes * meant + given
     return pairs.bincount(minlength=classes**2).view(classes, classes)
 
 

@@ -81,6 +81,8 @@ def corrupt(
         raise ValueError(f"severity {severity}: there are {', '.join(map(str, SEVERITIES))}.")
     if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
         raise ValueError(f"images {images.dtype} {images.shape}: bytes of shape (N, {SIDE}, {SIDE}, 3) are corrupted.")
+    if not len(images):
+        return images.copy()
     function, constants = CONSTANTS[name]
     if function is weather.frost:
         if not photographs:

@@ -31,6 +31,10 @@ def frost(
     """Add a part of a photograph of frost, made smaller to a fifth; the sixth photograph is never drawn, as in CIFAR-10-C."""
     side = images.shape[1]
     small = [_fifth(photograph) for photograph in photographs[:5]]
+    if (least := min(min(photograph.shape[:2]) for photograph in small)) <= side:
+        raise ValueError(
+            f"a photograph of frost is {least} pixels wide or high at a fifth of its size: more than {side} are needed"
+        )
     parts = []
     for _ in images:
         photograph = small[draws.integers(len(small))]
