@@ -4,6 +4,8 @@ import pytest
 import torch
 from naive import qkv
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import headwise
 from headwise.comparing.run.memory import MemoryOfAStep
@@ -115,6 +117,28 @@ def test_time_and_memory_grow_with_the_tokens_and_not_with_their_square(methods,
     # the same ratios of a method that needs the matrix are sixteen
     few, many = (taken([headwise.SoftCap(cap=5.0)], tokens, causal) for tokens in (128, 512))
     assert many[0] > 15 * few[0] and many[1] > 12 * few[1]
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers that operations write, which a count of products leaves out."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.numbers += sum(x.numel() for x in tree_leaves(found) if isinstance(x, torch.Tensor) and not func.is_view)
+        return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_written_grows_with_the_tokens_backward_too(causal):
+    written = []
+    for tokens in (1024, 4096):
+        q, k, v = (torch.randn(1, 2, tokens, 16, requires_grad=True) for _ in range(3))
+        with Written() as counted:
+            attend_with([LinearAttention()], q, k, v, causal=causal)[0].sum().backward()
+        written.append(counted.numbers)
+    assert written[1] < 4.2 * written[0]
 
 
 @pytest.mark.parametrize("settings", [{"softcap": 5.0}, {"sinks": torch.zeros(3)}])

@@ -75,10 +75,10 @@ def _earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Sum over the keys up to each query: those of earlier blocks as one matrix (D, Dv), those of its own by the weights."""
     state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
     parts = []
-    for start in range(0, q.shape[2], BLOCK):
-        at = slice(start, start + BLOCK)
-        parts.append(q[:, :, at] @ state + (q[:, :, at] @ k[:, :, at].mT).tril() @ v[:, :, at])
-        state = state + k[:, :, at].mT @ v[:, :, at]
+    # Split and not sliced: the gradient of each slice is as long as the whole call, which takes time by the square of its tokens.
+    for own_q, own_k, own_v in zip(*(x.split(BLOCK, dim=2) for x in (q, k, v)), strict=True):
+        parts.append(own_q @ state + (own_q @ own_k.mT).tril() @ own_v)
+        state = state + own_k.mT @ own_v
     return torch.cat(parts, dim=2)
 
 
