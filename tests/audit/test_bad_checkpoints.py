@@ -175,6 +175,15 @@ def test_a_parametrization_of_torchs_own_is_told_apart(folder):
     refused(folder, r"a parametrization of torch.*remove_parametrizations")
 
 
+def test_a_compressed_model_is_told_apart(folder):
+    import headwise
+
+    model = tf.LlamaForCausalLM.from_pretrained(folder)
+    headwise.compress(model, 0.8, parts="vo")
+    model.save_pretrained(folder)
+    refused(folder, r"saved after headwise\.compress: it holds model\.layers\.0\.self_attn\.[vo]_proj\.inner\.weight.*load_compressed")
+
+
 def test_bloom_is_told_why_and_what_to_do(tmp_path):
     config = tf.BloomConfig(hidden_size=16, n_layer=5, n_head=2, vocab_size=40)
     tf.BloomForCausalLM(config).save_pretrained(tmp_path)

@@ -96,6 +96,15 @@ def test_the_cache_of_the_user_is_taken_without_a_folder(tmp_path, tiny, monkeyp
     assert module.read(None).encode() == own["input.txt"]
 
 
+@pytest.mark.parametrize("name", ["wikitext2", "squad"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, tiny, name):
+    module = tiny(name)[0]
+    (tmp_path / "given").write_text("some text")
+    for act in (lambda: module.prepare(tmp_path / "given", silent), lambda: module.files(tmp_path / "given")):
+        with pytest.raises(StudyError, match=r"--data names .*given, which is a file: name the folder that holds"):
+            act()
+
+
 def test_a_second_address_is_asked_where_the_first_fails(tmp_path, tiny, monkeypatch):
     module, own, server = tiny("wikitext2")
     (package,) = module.SOURCE.packages

@@ -40,6 +40,7 @@ class TransformersFolder:
         self.model = build(self.config)
         self._renamed, self._converts, self.unused = _renamed(self.model, self.files.names)
         _refuse_parametrized(folder, self.unused)
+        _refuse_compressed(folder, self.unused)
         self._shallow: Shallow | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._whole: nn.Module | None = None
@@ -127,6 +128,18 @@ def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
         f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of {layer}.{rest.split('.')[0]}. To audit "
         f"it, {remedy}"
     )
+
+
+def _refuse_compressed(folder: Path, unused: list[str]) -> None:
+    """Refuse the smaller layers that `headwise.compress` makes, which no config tells of."""
+    held = set(unused)
+    for name in unused:
+        layer = name.removesuffix(".inner.weight")
+        if layer != name and held & {f"{layer}.rows", f"{layer}.columns"}:
+            raise CheckpointError(
+                f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than {layer}.weight. Audit the model as it "
+                "was before; headwise.load_compressed loads this one"
+            )
 
 
 def _first_position(model: nn.Module) -> int:

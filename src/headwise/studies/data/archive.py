@@ -50,10 +50,15 @@ class Source:
     by_hand: str = ""
 
     def find_folder(self, given: Path | None) -> Path:
-        """Give the folder of the files: the one given, or the one inside it; without one, inside the user's cache."""
+        """Give the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
+
+        Raises StudyError where a file is given.
+        """
         if given is None:
             cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             given = Path(cache) / "headwise"
+        if given.is_file():
+            raise StudyError(f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder.")
         holds = any((given / name).is_file() for name in self.files)
         return given if given.name == self.folder or holds else given / self.folder
 
