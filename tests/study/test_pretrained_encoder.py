@@ -277,6 +277,42 @@ def test_a_folder_without_a_model_and_a_missing_package_are_named_with_the_remed
         load_encoder(str(tmp_path))
 
 
+def spoiled(place, folder, **settings):
+    """Copy the folder, its config changed."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (place / name).write_bytes((find_pretrained(folder) / name).read_bytes())
+    config = json.loads((place / "config.json").read_text()) | settings
+    (place / "config.json").write_text(json.dumps(config))
+    return str(place)
+
+
+def test_a_vocabulary_that_does_not_fit_the_encoder_is_refused(tmp_path, folder):
+    with pytest.raises(StudyError, match=r"its tokenizer gives tokens up to \d+, and its encoder has rows up to 9"):
+        load_encoder(spoiled(tmp_path, folder, vocab_size=10), random=True)
+
+
+def test_weights_of_other_sizes_broken_weights_and_another_config_are_named(tmp_path, folder):
+    with pytest.raises(StudyError, match=r"another model than its config says: encoder\.layer\.0\..* is \(32, 16\), not \(48, 16\)"):
+        load_encoder(spoiled(tmp_path, folder, intermediate_size=48))
+    spoiled(tmp_path, folder)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-50])
+    with pytest.raises(StudyError, match=r"model\.safetensors is no whole file of weights"):
+        load_encoder(str(tmp_path))
+    with pytest.raises(StudyError, match=r"config\.json describes no encoder of transformers"):
+        load_encoder(spoiled(tmp_path, folder, model_type="no_such"))
+
+
+def test_an_encoder_of_a_family_without_a_pooler_is_built(tmp_path, folder):
+    from transformers import DistilBertConfig, DistilBertModel
+
+    spoiled(tmp_path, folder)
+    model = DistilBertModel(DistilBertConfig(vocab_size=80, dim=16, n_layers=1, n_heads=2, hidden_dim=16)).eval()
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[2, 5, 9, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(load_encoder(str(tmp_path)).eval()(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
 def test_minilm_of_its_package_knows_which_sentences_are_alike():
     task = SentenceSimilarity()
     from headwise.studies.tasks.pretrained import load_tokenizer
