@@ -164,6 +164,25 @@ class Bounded(Images):
         return Batch(examples["images"], examples["labels"])
 
 
+class Faulty(Images):
+    """Give no model, or a loss that nothing is learned from."""
+
+    fault: str = ""
+
+    def model(self):
+        wrong = {
+            "no module": lambda: lambda images: images,
+            "nothing": lambda: None,
+            "raises": lambda: 1 / 0,
+            "no parameters": nn.Flatten,
+        }
+        return wrong.get(self.fault, super().model)()
+
+    def loss(self, output, targets):
+        found = super().loss(output, targets)
+        return found.detach() if self.fault == "detached" else found
+
+
 class Reader(nn.Module):
     """Read words in two steps, and keep a buffer as batch norms do."""
 

@@ -1,5 +1,6 @@
 """Tasks that do what a user may well do: the core gives right numbers for them, or says by name what cannot be."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from small_studies import carry, orders, study_of
 
 from headwise.comparing.arms.check import check_arms
+from headwise.comparing.run.execution import execute
 from headwise.comparing.task_source import load_task
 from headwise.files.errors import StudyError
 
@@ -49,6 +51,26 @@ def test_costs_heads_and_maps_are_read_with_the_deciding_evaluations_own_batch(t
 def test_an_undefined_figure_of_a_phase_or_a_summary_fails_the_run_by_name(tmp_path, task, message):
     with pytest.raises(StudyError, match=message):
         carry(study_of(f"{PLACE}:{task}"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no module", r"Faulty\.model\(\) gave function; give a torch\.nn\.Module"),
+        ("nothing", r"Faulty\.model\(\) gave None"),
+        ("raises", r"Faulty\.model\(\) fails: ZeroDivisionError: .* \(line \d+ of awkward_tasks.py"),
+        ("no parameters", r"Faulty\.model\(\) gave a Flatten without parameters"),
+        ("detached", r"Faulty\.loss gave float32 \(\) that has no gradient"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_in_a_sentence(tmp_path, fault, message):
+    (order,) = orders(study_of(f"{PLACE}:Faulty", fault=fault), tmp_path)
+    # the penalty of a method would have a gradient where the loss has none
+    order = dataclasses.replace(
+        order, configuration=order.configuration.model_copy(update={"arm": "AttentionNormPenalty()"})
+    )
+    with pytest.raises(StudyError, match=message):
+        execute(order, lambda event: None)
 
 
 def test_the_stream_holds_no_mean_of_a_metric_that_is_counted(tmp_path):

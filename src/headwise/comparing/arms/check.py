@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.recipe import Recipe
+from headwise.comparing.run.built_model import build_model
 from headwise.comparing.run.preflight import evaluations_of
 from headwise.comparing.run.splits import examples_of
 from headwise.comparing.task import Task
@@ -38,7 +39,7 @@ def _check_where(arm: Arm, task: Task) -> None:
     from headwise.hosts.finding import sites
 
     with torch.random.fork_rng(devices=[]):
-        arm.where.check(sites(arm.task(task).model()))
+        arm.where.check(sites(build_model(arm.task(task))))
 
 
 def _check_data(arm: Arm, task: Task) -> None:

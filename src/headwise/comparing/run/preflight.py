@@ -165,7 +165,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
             output = run_model(model, batch.inputs)
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
-                raise TypeError(f"loss gave {describe(loss)}, where one number should be")
+                raise TypeError(f"loss gave {describe(loss)}, where a tensor of one number should be")
             found = _count_twice(task, model, examples)
             if last:
                 _check_decision(task, found)

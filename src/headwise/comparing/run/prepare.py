@@ -14,6 +14,7 @@ from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.arms.fit import fit
 from headwise.comparing.phase import Phase
 from headwise.comparing.run.batches import epoch_steps, first_batch, lengths_of, make_batch
+from headwise.comparing.run.built_model import build_model
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.examples import Examples, move, size
 from headwise.comparing.run.job import Order
@@ -69,7 +70,7 @@ def prepare(
     configuration, device, task, phase = order.configuration, torch.device(order.device), part.task, part.phase
     later = (phase.name,) if part.number else ()
     torch.manual_seed(derive(configuration.draws, "weights", *later))
-    model = task.model().to(accelerator.device)
+    model = build_model(task).to(accelerator.device)
     if phase.folder is not None:
         carry_over(phase, model, read_start(phase.folder), str(phase.folder))
     elif before is not None and not before.fitted and phase.start == "previous":

@@ -13,6 +13,7 @@ from torch import nn
 
 from headwise.comparing.evaluation import Evaluation
 from headwise.comparing.run.batches import first_batch, lengths_of
+from headwise.comparing.run.built_model import build_model
 from headwise.comparing.run.configuration import RunConfiguration
 from headwise.comparing.run.evaluate import count_batch, explained, finished, made_in
 from headwise.comparing.run.examples import move
@@ -105,7 +106,7 @@ def _try_phase(
     task, phase = part.task, part.phase
     train, validation = training_examples(task, configuration, phase.data)
     with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-        model = task.model().to(device)
+        model = build_model(task).to(device)
     if phase.folder is not None:
         check_carried(phase, model, start_shapes(phase.folder), str(phase.folder))
     elif phase.start == "previous":

@@ -18,10 +18,11 @@ from headwise.comparing.results.records import Apart, Divergence
 from headwise.comparing.run.batches import make_batch, run_model, training_batches
 from headwise.comparing.run.configuration import derive
 from headwise.comparing.run.divergence import Smoothed
-from headwise.comparing.run.examples import Examples, place, size, take
+from headwise.comparing.run.examples import Examples, describe, place, size, take
 from headwise.comparing.run.learning_rate import LearningRate
 from headwise.comparing.run.step_clock import Clock, counted
 from headwise.comparing.task import Task, has_mean_metric
+from headwise.files.errors import StudyError
 
 
 @dataclass
@@ -153,6 +154,11 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
     with nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.model):
         output = run_model(training.model, batch.inputs)
         loss = task.loss(output, batch.targets)
+        if not loss.requires_grad:
+            raise StudyError(
+                f"{type(task).__name__}.loss gave {describe(loss)} that has no gradient, so that nothing would be learned: "
+                "compute it from the model's output, neither detached nor counted."
+            )
         total = loss if regularized is None else loss + regularized.loss()
         (total if share is None else total * share).backward()
     with torch.no_grad():
