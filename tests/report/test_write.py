@@ -54,11 +54,11 @@ def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):
 
 
 def test_latex_tables_escape_what_latex_acts_on(tmp_path):
-    folder = write_study(tmp_path, methods=("baseline", "A_b(p=1) & 50% #{x}"), effects=(0, -0.03))
+    folder = write_study(tmp_path, methods=("baseline", "A_b(p=1) & 50% #{x} | y=1"), effects=(0, -0.03))
     headwise.comparing.report.write(folder)
     text = (folder / "table.tex").read_text(encoding="utf-8")
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 8
-    assert r"\texttt{A\_b(p=1) \& 50\% \#\{x\}}" in text
+    assert r"\texttt{A\_b(p=1) \& 50\% \#\{x\} \textbar{} y=1}" in text
     row = next(line for line in text.splitlines() if line.startswith(r"\texttt{A"))
     assert row.endswith(r"\\") and "$-$3." in row and "worse" in row
     columns = len(re.search(r"begin\{tabular\}\{(l?r+)\}", text)[1])

@@ -180,7 +180,7 @@ class Faulty(Images):
 
     def loss(self, output, targets):
         found = super().loss(output, targets)
-        return found.detach() if self.fault == "detached" else found
+        return found.detach() if self.fault == "detached" else found * float("nan") if self.fault == "nan" else found
 
 
 class Reader(nn.Module):

@@ -73,6 +73,14 @@ def test_what_cannot_be_trained_is_told_in_a_sentence(tmp_path, fault, message):
         execute(order, lambda event: None)
 
 
+def test_an_arm_whose_trials_all_diverge_keeps_its_setting_and_says_so(tmp_path):
+    arm = "baseline | fault=nan"
+    carry(study_of(f"{PLACE}:Faulty", (arm,)), tmp_path, trials=2)
+    notes = json.loads((tmp_path / "study.json").read_text())["notes"]
+    assert notes[0].startswith("baseline: 2 trials on validation chose baseline with")
+    assert notes[1] == f"{arm}: all of 2 trials on validation diverged; it stays {arm} with learning rate 0.001."
+
+
 def test_the_stream_holds_no_mean_of_a_metric_that_is_counted(tmp_path):
     (result,) = carry(study_of(f"{PLACE}:Explained"), tmp_path)
     (stream,) = tmp_path.glob("runs/*/metrics.jsonl")

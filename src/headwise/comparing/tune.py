@@ -88,12 +88,16 @@ class Search:
         assert self._pending is not None, "a result is told of the order that was given last"
         self._open().tell(self._pending, self._worst if failed else value)
 
-    def best(self) -> tuple[Choice, int]:
-        """Give the choice of the best trial of the budget, the first of equals, and how many trials it was chosen from."""
+    def best(self) -> tuple[Choice, str]:
+        """Give the choice of the best trial of the budget, the first of equals, and a note of what it was chosen from."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         values = [self._worst if trial.value is None else trial.value for trial in finished]
         at = values.index(min(values) if self._worst > 0 else max(values))
-        return self._choice(finished[at].params), len(finished)
+        choice, tried = self._choice(finished[at].params), count(len(finished), "trial")
+        told = f"{tried} on validation chose {choice.label} with learning rate {choice.rate:g}."
+        if values[at] == self._worst:
+            told = f"all of {tried} on validation diverged; it stays {choice.label} with learning rate {choice.rate:g}."
+        return choice, f"{self.text}: {told}"
 
     @property
     def _worst(self) -> float:
@@ -178,10 +182,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
         for seed in range(study.seeds)
         for text in study.arms
     ]
-    notes = [
-        f"{text}: {count(tried, 'trial')} on validation chose {choice.label} with learning rate {choice.rate:g}."
-        for text, (choice, tried) in found.items()
-    ]
+    notes = [note for _, note in found.values()]
     return final, notes
 
 

@@ -178,11 +178,12 @@ def _markdown(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 
 def _cell(value: Any) -> str:
     text = "missing" if value is None else str(value)
-    return text if text.startswith("`") else escape(text)
+    # a column ends at a bar inside of code too
+    return text.replace("|", "\\|") if text.startswith("`") else escape(text)
 
 
 def _code(label: str) -> str:
-    return "`" + label.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`"
+    return "`" + label.replace("`", "'").replace("\n", " ") + "`"
 
 
 def escape(text: str) -> str:
