@@ -192,6 +192,7 @@ class Reader(nn.Module):
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.layers, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(8, 2)
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(3, 2).t() > 0)
 
     def encode(self, words):
         return self.layers(self.embed(words)).mean(1)

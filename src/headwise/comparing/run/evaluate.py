@@ -170,7 +170,11 @@ def _wide(value: Tensor | Rows) -> Tensor | Rows:
 def _share_buffers(model: nn.Module) -> None:
     """Give every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
     for buffer in model.buffers():
-        torch.distributed.broadcast(buffer, 0)
+        # a view of another tensor cannot be sent as it lies
+        whole = buffer.contiguous()
+        torch.distributed.broadcast(whole, 0)
+        if whole is not buffer and not torch.equal(whole, buffer):
+            buffer.copy_(whole)
 
 
 def _over_processes(task: Task, own: dict[str, Any], device: torch.device) -> dict[str, Any]:
