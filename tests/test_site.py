@@ -153,12 +153,6 @@ def test_every_kept_analysis_gives_figures(site):
         assert any(name.startswith(("paired-differences", "differences-in")) for name in (*own, *drawn)), folder.name
 
 
-def test_the_figures_of_a_result_kept_by_the_first_version_are_those_of_its_table(site):
-    ((name, spec),) = site["gallery"].specifications(DOCS / "results" / "digits")
-    assert name == "paired-differences"
-    assert '"DropHead(p=0.2)"' in str(spec).replace("'", '"') and "4.775" in str(spec)
-
-
 def test_pictures_in_the_documentation_name_the_command_that_makes_them():
     drawn = [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png") and "generated" not in path.parts]
     assert drawn

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ from headwise.comparing.report.export import figures_in, svg  # noqa: E402
 from headwise.comparing.report.findings_page import findings_page  # noqa: E402
 from headwise.comparing.results.claim_record import ClaimsRecord  # noqa: E402
 from headwise.comparing.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
-from headwise.pages.forest import VERDICTS, forest  # noqa: E402
 from headwise.pages.shell import page  # noqa: E402
 
 FIGURES = "figures"
@@ -65,8 +63,6 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
         return list(figures_in(findings_page(checked_findings(folder / "findings.json"))))
     if not (folder / "analysis.json").is_file():
         return []
-    if "methods" in read_whole_json(folder / "analysis.json"):
-        return [_first_version(folder / "table.csv")]
     analysis = checked_analysis(folder / "analysis.json")
     kept = keep_results.kept_outcomes(analysis)
     fewer = {"outcomes": {name: analysis.outcomes[name] for name in kept}, "trends": [t for t in analysis.trends if t.outcome in kept]}
@@ -74,23 +70,6 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     # single runs are not kept: the dots of seeds along an axis are left out
     study: Any = SimpleNamespace(seeds=[])
     return list(figures_in(page("", [*difference_sections(analysis), *axis_sections(study, analysis)])))
-
-
-def _first_version(table: Path) -> tuple[str, dict[str, Any]]:
-    """Give the forest plot of a study kept by version 0.1: accuracies in [0, 1], without the dots of seeds."""
-    rows = []
-    with table.open(encoding="utf-8", newline="") as stream:
-        for row in csv.DictReader(stream):
-            if not row["difference"]:
-                continue
-            mean = 100 * float(row["difference"])
-            low, high = (100 * float(row[key]) if row[key] else None for key in ("difference_low", "difference_high"))
-            short = f"{mean:+.2f}"
-            number = short if low is None else f"{short} [{low:+.2f}, {high:+.2f}]"
-            verdict = row["verdict"] if row["verdict"] in VERDICTS else "undecided"
-            said = {"verdict": verdict, "words": number, "number": number, "short": short, "seeds": []}
-            rows.append({"label": row["method"], "mean": mean, "low": low, "high": high, **said})
-    return "paired-differences", forest(rows, title="difference in test accuracy (points)")
 
 
 def figures_of(name: str, up: str) -> str:
