@@ -86,13 +86,14 @@ $(VENV)/.demo: $(VENV)/.study
 	$(PIP) install -c $(CONSTRAINTS) -e '.[study,hf]'
 	touch $@
 
-$(VENV)/.docs: $(VENV)/.demo
-	$(PIP) install -c $(CONSTRAINTS) -e '.[docs]'
+# the site shows the papers' studies
+$(VENV)/.docs: $(VENV)/.demo papers/pyproject.toml
+	$(PIP) install -c $(CONSTRAINTS) -e '.[docs]' -e papers
 	touch $@
 
 # What breaks a user's imports goes to a folder that only the tests have on their path (tests/tests_only.py).
-$(VENV)/.test: $(VENV)/.demo requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
-	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,tensorboard]' -r requirements/test.txt
+$(VENV)/.test: $(VENV)/.demo papers/pyproject.toml requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
+	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,tensorboard]' -e papers -r requirements/test.txt
 	$(PIP) uninstall -y -r requirements/test-no-deps.txt
 	rm -rf $(VENV)/tests-only
 	$(PIP) install --no-deps --target $(VENV)/tests-only -r requirements/test-no-deps.txt

@@ -32,9 +32,9 @@ def spent() -> float:
 def step(tokens: int, penalty: bool) -> dict[str, float]:
     """Compile and run one step, forward and backward, of two causal layers; give its seconds of processor and wall."""
     import torch
+    from headwise_papers.tasks.causal_transformer import CausalTransformer
 
     import headwise
-    from headwise.studies.tasks.causal_transformer import CausalTransformer
 
     torch.manual_seed(0)
     model = CausalTransformer(64, context=tokens, dim=64, depth=2, heads=4, mlp_dim=128)

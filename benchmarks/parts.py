@@ -13,7 +13,7 @@ import headwise
 from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.methods import Decorrelation
 from headwise.regularizing.standalone import attend_with
-from headwise.studies.tasks.vision_transformer import VisionTransformer
+from headwise.studies.vision_transformer import VisionTransformer
 
 
 def qk_clip(rounds: int) -> None:

@@ -23,12 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from headwise_papers.blog_cifar10 import STUDY
 from timing import interleave, machine, ratio
 
-from headwise.comparing.run.learning_rate import LearningRate
-from headwise.comparing.run.train import Training, train_epoch
-from headwise.comparing.task import Task
-from headwise.studies.blog_cifar10 import STUDY
+from headwise.experiments.task import Task
+from headwise.training.learning_rate import LearningRate
+from headwise.training.train import Training, train_epoch
 
 IMAGES = 1024
 # the block that timm has too: a norm before attention
@@ -183,11 +183,11 @@ def growth(rounds: int) -> None:
 
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
-    from headwise.comparing.engines.in_process import HereEngine
     from headwise.comparing.progress import PlainLines
-    from headwise.comparing.report import write
-    from headwise.comparing.run.execution import execute
+    from headwise.engines.in_process import HereEngine
+    from headwise.reporting import write
     from headwise.studies.digits import STUDY as DIGITS
+    from headwise.training.execution import execute
 
     runs = 100 * rounds
     torch.set_num_threads(1)

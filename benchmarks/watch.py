@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise.statistics import STATISTICS
-from headwise.studies.tasks.vision_transformer import VisionTransformer
+from headwise.studies.vision_transformer import VisionTransformer
 
 EVERY = 50
 # A full reading over a step; readings every 50 steps over the same steps; hook time of all sites over a step.

@@ -13,12 +13,12 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from headwise.comparing.arms.arm import canonical_arms
-from headwise.comparing.results.claim_record import ClaimsRecord, Verdict
-from headwise.comparing.results.stored import checked_findings
-from headwise.comparing.run.configuration import BASELINE
+from headwise.experiments.arms.arm import canonical_arms
+from headwise.experiments.configuration import BASELINE
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
+from headwise.results.claim_record import ClaimsRecord, Verdict
+from headwise.results.stored import checked_findings
 from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"

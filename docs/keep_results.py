@@ -14,16 +14,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from headwise.comparing.report.export import figures, svg
-from headwise.comparing.results.analysis_record import Analysis, Interval
-from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim
-from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
-from headwise.comparing.results.phase_matrix import phase_matrix
-from headwise.comparing.results.records import StudyRecord
-from headwise.comparing.results.stored import checked_analysis, checked_findings, checked_study
 from headwise.files.errors import StudyError
 from headwise.pages.anchors import slug
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
+from headwise.reporting.export import figures, svg
+from headwise.results.analysis_record import Analysis, Interval
+from headwise.results.claim_record import ClaimsRecord, JudgedClaim
+from headwise.results.findings_record import FindingsRecord, TableRecord
+from headwise.results.phase_matrix import phase_matrix
+from headwise.results.records import StudyRecord
+from headwise.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
 # of maps the first and last layer of the baseline and of the first arm

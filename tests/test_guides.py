@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ GUIDES = {
     ),
     "add_a_host": ("hosts", []),
     "add_a_study": (
-        "studies",
+        "headwise_papers",
         [["-m", "headwise", "compare", "majority", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", "results/majority"]],
     ),
 }
@@ -63,7 +64,7 @@ def follow(guide, tree):
 
 
 def run(arguments, tree):
-    paths = os.pathsep.join(map(str, (tree / "src", tree / "tests", tree)))
+    paths = os.pathsep.join(map(str, (tree / "src", tree / "papers" / "src", tree / "tests", tree)))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *arguments],
@@ -76,16 +77,27 @@ def run(arguments, tree):
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+def reinstall(package):
+    """Write the entry points of a package beside its sources, as `pip install -e` does."""
+    named = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = package / "src" / f"{named['name'].replace('-', '_')}.egg-info"
+    told.mkdir()
+    (told / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {named['name']}\nVersion: {named['version']}\n")
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in named["entry-points"].items()]
+    (told / "entry_points.txt").write_text("\n".join(lines))
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     room, commands = GUIDES[guide]
-    for part in ("src", "tests"):
+    for part in ("src", "papers", "tests"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "README.md", "conftest.py"):
         shutil.copy(ROOT / file, tmp_path)
     written, code = follow(guide, tmp_path)
-    assert {path.split("/")[2] for path in written if path.startswith("src/")} == {room}
-    assert f"`src/headwise/{room}/`" in (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    reinstall(tmp_path / "papers")
+    assert {Path(path).parts[-2] for path in written if "src/" in path} == {room}
+    assert re.search(rf"`(papers/)?src/(headwise/)?{room}/",  (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8"))
     (tmp_path / "followed.py").write_text(f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}")
     run(["followed.py"], tmp_path)
     for command in commands:

@@ -1,10 +1,14 @@
 """A test file that leaves a patch to the next one fails, and is named."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 FILES = {
     "a fitted model": (
@@ -48,5 +52,6 @@ def test_a_file_that_leaves_something_behind_fails_and_is_named(left, tmp_path):
     path.write_text(textwrap.dedent(code))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", "pytest.ini", path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode == 1 and told in done.stdout) if told else done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
 from headwise.files.errors import is_for_users
-from headwise.studies.registry import BuiltIn, study_names
+from headwise.studies.registry import Installed, study_names
 
 app = typer.Typer(
     name="headwise",
@@ -63,7 +63,7 @@ class CompareCommand(TyperCommand):
             from headwise.files.errors import StudyError
 
             try:
-                print(describe_request(study, task, scale, BuiltIn()))
+                print(describe_request(study, task, scale, Installed()))
             except StudyError as error:
                 print(f"error: {error}", file=sys.stderr)
                 ctx.exit(1)
@@ -134,7 +134,7 @@ def compare(
     run(
         Request(
             study=_named(study, task),
-            studies=BuiltIn(),
+            studies=Installed(),
             methods=tuple(method or ()),
             sweeps=tuple(sweep or ()),
             settings=tuple(settings or ()),
@@ -176,7 +176,7 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.comparing.report.command import run
+    from headwise.reporting.command import run
 
     run(folders, export)
 
@@ -209,7 +209,7 @@ def main() -> None:
     # where memory is measured in this process, torch's profiler writes lines of its own, unless told so before it is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from headwise.comparing.engines.rank import be_one_of_several
+        from headwise.engines.rank import be_one_of_several
 
         be_one_of_several(app)
     try:

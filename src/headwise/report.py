@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headwise.comparing.report import write
+from headwise.reporting import write
 
 __all__ = ["write"]

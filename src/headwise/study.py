@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
-    from headwise.comparing.batch import Batch as Batch
     from headwise.comparing.compare import compare as compare
-    from headwise.comparing.evaluation import Evaluation as Evaluation
-    from headwise.comparing.metric import Metric as Metric
-    from headwise.comparing.metric import Rows as Rows
-    from headwise.comparing.phase import Phase as Phase
-    from headwise.comparing.study import Study as Study
-    from headwise.comparing.task import Task as Task
+    from headwise.experiments.batch import Batch as Batch
+    from headwise.experiments.evaluation import Evaluation as Evaluation
+    from headwise.experiments.metric import Metric as Metric
+    from headwise.experiments.metric import Rows as Rows
+    from headwise.experiments.phase import Phase as Phase
+    from headwise.experiments.study import Scale as Scale
+    from headwise.experiments.study import Study as Study
+    from headwise.experiments.task import Task as Task
     from headwise.files.errors import StudyError as StudyError
-    from headwise.studies.tasks.vision_transformer import VisionTransformer as VisionTransformer
+    from headwise.results.records import Claim as Claim
+    from headwise.results.records import ClaimTest as ClaimTest
+    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
 __all__ = [
     "Batch",
+    "Claim",
+    "ClaimTest",
     "Evaluation",
     "Metric",
     "Phase",
     "Rows",
+    "Scale",
     "Study",
     "StudyError",
     "Task",
@@ -33,15 +39,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "Batch": "headwise.comparing.batch",
-    "Evaluation": "headwise.comparing.evaluation",
-    "Metric": "headwise.comparing.metric",
-    "Phase": "headwise.comparing.phase",
-    "Rows": "headwise.comparing.metric",
-    "Study": "headwise.comparing.study",
+    "Batch": "headwise.experiments.batch",
+    "Claim": "headwise.results.records",
+    "ClaimTest": "headwise.results.records",
+    "Evaluation": "headwise.experiments.evaluation",
+    "Metric": "headwise.experiments.metric",
+    "Phase": "headwise.experiments.phase",
+    "Rows": "headwise.experiments.metric",
+    "Scale": "headwise.experiments.study",
+    "Study": "headwise.experiments.study",
     "StudyError": "headwise.files.errors",
-    "Task": "headwise.comparing.task",
-    "VisionTransformer": "headwise.studies.tasks.vision_transformer",
+    "Task": "headwise.experiments.task",
+    "VisionTransformer": "headwise.studies.vision_transformer",
     "compare": "headwise.comparing.compare",
 }
 

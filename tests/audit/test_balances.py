@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from headwise_papers.tasks.character_lm import CharacterModel
 from torch import Tensor
 
 from headwise.auditing.audit import Audit, audit
@@ -15,7 +16,6 @@ from headwise.auditing.balances import NEARLY, compared
 from headwise.auditing.summary import markdown
 from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product
-from headwise.studies.tasks.character_lm import CharacterModel
 
 
 def balanced(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

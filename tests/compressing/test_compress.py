@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tf
+from headwise_papers.tasks.character_lm import CharacterModel
 from rounding import assert_same_to_rounding
 from small_models import Attention, Own
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from headwise.compressing.exchange import put
 from headwise.compressing.factors import cut, pseudo_rank
 from headwise.compressing.narrow import NarrowColumns, NarrowRows
 from headwise.projections.inputs import feed
-from headwise.studies.tasks.character_lm import CharacterModel
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64

@@ -8,10 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import headwise
-from headwise.comparing.run.memory import MemoryOfAStep
-from headwise.comparing.run.operations import counter
 from headwise.methods import DropKey, LinearAttention, NeuTRENO, Temperature
 from headwise.regularizing.standalone import attend_with
+from headwise.training.memory import MemoryOfAStep
+from headwise.training.operations import counter
 
 B, H, T, D = 2, 3, 6, 8
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report.synthetic_study import NINE, write_study
 
-import headwise.comparing.report
+import headwise.reporting
 
 EVIL = '<img src=x onerror="window.harmed=1"></script><script>window.harmed=2</script>'
 ARGUMENTS = (
@@ -40,7 +40,7 @@ def report(tmp_path_factory) -> Path:
     folder = write_study(
         tmp_path_factory.mktemp("study"), methods=methods, epochs=6, diverged={(NINE[2], 3)}, watched=True
     )
-    return headwise.comparing.report.write(folder)
+    return headwise.reporting.write(folder)
 
 
 class Visit:
@@ -119,7 +119,7 @@ def test_the_source_of_a_run_is_seen_without_scrolling(visit):
 
 def test_a_study_in_which_every_run_diverged_is_quiet_too(browser, tmp_path):
     broken = {(method, seed) for method in NINE[:3] for seed in (0, 1)}
-    page = headwise.comparing.report.write(write_study(tmp_path, methods=NINE[:3], seeds=2, epochs=3, diverged=broken))
+    page = headwise.reporting.write(write_study(tmp_path, methods=NINE[:3], seeds=2, epochs=3, diverged=broken))
     seen = Visit(browser, page)
     assert seen.messages == []
     assert seen.page.locator("text=no epoch of a run ended with a finite figure").count() == 2
@@ -166,7 +166,7 @@ def test_a_method_name_with_html_does_no_harm(visit):
 
 def test_the_page_of_a_study_with_one_seed_is_quiet_too(browser, tmp_path):
     folder = write_study(tmp_path, methods=NINE[:2], seeds=1, epochs=3)
-    assert Visit(browser, headwise.comparing.report.write(folder)).messages == []
+    assert Visit(browser, headwise.reporting.write(folder)).messages == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from report.synthetic_study import in_version_0_1, write_study
 
-from headwise.comparing.results.folder import read_study
-from headwise.comparing.results.stored import read_lines
+from headwise.results.folder import read_study
+from headwise.results.stored import read_lines
 
 TWO = ("baseline", "Other()")
 

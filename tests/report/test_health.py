@@ -7,9 +7,9 @@ import json
 import pytest
 from report.synthetic_study import write_study
 
-import headwise.comparing.report
-from headwise.comparing.report.health_section import health_sections, thin
-from headwise.comparing.results.folder import read_study
+import headwise.reporting
+from headwise.reporting.health_section import health_sections, thin
+from headwise.results.folder import read_study
 
 ONE = ("baseline",)
 
@@ -114,7 +114,7 @@ def test_many_alerts_are_cut_and_the_cut_is_told(tmp_path):
 
 def test_readings_that_are_not_finite_leave_a_gap(tmp_path):
     study = watched(tmp_path, [reading(0), reading(0, head=1, value=None), reading(50), reading(50, head=1)])
-    html = headwise.comparing.report.write(study.path).read_text(encoding="utf-8")
+    html = headwise.reporting.write(study.path).read_text(encoding="utf-8")
     assert '"value":null' not in html
     assert "attention entropy (nats)" in html
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 from small_studies import Silent, carry, tiny_study
 
-from headwise.comparing.engines.ray_cluster import RayEngine
+from headwise.engines.ray_cluster import RayEngine
 
 
 class KillANode(Silent):

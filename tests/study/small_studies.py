@@ -5,9 +5,9 @@ from pathlib import Path
 
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
-from headwise.comparing.engines.in_process import HereEngine
-from headwise.comparing.study import Study
-from headwise.comparing.task_source import load_task
+from headwise.engines.in_process import HereEngine
+from headwise.experiments.study import Study
+from headwise.experiments.task_source import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}

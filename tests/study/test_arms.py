@@ -6,16 +6,16 @@ import pytest
 import torch
 from small_studies import PLACE
 
-from headwise.comparing.arms.arm import SAME, canonical_arms, read_arm
-from headwise.comparing.arms.check import check_arms
-from headwise.comparing.arms.fit import fit
-from headwise.comparing.arms.settings import read_setting
-from headwise.comparing.arms.sweep import read_sweep
-from headwise.comparing.arms.timed import read_timed
-from headwise.comparing.task_source import load_task
+from headwise.comparing.check_arms import check_arms
 from headwise.core.schedule import ByDepth, Ramp, VShape
+from headwise.experiments.arms.arm import SAME, canonical_arms, read_arm
+from headwise.experiments.arms.settings import read_setting
+from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.arms.timed import read_timed
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
 from headwise.studies.registry import load_study, study_names
+from headwise.training.fit import fit
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_mistake_in_a_sweep_is_named(text, message, task):
 
 
 def test_the_control_arm_has_the_examples_of_its_seed_and_draws_of_its_own():
-    from headwise.comparing.run.configuration import RunConfiguration
+    from headwise.experiments.configuration import RunConfiguration
 
     common = {"study": "s", "task": "T", "settings": {}, "seed": 3}
     plain, same = RunConfiguration(arm="baseline", **common), RunConfiguration(arm=SAME, **common)

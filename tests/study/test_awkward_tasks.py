@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from small_studies import carry, orders, study_of
 
-from headwise.comparing.arms.check import check_arms
-from headwise.comparing.run.execution import execute
-from headwise.comparing.task_source import load_task
+from headwise.comparing.check_arms import check_arms
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
+from headwise.training.execution import execute
 
 PLACE = str(Path(__file__).with_name("awkward_tasks.py"))
 

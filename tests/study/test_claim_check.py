@@ -10,9 +10,9 @@ from study.small_studies import carry, tiny_study
 
 from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
-from headwise.comparing.results.records import ClaimRecord, ClaimTest
-from headwise.comparing.study import Scale
+from headwise.experiments.study import Scale
 from headwise.files.errors import StudyError
+from headwise.results.records import Claim, ClaimTest
 
 ARM = "DropHead(p=0.2)"
 SWEEP = "DropHead(p={0.1,0.2,0.3})"
@@ -28,7 +28,7 @@ def request(study, **asked):
 
 def claimed(sweeps=(), margin=None, **test):
     test = {"arm": ARM, "outcome": "test/accuracy", "says": "higher"} | test
-    claim = ClaimRecord(text="It helps.", tests=(ClaimTest(**test),))
+    claim = Claim(text="It helps.", tests=(ClaimTest(**test),))
     update = {"claims": (claim,), "sweeps": sweeps, "scales": SCALES, "margin": margin}
     return tiny_study(methods=(ARM,)).model_copy(update=update)
 
@@ -85,7 +85,7 @@ def test_arms_and_axes_are_written_in_their_one_form():
 def test_other_arms_on_the_command_line_leave_a_claim_untold(tmp_path):
     study = choose_study(request(claimed(), methods=("DropColumn(p=0.1)",), seeds=1))
     carry(study, tmp_path)
-    from headwise.comparing.results.analysis import analyse
+    from headwise.results.analysis import analyse
 
     (claim,) = analyse(tmp_path).claims
     assert (claim.verdict, claim.why) == ("cannot be told", f"the arm {ARM} was not run")

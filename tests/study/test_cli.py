@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 def asked(**changes):
     """Give a request as the command line makes it."""
     from headwise.comparing.request import Request
-    from headwise.studies.registry import BuiltIn
+    from headwise.studies.registry import Installed
 
-    return Request(studies=BuiltIn(), **changes)
+    return Request(studies=Installed(), **changes)
 
 
 def headwise(*arguments, **options):
@@ -299,7 +299,7 @@ def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
 
 def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
     from headwise.comparing.choosing import choose_study
-    from headwise.comparing.study import Scale
+    from headwise.experiments.study import Scale
     from headwise.studies.digits import STUDY
 
     settings = ("optimizer=sgd, momentum=0.5", "weight_decay=0")
@@ -325,13 +325,13 @@ def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
 def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, capsys):
     from types import SimpleNamespace
 
-    from headwise.comparing.results.records import ClaimRecord, ClaimTest
     from headwise.comparing.settings_help import describe_request
-    from headwise.comparing.study import Scale
+    from headwise.experiments.study import Scale
     from headwise.files.errors import StudyError
+    from headwise.results.records import Claim, ClaimTest
 
     test = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher")
-    claim = ClaimRecord(text="It helps.", source="Somebody 2020", tests=(test,))
+    claim = Claim(text="It helps.", source="Somebody 2020", tests=(test,))
     scales = {"small": Scale(settings={"epochs": 2}), "paper": Scale(settings={"epochs": 90, "batch_size": 64}, seeds=3)}
     study = tiny_study(methods=("DropHead(p=0.2)",)).model_copy(update={"claims": (claim,), "scales": scales})
     studies = SimpleNamespace(load=lambda name: SimpleNamespace(STUDY=study))
@@ -419,7 +419,7 @@ def test_a_folder_holds_one_study(tmp_path):
 def test_a_run_is_the_same_wherever_its_task_is_imported_from(tmp_path):
     import shutil
 
-    from headwise.comparing.study import Study
+    from headwise.experiments.study import Study
     from headwise.studies.digits import STUDY
 
     moved = STUDY.model_copy(update={"task_place": "headwise.elsewhere:Digits"})

@@ -7,14 +7,14 @@ import torch
 from small_studies import PLACE, all_numbers, carry, orders, study_of, tiny_study
 from torch import nn
 
-from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.run.batches import evaluation_batches, training_batches
-from headwise.comparing.run.evaluate import evaluate
-from headwise.comparing.run.execution import execute
-from headwise.comparing.run.preflight import check_task
-from headwise.comparing.run.train import Training
-from headwise.comparing.task_source import load_task
+from headwise.experiments.evaluation import Evaluation
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
+from headwise.training.batches import evaluation_batches, training_batches
+from headwise.training.evaluate import evaluate
+from headwise.training.execution import execute
+from headwise.training.preflight import check_task
+from headwise.training.train import Training
 
 CORE = PLACE.replace("tiny_task.py", "core_tasks.py")
 
@@ -119,7 +119,7 @@ def test_batches_hold_similar_lengths_within_a_number_of_tokens():
 
 
 def test_without_lengths_the_order_is_that_of_version_0_1():
-    from headwise.comparing.run.configuration import derive
+    from headwise.experiments.configuration import derive
 
     task = tiny_study().task
     order = torch.randperm(36, generator=torch.Generator().manual_seed(derive(3, "order", 2)))
@@ -354,7 +354,7 @@ def test_a_hugging_face_model_needs_no_wrapper(tmp_path, own):
 
 @pytest.mark.parametrize("inputs", ["examples[0]", "(examples[0],)", "{'x': examples[0]}", "({'x': examples[0]},)"])
 def test_inputs_are_one_tensor_arguments_keywords_or_a_dict(inputs):
-    from headwise.comparing.run.batches import run_model
+    from headwise.training.batches import run_model
 
     class Model(nn.Module):
         def forward(self, x):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
-from headwise.comparing.results.records import EpochLine
-from headwise.comparing.run import train
-from headwise.comparing.run.cost import seconds_per_step
-from headwise.comparing.run.execution import execute
-from headwise.comparing.run.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
+from headwise.results.records import EpochLine
+from headwise.training import train
+from headwise.training.cost import seconds_per_step
+from headwise.training.execution import execute
+from headwise.training.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_pa
 def test_fused_attention_of_the_cpu_counts_as_the_matrices_it_stands_for():
     from torch.nn import functional as F
 
-    from headwise.comparing.run.operations import counter
+    from headwise.training.operations import counter
 
     q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
     with counter() as fused:

@@ -7,8 +7,8 @@ import sys
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
-from headwise.comparing.report import write
-from headwise.comparing.results.folder import read_study
+from headwise.reporting import write
+from headwise.results.folder import read_study
 
 ARM = "DropHead(p=0.3)"
 
@@ -85,7 +85,7 @@ def test_the_command_names_the_damaged_run(tmp_path):
 
 
 def test_a_repeat_that_is_stopped_is_still_a_repeat(tmp_path, monkeypatch):
-    import headwise.comparing.run.damage as clearing
+    import headwise.training.damage as clearing
 
     study = tiny_study(methods=(ARM,), epochs=2)
     folder = damaged(study, tmp_path, "health.jsonl", cut_at_a_line)

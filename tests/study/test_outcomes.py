@@ -7,11 +7,11 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, orders, study_of, tiny_study
 
-from headwise.comparing.results.records import Divergence
-from headwise.comparing.run.divergence import Smoothed
-from headwise.comparing.run.execution import execute
-from headwise.comparing.task_source import load_task
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
+from headwise.results.records import Divergence
+from headwise.training.divergence import Smoothed
+from headwise.training.execution import execute
 
 
 def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
@@ -23,7 +23,7 @@ def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
     metrics = execute(order, lambda event: None).metrics
     heads = {name: value for name, value in metrics.items() if name.startswith("heads/")}
     # the same model, read by hand as watch reads it, in a training forward without its dropout
-    from headwise.comparing.run.checkpoint import load_checkpoint
+    from headwise.training.checkpoint import load_checkpoint
 
     model = study.task.model()[1]
     tensors = load_checkpoint(order.folder, pytest.fail).tensors
@@ -48,7 +48,7 @@ def test_the_residual_stream_is_read_on_held_out_examples_too(tmp_path):
     study = tiny_study("Still", head_statistics=("stream_cosine", "final_cosine"), epochs=1)
     (order,) = orders(study, tmp_path)
     metrics = execute(order, lambda event: None).metrics
-    from headwise.comparing.run.checkpoint import load_checkpoint
+    from headwise.training.checkpoint import load_checkpoint
 
     model, streams = study.task.model(), []
     tensors = load_checkpoint(order.folder, pytest.fail).tensors
@@ -117,7 +117,7 @@ def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
 
 
 def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):
-    from headwise.comparing.run.operations import counter
+    from headwise.training.operations import counter
 
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)
@@ -136,7 +136,7 @@ def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tm
 
 
 def test_costs_beside_parallel_runs_are_marked(tmp_path):
-    from headwise.comparing.engines.in_process import HereEngine
+    from headwise.engines.in_process import HereEngine
 
     class Beside(HereEngine):
         parallel = True

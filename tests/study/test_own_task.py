@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.comparing.task_source import load_task
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from small_studies import orders, tiny_study
 
 from headwise.comparing import progress as showing
 from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
-from headwise.comparing.results.records import Divergence, RunResult
+from headwise.results.records import Divergence, RunResult
 
 EVENT = {
     "event": "progress",

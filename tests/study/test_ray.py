@@ -22,7 +22,7 @@ def test_a_study_on_two_nodes_survives_the_death_of_one_with_the_numbers_of_a_lo
 def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
     from small_studies import orders
 
-    from headwise.comparing.engines.ray_cluster import carry_out_remotely
+    from headwise.engines.ray_cluster import carry_out_remotely
 
     (order,) = orders(tiny_study(), tmp_path / "elsewhere")
     (event,) = carry_out_remotely(order, str(tmp_path))
@@ -35,7 +35,7 @@ def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
 def test_an_address_where_no_cluster_answers_is_refused_at_once(monkeypatch):
     import socket
 
-    from headwise.comparing.engines.ray_cluster import RayEngine
+    from headwise.engines.ray_cluster import RayEngine
     from headwise.files.errors import StudyError
 
     with socket.socket() as free:

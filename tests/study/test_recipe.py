@@ -8,13 +8,13 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from headwise.comparing.recipe import OPTIMIZERS, SCHEDULES, Recipe
-from headwise.comparing.run.lars import LARS
-from headwise.comparing.run.learning_rate import LearningRate, share_at
-from headwise.comparing.run.optimizer import KINDS, build_optimizer
-from headwise.comparing.task import Task
-from headwise.comparing.task_source import build_task
+from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
+from headwise.experiments.task import Task
+from headwise.experiments.task_source import build_task
 from headwise.files.errors import StudyError
+from headwise.training.lars import LARS
+from headwise.training.learning_rate import LearningRate, share_at
+from headwise.training.optimizer import KINDS, build_optimizer
 
 CPU = torch.device("cpu")
 

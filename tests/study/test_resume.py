@@ -15,10 +15,11 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
-from headwise.comparing.run.checkpoint import CURRENT, PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
-from headwise.comparing.run.execution import execute
+from headwise.experiments.phase import CURRENT
 from headwise.files import durable
 from headwise.files.errors import StudyError
+from headwise.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+from headwise.training.execution import execute
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
 
@@ -45,7 +46,7 @@ def weights(order):
 
 def stopped_after(order, epochs, monkeypatch):
     """Carry out an order up to the end of an epoch, as a process that dies there."""
-    import headwise.comparing.run.execution as run
+    import headwise.training.execution as run
 
     kept, save = [0], run.save_checkpoint
 
@@ -82,7 +83,7 @@ def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
 
 def trained_epochs(monkeypatch):
     """Give the list that fills with the epochs that are really trained."""
-    import headwise.comparing.run.execution as run
+    import headwise.training.execution as run
 
     trained, train = [], run.train_epoch
     monkeypatch.setattr(run, "train_epoch", lambda *a: trained.append(a[2]) or train(*a))
@@ -109,7 +110,7 @@ def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_w
     content = (stopped.folder / CURRENT).read_bytes()
     for order in others:
         # another process orders what it hashes in another way
-        code = "import sys, pickle; from headwise.comparing.run.execution import execute; execute(pickle.load(sys.stdin.buffer), print)"
+        code = "import sys, pickle; from headwise.training.execution import execute; execute(pickle.load(sys.stdin.buffer), print)"
         subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), check=True, capture_output=True)
         assert (order.folder / CURRENT).read_bytes() == content
 
@@ -186,7 +187,7 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
 
 
 def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_there(tmp_path, monkeypatch):
-    import headwise.comparing.run.checkpoint as checkpoint
+    import headwise.training.checkpoint as checkpoint
 
     save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
     coming, read = tmp_path / checkpoint.COMING, checkpoint._read

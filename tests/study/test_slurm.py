@@ -13,11 +13,11 @@ import stand_in_for_slurm
 from small_studies import PLACE, Silent, all_numbers, carry, orders, tiny_study
 from test_engines import headwise, lines, wait_for
 
-from headwise.comparing.engines.slurm_cluster import SlurmEngine
-from headwise.comparing.engines.slurm_job import SlurmRun
-from headwise.comparing.engines.slurm_options import SlurmOptions, read_slurm_options
-from headwise.comparing.run.execution import execute
+from headwise.engines.slurm_cluster import SlurmEngine
+from headwise.engines.slurm_job import SlurmRun
+from headwise.engines.slurm_options import SlurmOptions, read_slurm_options
 from headwise.files.errors import StudyError
+from headwise.training.execution import execute
 
 submitit = pytest.importorskip("submitit")
 
@@ -81,7 +81,7 @@ def test_a_job_that_is_preempted_or_killed_goes_on_to_the_same_numbers(tmp_path,
 # submitit leaves the files of this executor's logs open
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_jobs_of_this_process_give_the_same_numbers_and_the_limit_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.comparing.engines.slurm_job.worker_environment", lambda threads: {})
+    monkeypatch.setattr("headwise.engines.slurm_job.worker_environment", lambda threads: {})
     study, engine, out = tiny_study(methods=(ARM,), seeds=2), SlurmEngine(SlurmOptions(executor="debug"), 3), []
 
     class Count(Silent):

@@ -6,9 +6,9 @@ import math
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
-from headwise.comparing.results.records import RunResult
 from headwise.comparing.tune import FACTOR, TRIAL_SEED
 from headwise.files.errors import StudyError
+from headwise.results.records import RunResult
 
 METHODS = ("DropHead(p=0.3)", 'QKNorm(norm="rms")', "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
 
@@ -69,7 +69,7 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
-    import headwise.comparing.engines.in_process as here
+    import headwise.engines.in_process as here
 
     study = tiny_study(methods=METHODS[:1], epochs=1)
     carry(study, tmp_path / "whole", trials=4)
@@ -146,8 +146,8 @@ class Told:
         from small_studies import ENVIRONMENT
 
         from headwise.comparing.comparison import Comparison
-        from headwise.comparing.engines.in_process import HereEngine
         from headwise.comparing.tune import Search
+        from headwise.engines.in_process import HereEngine
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)

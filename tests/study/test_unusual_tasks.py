@@ -6,16 +6,16 @@ import pytest
 from small_studies import carry, orders, study_of
 from unusual_tasks import Colour, Unusual
 
-from headwise.comparing.arms.arm import read_arm
-from headwise.comparing.arms.check import check_arms
-from headwise.comparing.arms.settings import read_settings
+from headwise.comparing.check_arms import check_arms
 from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
-from headwise.comparing.run.execution import execute
-from headwise.comparing.run.preflight import check_task
-from headwise.comparing.task_source import build_task, load_task
+from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arms.settings import read_settings
+from headwise.experiments.task_source import build_task, load_task
 from headwise.files.errors import StudyError
-from headwise.studies.registry import BuiltIn, load_study, study_names
+from headwise.studies.registry import Installed, load_study, study_names
+from headwise.training.execution import execute
+from headwise.training.preflight import check_task
 
 PLACE = str(Path(__file__).with_name("unusual_tasks.py"))
 
@@ -81,7 +81,7 @@ def test_two_writings_of_one_axis_are_refused():
 def test_a_built_in_study_can_be_chosen_at_every_scale(name):
     # an arm of sigma-lm names the learning rate that one scale has anyway
     for scale in (None, *load_study(name).STUDY.scales):
-        choose_study(Request(study=name, studies=BuiltIn(), device="cpu", scale=scale))
+        choose_study(Request(study=name, studies=Installed(), device="cpu", scale=scale))
 
 
 def test_an_arm_may_not_change_the_examples_of_any_evaluation():

@@ -7,12 +7,12 @@ import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
 from headwise.comparing.claim_check import canonical_claims
-from headwise.comparing.results.records import ClaimRecord, ClaimTest, Divergence
-from headwise.comparing.run.execution import execute
-from headwise.comparing.run.preflight import check_task
-from headwise.comparing.run.watched import watched_outcomes
-from headwise.comparing.task_source import load_task
+from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
+from headwise.results.records import Claim, ClaimTest, Divergence
+from headwise.training.execution import execute
+from headwise.training.preflight import check_task
+from headwise.training.watched import watched_outcomes
 
 NAMES = ("attention_entropy", "matrix_norm", "sharpness", "sharpness_share")
 SETTINGS = {"watch_statistics": NAMES, "watch_examples": 8, "watch_every": 2, "epochs": 1}
@@ -49,8 +49,8 @@ def test_the_sharpness_read_in_a_run_is_that_of_its_weights_and_training_loss(tm
     for arm, order in of.items():
         execute(order, lambda event: None)
         first[arm] = next(r["value"] for r in read(order.folder) if r["statistic"] == "sharpness")
-    from headwise.comparing.run.configuration import derive
-    from headwise.comparing.run.splits import training_examples
+    from headwise.experiments.configuration import derive
+    from headwise.training.splits import training_examples
 
     order = of["baseline"]
     torch.manual_seed(derive(order.configuration.draws, "weights"))
@@ -108,7 +108,7 @@ def test_names_that_no_watch_reads_are_refused_before_training():
 
 def test_a_claim_on_what_is_not_read_is_refused():
     def study(outcome, watch=True):
-        claim = ClaimRecord(text="?", tests=(ClaimTest(arm="DropHead(p=0.3)", outcome=outcome, says="lower"),))
+        claim = Claim(text="?", tests=(ClaimTest(arm="DropHead(p=0.3)", outcome=outcome, says="lower"),))
         made = tiny_study(methods=("DropHead(p=0.3)",), watch_statistics=("sharpness",))
         return made.model_copy(update={"claims": (claim,), "watch": watch})
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.comparing.results.analysis import analyse
-from headwise.comparing.results.analysis_record import Analysis
-from headwise.comparing.results.differences import paired_differences
-from headwise.comparing.results.folder import read_study
-from headwise.comparing.results.intervals import interval
+from headwise.results.analysis import analyse
+from headwise.results.analysis_record import Analysis
+from headwise.results.differences import paired_differences
+from headwise.results.folder import read_study
+from headwise.results.intervals import interval
 
 TWO = ("baseline", "Other()")
 
@@ -137,7 +137,7 @@ def test_missing_runs_are_named_and_the_answer_is_provisional(tmp_path):
 
 def test_a_verdict_needs_the_interval_too(tmp_path, monkeypatch):
     study = study_of(tmp_path, methods=TWO, effects=(0, 0.03))
-    from headwise.comparing.results.simultaneous import Bounds, JointIntervals
+    from headwise.results.simultaneous import Bounds, JointIntervals
 
     monkeypatch.setattr(JointIntervals, "bounds", lambda self, alpha: [Bounds(-1.0, 1.0, "made up")])
     entry = paired_differences(study, "test/accuracy", True)["Other()"]

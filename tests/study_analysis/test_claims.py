@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.comparing.results.claim_record import JudgedTest
-from headwise.comparing.results.claim_words import figures_in_words, reasons_in_words
-from headwise.comparing.results.claims_judged import judge
-from headwise.comparing.results.folder import RunFolder, StudyFolder
-from headwise.comparing.results.records import (
+from headwise.results.claim_record import JudgedTest
+from headwise.results.claim_words import figures_in_words, reasons_in_words
+from headwise.results.claims_judged import judge
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.records import (
     AxisRecord,
-    ClaimRecord,
+    Claim,
     ClaimTest,
     Divergence,
     MetricRecord,
@@ -83,7 +83,7 @@ test_of.__test__ = False
 
 
 def judged(found: StudyFolder, *tests: ClaimTest):
-    return judge(found, ClaimRecord(text="It helps.", source="somebody", tests=tests))
+    return judge(found, Claim(text="It helps.", source="somebody", tests=tests))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, 
 
 
 def test_a_claim_without_a_test_cannot_be_told():
-    found = judge(paired(0.02, 0.01), ClaimRecord(text="It looks better."))
+    found = judge(paired(0.02, 0.01), Claim(text="It looks better."))
     assert (found.verdict, found.why) == ("cannot be told", "this study holds no test of it")
 
 
@@ -366,7 +366,7 @@ def rising(counts=RATES, **settings):
 
 
 def test_the_share_of_diverged_runs_rises_along_an_axis():
-    claim = ClaimRecord(text="?", tests=(ClaimTest(arm=AXIS.text, outcome="diverged", says="rises"),))
+    claim = Claim(text="?", tests=(ClaimTest(arm=AXIS.text, outcome="diverged", says="rises"),))
     found = judge(rising(), claim)
     assert found.verdict == "agrees"
     assert found.tests[0].mean == pytest.approx(0.45) and found.tests[0].low > 0
@@ -377,7 +377,7 @@ def test_the_share_of_diverged_runs_rises_along_an_axis():
 
 
 def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
-    from headwise.comparing.results.analysis import analyse_study
+    from headwise.results.analysis import analyse_study
 
     found = analyse_study(rising())
     by_arm = {arm.label: arm.metrics["diverged"] for arm in found.arms}
@@ -392,7 +392,7 @@ def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
 
 
 def test_two_axes_of_one_setting_are_told_apart():
-    from headwise.comparing.results.analysis import analyse_study
+    from headwise.results.analysis import analyse_study
 
     other = AXIS.model_copy(update={"text": "B(p={0.1,0.2,0.3})", "arms": [a.replace("A", "B") for a in AXIS.arms]})
     values = {arm: [0.5, 0.6, 0.4] for arm in (*AXIS.arms, *other.arms)}

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from headwise.comparing.results.joint_flips import (
+from headwise.results.joint_flips import (
     EXACT_UP_TO,
     RESAMPLES,
     joint_test,
@@ -16,8 +16,8 @@ from headwise.comparing.results.joint_flips import (
     sign_flip,
     smallest_p,
 )
-from headwise.comparing.results.mcnemar import holm
-from headwise.comparing.results.simultaneous import JointIntervals
+from headwise.results.mcnemar import holm
+from headwise.results.simultaneous import JointIntervals
 
 
 def drawn(rng, seeds, arms, effects=0.0):
@@ -78,7 +78,7 @@ def test_the_family_error_holds_beside_arms_that_differ():
 
 def test_random_flips_hold_the_error_too():
     rng = np.random.default_rng(2)
-    import headwise.comparing.results.joint_flips as module
+    import headwise.results.joint_flips as module
 
     few = module.flips(18, resamples=999)
     with pytest.MonkeyPatch.context() as patch:

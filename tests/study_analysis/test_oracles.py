@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.comparing.results.data_sets import aggregate
-from headwise.comparing.results.equivalence import equivalence
-from headwise.comparing.results.joint_flips import joint_test
-from headwise.comparing.results.mcnemar import holm, mcnemar
-from headwise.comparing.results.power import detectable_effect, pairing_gain
-from headwise.comparing.results.simultaneous import JointIntervals
-from headwise.comparing.results.trend import trend
+from headwise.results.data_sets import aggregate
+from headwise.results.equivalence import equivalence
+from headwise.results.joint_flips import joint_test
+from headwise.results.mcnemar import holm, mcnemar
+from headwise.results.power import detectable_effect, pairing_gain
+from headwise.results.simultaneous import JointIntervals
+from headwise.results.trend import trend
 
 
 def oracle(name):

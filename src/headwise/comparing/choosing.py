@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headwise.comparing.arms.arm import canonical_arms, refuse_equal_arms
-from headwise.comparing.arms.settings import read_settings
-from headwise.comparing.arms.sweep import read_sweep
 from headwise.comparing.claim_check import canonical_claims
-from headwise.comparing.engines.slurm_options import read_slurm_options
 from headwise.comparing.request import Request
-from headwise.comparing.study import Study
-from headwise.comparing.task import Task
-from headwise.comparing.task_source import build_task, load_task
 from headwise.core.settings import suggest
+from headwise.engines.slurm_options import read_slurm_options
+from headwise.experiments.arms.arm import canonical_arms, refuse_equal_arms
+from headwise.experiments.arms.settings import read_settings
+from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
+from headwise.experiments.task_source import build_task, installed_task, load_task
 from headwise.files.errors import StudyError
 
 
@@ -54,8 +54,9 @@ def find_study(request: Request) -> Study:
     """Give the built-in study of the request, or one made of the user's own task, as they are written."""
     if request.task is None:
         return request.studies.load(request.study).STUDY
-    place, _, name = request.task.rpartition(":")
-    place = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else request.task
+    text = installed_task(request.task) or request.task
+    place, _, name = text.rpartition(":")
+    place = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else text
     kind = load_task(request.task)
     return Study(
         name=name, title=kind.title or name, question=kind.question, task=build_task(kind, {}), task_place=place

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from headwise.comparing.arms.arm import read_arm
-from headwise.comparing.arms.sweep import read_sweep
-from headwise.comparing.evaluation import Evaluation
-from headwise.comparing.results.outcome_names import COSTS, DIVERGED
-from headwise.comparing.results.records import ClaimRecord, ClaimTest
-from headwise.comparing.run.preflight import evaluations_of
-from headwise.comparing.study import Study
-from headwise.comparing.task import Task
 from headwise.core.settings import suggest
+from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.evaluation import Evaluation
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
+from headwise.results.outcome_names import COSTS, DIVERGED
+from headwise.results.records import Claim, ClaimTest
+from headwise.training.preflight import evaluations_of
 
 
-def canonical_claims(study: Study) -> tuple[ClaimRecord, ...]:
+def canonical_claims(study: Study) -> tuple[Claim, ...]:
     """Write the arms of a study's claims in their one form, and the axes as the study writes them.
 
     Raises:

@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.engines import rank
-from headwise.comparing.engines.launch import launch
-from headwise.comparing.engines.slurm_options import read_slurm_options
 from headwise.comparing.progress import choose_display
 from headwise.comparing.request import Request, check, refuse_unused
+from headwise.engines import rank
+from headwise.engines.launch import launch
+from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.durable import write_json
 from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
 
 if TYPE_CHECKING:
     from headwise.comparing.comparison import Engine
-    from headwise.comparing.study import Study
+    from headwise.experiments.study import Study
 
 
 def run(request: Request) -> None:
@@ -55,25 +55,25 @@ def run(request: Request) -> None:
 def start_engine(request: Request) -> Engine:
     """Start the engine that carries out the runs."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from headwise.comparing.engines.in_process import HereEngine
+        from headwise.engines.in_process import HereEngine
 
         return HereEngine()
     if request.engine == "ray":
-        from headwise.comparing.engines.ray_cluster import RayEngine
+        from headwise.engines.ray_cluster import RayEngine
 
         return RayEngine(request.ray_address)
     if request.engine == "slurm":
-        from headwise.comparing.engines.slurm_cluster import SlurmEngine
+        from headwise.engines.slurm_cluster import SlurmEngine
 
         return SlurmEngine(read_slurm_options(request.slurm), request.jobs)
-    from headwise.comparing.engines.local import LocalEngine
+    from headwise.engines.local import LocalEngine
 
     return LocalEngine(request.jobs or usable_cores())
 
 
 def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
-    from headwise.comparing.arms.check import check_arms
+    from headwise.comparing.check_arms import check_arms
     from headwise.comparing.choosing import choose_study
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
@@ -116,7 +116,7 @@ def choose_folder(request: Request, study: Study) -> Path:
 
 def announce(study: Study, folder: Path, trials: int) -> list[str]:
     """Say, before anything trains, what will be compared, with how many seeds, and where it is written."""
-    from headwise.comparing.results.joint_flips import seeds_for_a_verdict
+    from headwise.results.joint_flips import seeds_for_a_verdict
 
     needed = seeds_for_a_verdict()
     enough = "enough for a verdict" if study.seeds >= needed else f"a verdict needs {needed}: --seeds {needed}"
@@ -169,8 +169,8 @@ def run_findings(request: Request) -> None:
 
 def write_report(folder: Path) -> None:
     """Write the report of a folder and print its table."""
-    from headwise.comparing.report import write
-    from headwise.comparing.results.table import print_answer
+    from headwise.reporting import write
+    from headwise.results.table import print_answer
 
     page = write(folder)
     print_answer(folder)

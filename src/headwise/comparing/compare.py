@@ -13,13 +13,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
-from headwise.comparing.results.answer import count
-from headwise.comparing.results.records import (
-    ClaimRecord,
+from headwise.comparing.tune import tune
+from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
+from headwise.files.durable import read_json, write_json
+from headwise.files.errors import StudyError, explain
+from headwise.files.provenance import distinct_environments
+from headwise.results.answer import count
+from headwise.results.records import (
+    Claim,
     ClaimTest,
     EnvironmentRecord,
     MetricRecord,
@@ -27,15 +33,9 @@ from headwise.comparing.results.records import (
     RunResult,
     StudyRecord,
 )
-from headwise.comparing.run.job import Order, is_first_process
-from headwise.comparing.run.part import part_of
-from headwise.comparing.run.preflight import check_task, evaluations_of
-from headwise.comparing.study import Study
-from headwise.comparing.task import Task
-from headwise.comparing.tune import tune
-from headwise.files.durable import read_json, write_json
-from headwise.files.errors import StudyError, explain
-from headwise.files.provenance import distinct_environments
+from headwise.training.job import Order, is_first_process
+from headwise.training.part import part_of
+from headwise.training.preflight import check_task, evaluations_of
 
 
 def compare(comparison: Comparison) -> list[RunResult]:
@@ -48,7 +48,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         >>> import io, tempfile
         >>> from pathlib import Path
         >>> from headwise.comparing.comparison import Comparison
-        >>> from headwise.comparing.engines.in_process import HereEngine
+        >>> from headwise.engines.in_process import HereEngine
         >>> from headwise.comparing.progress import PlainLines
         >>> from headwise.study import compare
         >>> from headwise.studies.digits import STUDY
@@ -127,7 +127,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
     )
 
 
-def _claims(study: Study, arms: list[str]) -> list[ClaimRecord]:
+def _claims(study: Study, arms: list[str]) -> list[Claim]:
     """Give the claims, whose tests name arms as they were run: tuning writes them with the values it chose."""
     run = dict(zip(study.arms, arms))
 

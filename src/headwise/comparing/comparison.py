@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from headwise.comparing.run.configuration import RunConfiguration
-from headwise.comparing.run.job import Order
-from headwise.comparing.study import Study
+from headwise.experiments.configuration import RunConfiguration
+from headwise.experiments.study import Study
 from headwise.files.provenance import describe_environment
+from headwise.training.job import Order
 
 
 class Engine(Protocol):
-    """Carry out orders and give events; see headwise.comparing.engines."""
+    """Carry out orders and give events; see headwise.engines."""
 
     # whether runs share a processor with others
     parallel: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headwise.comparing.run.job import Order
+from headwise.training.job import Order
 
 # runs that fail for the same reason, none having finished, before the others are not tried
 SAME_FAILURES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headwise.comparing.study import Study
+from headwise.experiments.study import Study
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 

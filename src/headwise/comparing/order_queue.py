@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from headwise.comparing.comparison import Comparison, Engine
 from headwise.comparing.failures import Failure, concern_all, describe_failures
-from headwise.comparing.results.records import RunResult
-from headwise.comparing.run.job import Order
 from headwise.files.errors import StudyError
+from headwise.results.records import RunResult
+from headwise.training.job import Order
 
 
 def run_orders(

@@ -9,8 +9,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from headwise.comparing.results.records import RunResult
-from headwise.comparing.run.job import Order, is_first_process
+from headwise.results.records import RunResult
+from headwise.training.job import Order, is_first_process
 
 if TYPE_CHECKING:
     from rich.console import Console

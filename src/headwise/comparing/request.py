@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
-from headwise.comparing.engines.slurm_options import read_slurm_options
 from headwise.core.settings import suggest
+from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.errors import StudyError
 
 ENGINES = ("local", "ray", "slurm")
@@ -21,7 +21,9 @@ class Studies(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    def load(self, name: str) -> ModuleType: ...
+    def load(self, name: str) -> ModuleType | SimpleNamespace: ...
+
+    def missing(self, name: str) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,13 @@ class NoStudies:
 
     names: tuple[str, ...] = ()
 
-    def load(self, name: str) -> ModuleType:
+    def load(self, name: str) -> ModuleType | SimpleNamespace:
         """Refuse."""
         raise StudyError(f"there is no study {name!r}. Give --task FILE.py:CLASS.")
+
+    def missing(self, name: str) -> str | None:
+        """Return None: no package is known."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,8 @@ def check(request: Request) -> None:
     _check_processes(request)
     if request.task is None and request.study not in request.studies.names:
         raise StudyError(
-            f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
+            request.studies.missing(request.study)
+            or f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
             f"Studies: {', '.join(request.studies.names)}; "
             "or give --task FILE.py:CLASS."
         )

@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
-from headwise.comparing.arms.settings import write_setting
 from headwise.comparing.choosing import find_study, scaled
-from headwise.comparing.recipe import Recipe
 from headwise.comparing.request import Request, Studies
-from headwise.comparing.results.records import ClaimRecord
-from headwise.comparing.study import Study
-from headwise.comparing.task import Task
+from headwise.experiments.arms.settings import write_setting
+from headwise.experiments.recipe import Recipe
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
+from headwise.results.records import Claim
 
 WIDTH = 80
 
@@ -51,7 +51,7 @@ def _fill(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
-def _claim(claim: ClaimRecord) -> Iterator[str]:
+def _claim(claim: Claim) -> Iterator[str]:
     """Say a claim, and what agrees with it."""
     yield f"  {claim.text}" + (f" ({claim.source})" if claim.source else "")
     for test in claim.tests:

@@ -12,15 +12,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headwise.comparing.arms.arm import Arm, read_arm
 from headwise.comparing.comparison import Comparison
-from headwise.comparing.metric import Metric
 from headwise.comparing.order_queue import run_orders
-from headwise.comparing.results.answer import count
-from headwise.comparing.results.records import RunResult
-from headwise.comparing.run.configuration import RunConfiguration, derive
-from headwise.comparing.run.job import Order
+from headwise.experiments.arms.arm import Arm, read_arm
+from headwise.experiments.configuration import RunConfiguration, derive
+from headwise.experiments.metric import Metric
 from headwise.files.errors import StudyError
+from headwise.results.answer import count
+from headwise.results.records import RunResult
+from headwise.training.job import Order
 
 if TYPE_CHECKING:
     import optuna

@@ -21,7 +21,7 @@ class StudyError(Exception):
 def is_for_users(error: BaseException) -> bool:
     """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    ours = frame.f_globals.get("__name__", "").startswith("headwise.")
+    ours = frame.f_globals.get("__name__", "").startswith(("headwise.", "headwise_papers."))
     return isinstance(error, (OSError, StudyError)) or (ours and isinstance(error, (ValueError, ImportError)))
 
 

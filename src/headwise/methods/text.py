@@ -8,6 +8,7 @@ from typing import Any
 # Full here: Python runs the package's __init__, which imports every method, before any file inside of it.
 from headwise.core.method import REGISTRY, Method, Methods
 from headwise.core.settings import no_setting, suggest
+from headwise.files.entry_points import entry_points, load
 
 
 def parse(text: str) -> Methods:
@@ -78,11 +79,14 @@ def _value(node: ast.expr, name: str) -> Any:
 
 
 def find(name: str) -> type[Method]:
-    """Give the method class of this name.
+    """Return the method class of this name: one of headwise, of an installed package, or one defined in this process.
 
     Raises:
         ValueError: with the nearest names, where there is none.
     """
+    if name not in REGISTRY and name in entry_points("headwise.methods"):
+        # importing the class registers it
+        load("headwise.methods", name)
     if name not in REGISTRY:
-        raise ValueError(f"There is no method {name!r}.{suggest(name, list(REGISTRY))} `headwise methods` lists them.")
+        raise ValueError(f"There is no method {name!r}.{suggest(name, sorted({*REGISTRY, *entry_points('headwise.methods')}))} `headwise methods` lists them.")
     return REGISTRY[name]

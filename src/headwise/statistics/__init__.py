@@ -2,6 +2,7 @@
 
 import torch
 
+from headwise.files.entry_points import entry_points, load
 from headwise.statistics.attention_distance import AttentionDistance
 from headwise.statistics.attention_entropy import AttentionEntropy
 from headwise.statistics.entropy_floor_centred import EntropyFloorCentred
@@ -58,6 +59,8 @@ STATISTICS: dict[str, type[Statistic]] = {
         AttentionDistance,
     )
 }
+# those of installed packages, after the names that they import from here
+STATISTICS |= {name: load("headwise.statistics", name) for name in entry_points("headwise.statistics")}
 
 __all__ = ["STATISTICS", "Queries", "Reading", "RowFigures", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
 

@@ -1,1 +1,1 @@
-"""The built-in studies, one file each; `headwise compare` finds them by their file names."""
+"""The built-in study, and the list of those that installed packages bring."""

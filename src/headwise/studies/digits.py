@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.comparing.study import Study
-from headwise.comparing.task import Task
-from headwise.studies.tasks.vision_transformer import VisionTransformer
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
+from headwise.studies.vision_transformer import VisionTransformer
 
 SPLITS = {"test": slice(0, 800), "validation": slice(800, 1000), "train": slice(1000, None)}
 

@@ -1,41 +1,64 @@
-"""The built-in studies: found by their files, imported one at a time."""
+"""The studies that can be run by name: the built-in one, and those of installed packages."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
-import headwise.studies
+from headwise.files.entry_points import entry_points, load
 from headwise.files.errors import StudyError
 
-# what the studies share, and this file
-NO_STUDIES = ("data", "tasks", "registry")
+BUILT_IN = {"digits": "headwise.studies.digits"}
+
+# What `pip install headwise-papers` brings, so that a missing package is told by name; a test of that package holds the list.
+PAPERS = (
+    "blog-cifar10 blog-cifar100 blog-sweeps blog-text-sst2 blog-text-wikitext2 decay-compress decay-lm decay-pretrained "
+    "decay-recall decay-vit entropy-collapse low-rank-toy neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb "
+    "neutreno-cifar neutreno-cost neutreno-incremental neutreno-kernel neutreno-lm neutreno-robust neutreno-segmentation "
+    "neutreno-theory oversmoothing-at-init sigma-bound sigma-lm sigma-robust sigma-simclr sigma-speech sigma-temperature "
+    "sigma-translation sigma-vit"
+).split()
 
 
 @dataclass(frozen=True)
-class BuiltIn:
-    """Give the built-in studies to the command, which knows none by itself."""
+class Installed:
+    """Give the installed studies to the command, which knows none by itself."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """List the studies, without importing any of them."""
         return tuple(study_names())
 
-    def load(self, name: str) -> ModuleType:
-        """Import the module of a study."""
+    def load(self, name: str) -> ModuleType | SimpleNamespace:
+        """Import the module of a study; raises what `load_study` raises."""
         return load_study(name)
+
+    def missing(self, name: str) -> str | None:
+        """Say which package brings a study that is not installed, or None where none is known to."""
+        if name in PAPERS and name not in self.names:
+            return f"the study {name} is part of headwise-papers, which is not installed: pip install headwise-papers"
+        return None
 
 
 def study_names() -> list[str]:
-    """List the built-in studies, without importing any of them."""
-    modules = (module.name for module in pkgutil.iter_modules(headwise.studies.__path__))
-    return sorted(name.replace("_", "-") for name in modules if name not in NO_STUDIES)
+    """List the installed studies, without importing any of them."""
+    return sorted({*BUILT_IN, *entry_points("headwise.studies")})
 
 
-def load_study(name: str) -> ModuleType:
-    """Import the module of a built-in study: it holds `STUDY`, or `TITLE` and `run` for a study of findings."""
-    if name not in study_names():
-        raise StudyError(f"there is no study {name!r}. Studies: {', '.join(study_names())}; or give --task FILE:CLASS.")
-    return importlib.import_module(f"headwise.studies.{name.replace('-', '_')}")
+def load_study(name: str) -> ModuleType | SimpleNamespace:
+    """Import a study: what is returned holds `STUDY`, or `TITLE` and `run` for a study of findings.
+
+    Raises:
+        StudyError: where there is no such study, or its package cannot be loaded.
+    """
+    if name in BUILT_IN:
+        return importlib.import_module(BUILT_IN[name])
+    if name not in entry_points("headwise.studies"):
+        raise StudyError(
+            Installed().missing(name)
+            or f"there is no study {name!r}. Studies: {', '.join(study_names())}; or give --task FILE:CLASS."
+        )
+    study = load("headwise.studies", name)
+    # an entry point may name the module of a study, or the Study itself
+    return study if isinstance(study, ModuleType) else SimpleNamespace(STUDY=study)

@@ -1,0 +1,68 @@
+"""What all tests share: one thread, the torchvision stub, and no silent skips where everything must be installed."""
+
+import gc
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "tests"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# torch's profiler writes two lines a session, which bury what a failed test says; read when torch is imported
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+# Inductor's cache does not tell instruction sets apart: what was compiled for AVX512 gave gradients of 1e18 under avx2.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY')}")
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+import pytest
+import torch
+import torchvision_stub  # noqa: F401  (before timm and transformers)
+
+torch.set_num_threads(int(os.environ.get("HEADWISE_TEST_THREADS", "1")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Turn skips into failures in CI: there, nothing may be absent but a CUDA device."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and "cuda" not in item.keywords and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report
+
+
+# As it is before any test, and as each file must leave it.
+PLAIN = torch.nn.functional.scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_behind(request):
+    """Fail the test file that leaves a fitted model, or something in fused attention's place, to the next file."""
+    failed = request.session.testsfailed
+    yield
+    told = _taken_back()
+    # The traceback of a failed test keeps its models alive, and the file is red already.
+    if told and request.session.testsfailed == failed:
+        pytest.fail(f"{request.path.name} leaves behind {' and '.join(told)}: remove() what it regularizes", pytrace=False)
+
+
+def _taken_back():
+    """Name what was left, and take it back all the same, so that the next file is not blamed for it."""
+    told = []
+    live = sys.modules.get("headwise.core.live_sites")
+    if live is not None:
+        # Models that were thrown away without remove() lie in cycles: they are no leak.
+        gc.collect()
+        sites = live.live_sites()
+        if sites:
+            told.append(f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}")
+        for fitted in sites:
+            fitted.alive = False
+    now = torch.nn.functional.scaled_dot_product_attention
+    if now is not PLAIN:
+        told.append(f"{now!r} in the place of F.scaled_dot_product_attention")
+        torch.nn.functional.scaled_dot_product_attention = PLAIN
+        if "headwise.hosts.sdpa.call" in sys.modules:
+            sys.modules["headwise.hosts.sdpa.call"].standing.on = False
+    return told

@@ -1,0 +1,37 @@
+"""Doses of the blog's methods on CIFAR-100: how strong the penalties must be to act, DropHead's rescaling, and the unit of the noise.
+
+The blog says of its penalties that more emphasis on them would raise the loss, and of the methods that changed nothing that other
+parameters are needed. It names no rescaling of the heads that stay, and takes the median as the unit of its noise.
+"""
+
+from __future__ import annotations
+
+from headwise.study import Study
+from headwise_papers.tasks.blog_claims import TEST_ACCURACY, doses
+from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
+
+DECORRELATION = "Decorrelation(strength={0,1,10,100,1000})"
+NORM = "AttentionNormPenalty(strength={0,1,10,100,1000})"
+NOISE = 'InputNoise(scale={0.01,0.1,1}, unit="std")'
+# nats: 5 % of the plain model's test loss in the search
+SIMILAR = 0.24
+SCALES = scales(epochs=26, train_size=600, test_size=2000)
+
+STUDY = Study(
+    name="blog-sweeps",
+    title="Doses of the blog's regularizers of attention",
+    question="How strong must the blog's penalties and its noise be to change training and test, and does DropHead need its rescaling?",
+    task=BlogImages(name="cifar100", **SCALES["small"].settings),
+    task_place="headwise_papers.tasks.blog_images:BlogImages",
+    methods=(
+        "DropHead(p=0.2)",
+        "DropHead(p=0.2, rescale=False)",
+        "InputNoise(scale=0.01)",
+    ),
+    sweeps=(DECORRELATION, NORM, NOISE),
+    margin=TEST_ACCURACY,
+    claims=doses(DECORRELATION, NORM, NOISE, SIMILAR),
+    seeds=6,
+    scales=SCALES,
+    notes=NOTES,
+)

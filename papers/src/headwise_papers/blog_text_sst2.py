@@ -1,0 +1,36 @@
+"""The blog's methods on the sentiment of SST-2's sentences: its block, with words in the place of patches and padding masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.study import Scale, Study
+from headwise_papers.tasks.blog_claims import TEST_ACCURACY, on_text
+from headwise_papers.tasks.blog_text import Sentiment
+
+# nats: 5 % of the plain model's test loss
+SIMILAR = 0.11
+SMALL: dict[str, Any] = {
+    "epochs": 14,
+    "batch_size": 64,
+    "learning_rate": 3e-3,
+    "betas": (0.9, 0.95),
+    "schedule": "linear",
+    "warmup": 0.1,
+    "train_size": 1000,
+    "vocabulary": 6000,
+    "test_size": None,
+}
+
+STUDY = Study(
+    name="blog-text-sst2",
+    title="The blog's regularizers of attention on the sentiment of sentences",
+    question="Does what the blog finds on images hold for sentences: dropout methods lower the test loss, and noise, norm and relaxation "
+    "change nothing?",
+    task=Sentiment(**SMALL),
+    task_place="headwise_papers.tasks.blog_text:Sentiment",
+    margin=TEST_ACCURACY,
+    claims=on_text("SST-2", SIMILAR),
+    scales={"small": Scale(settings=SMALL, seeds=10)},
+    notes=("The blog asks for text as further research and publishes nothing on it: there is no paper scale.",),
+)

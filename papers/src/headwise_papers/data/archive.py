@@ -1,0 +1,155 @@
+"""Where a data set comes from: its official addresses and checksums, its archive, and the user's folder of it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwise.files.download import digest, download
+from headwise.files.durable import write_bytes
+from headwise.study import StudyError
+
+# the content of a member of an archive by its name; of a plain or .gz file, whatever the name
+Read = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Package:
+    """Hold one download: a tar or zip archive, a gzipped file or a plain one, which the address's ending tells.
+
+    `members` says which member each file is, `made` how a file is made of the members where it is none. `checksum` is the
+    MD5 or SHA-256 of the download; None where its publisher gives none that lasts: then each file's own is what counts.
+    """
+
+    addresses: tuple[str, ...]
+    members: dict[str, str] = field(default_factory=dict)
+    checksum: str | None = None
+    made: dict[str, Callable[[Read], bytes]] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Name the files it gives."""
+        return (*self.members, *self.made)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Hold a data set: the folder it lies in, its downloads, and each file's MD5 or SHA-256 (None: not known)."""
+
+    folder: str
+    files: dict[str, str | None]
+    packages: tuple[Package, ...] = ()
+    # what to do where no download gives a file
+    by_hand: str = ""
+
+    def find_folder(self, given: Path | None) -> Path:
+        """Give the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
+
+        Raises StudyError where a file is given.
+        """
+        if given is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            given = Path(cache) / "headwise"
+        if given.is_file():
+            raise StudyError(f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder.")
+        holds = any((given / name).is_file() for name in self.files)
+        return given if given.name == self.folder or holds else given / self.folder
+
+    def paths(self, given: Path | None) -> list[Path]:
+        """Name the files of the data set."""
+        folder = self.find_folder(given)
+        return [folder / name for name in self.files]
+
+    def prepare(self, given: Path | None, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check every file, naming each corrupt one.
+
+        Raises StudyError for a download that fails or has the wrong checksum, and for files that differ from the official ones.
+        """
+        folder = self.find_folder(given)
+        missing = [name for name in self.files if not (folder / name).is_file()]
+        for package in self.packages:
+            if wanted := [name for name in missing if name in package.files]:
+                fetch(package, folder, wanted, tell)
+        if lost := [name for name in self.files if not (folder / name).is_file()]:
+            raise StudyError(f"{folder} lacks {', '.join(lost)}. {self.by_hand}".rstrip())
+        self.check(folder)
+
+    def check(self, folder: Path) -> None:
+        """Compare every file with its official checksum; all that differ are named at once."""
+        corrupt = []
+        for name, official in self.files.items():
+            if official is None:
+                continue
+            kind, found = digest(folder / name, official)
+            if found != official:
+                corrupt.append(f"{folder / name} ({kind} {found}, officially {official})")
+        if corrupt:
+            raise StudyError(
+                f"corrupt: {'; '.join(corrupt)}. Delete what is named here and start again: it is downloaded anew."
+            )
+
+
+def fetch(package: Package, folder: Path, wanted: list[str], tell: Callable[[str], None]) -> None:
+    """Download a package beside the folder and unpack the wanted files, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with downloaded(package, folder, ", ".join(wanted), tell) as read:
+        for name in wanted:
+            made = package.made.get(name)
+            content = made(read) if made else read(package.members[name])
+            write_bytes(folder / name, content)
+
+
+@contextmanager
+def downloaded(package: Package, folder: Path, lacking: str, tell: Callable[[str], None]) -> Iterator[Read]:
+    """Download a package from the first of its addresses that gives it, and read its members; it is deleted at the end.
+
+    Raises StudyError when no address gives it and when it is no such archive.
+    """
+    path = folder.parent / f"{folder.name}.{Path(package.addresses[0]).name}"
+    for address in package.addresses:
+        tell(f"{folder} lacks {lacking}: downloading {address}")
+        try:
+            download(address, path, package.checksum, tell)
+            break
+        except StudyError as error:
+            if address == package.addresses[-1]:
+                raise
+            tell(f"{error} Trying the next address.")
+    try:
+        with opened(path) as read:
+            yield read
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, gzip.BadGzipFile, KeyError) as error:
+        path.unlink()
+        reason = " ".join(str(error.args[0] if error.args else type(error).__name__).split())
+        raise StudyError(f"{address} cannot be unpacked: {reason}. It was deleted; start again.") from error
+    path.unlink()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Read]:
+    """Open an archive and give a reader of its members; a name that it lacks is a KeyError."""
+    name = path.name
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(path) as packed:
+            yield packed.read
+    elif name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
+        with tarfile.open(path) as packed_tar:
+            yield lambda member: _extract(packed_tar, member)
+    elif name.endswith(".gz"):
+        yield lambda _: gzip.decompress(path.read_bytes())
+    else:
+        yield lambda _: path.read_bytes()
+
+
+def _extract(packed: tarfile.TarFile, member: str) -> bytes:
+    stream = packed.extractfile(member)
+    if stream is None:
+        raise KeyError(f"{member} is no file")
+    return stream.read()

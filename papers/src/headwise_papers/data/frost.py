@@ -1,0 +1,43 @@
+"""The photographs of frost that the frost corruption lays over images (Hendrycks & Dietterich 2019, arXiv 1903.12261)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from headwise_papers.data.archive import Package, Source
+from headwise_papers.data.pictures import read_picture
+
+FILES: dict[str, str | None] = {
+    "frost1.png": "6ead634ace1f366d77e87078b465863c",
+    "frost2.png": "98f0d2b1d74a048d3bc9c7ecfd886939",
+    "frost3.png": "b3ed8eb147824261888e730f916c0d8b",
+    "frost4.jpg": "d70b9d6aa0b1fe7bd8133b113787e078",
+    "frost5.jpg": "50984ae2c871b7df2c28f1d71ca460a0",
+    "frost6.jpg": "bd01b8fc7c34a4ff3265c6fb476cff7b",
+}
+PLACE = "https://raw.githubusercontent.com/hendrycks/robustness/master/ImageNet-C/create_c"
+SOURCE = Source(
+    folder="cifar_c_frost",
+    files=FILES,
+    packages=tuple(
+        Package(addresses=(f"{PLACE}/{name}",), checksum=md5, members={name: ""}) for name, md5 in FILES.items()
+    ),
+)
+
+
+def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
+    """Download what is missing and check every file's MD5."""
+    SOURCE.prepare(folder, tell)
+
+
+def files(folder: Path | None) -> list[Path]:
+    """Name the files."""
+    return SOURCE.paths(folder)
+
+
+def read(folder: Path | None) -> list[np.ndarray]:
+    """Read the six photographs, (H, W, 3) uint8 each in red, green, blue; of those with transparency the colours alone."""
+    return [read_picture(path) for path in SOURCE.paths(folder)]

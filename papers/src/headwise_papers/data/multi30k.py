@@ -1,0 +1,55 @@
+"""Multi30k (Elliott et al. 2016, arXiv 1605.00459): captions of pictures in German and English, sentence by sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headwise.study import StudyError
+from headwise_papers.data.archive import Package, Source
+from headwise_papers.data.text_files import AGAIN, read_lines, refuse_empty, split_name
+
+SPLITS = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
+FILES: dict[str, str | None] = {
+    "train.de": "d3b4bc1671cfb805267f97f16884beba",
+    "train.en": "053a34ece7c904dbc8c7361799afbe4c",
+    "val.de": "9f139b15d9d11936dea7af2904e57d8c",
+    "val.en": "2234730e7925354b766681b029b347ec",
+    "test_2016_flickr.de": "cde61d7401b116652ee84099c7858ca3",
+    "test_2016_flickr.en": "2022a6c31e2418047a0511333d55ed42",
+}
+PLACE = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
+SOURCE = Source(
+    folder="multi30k",
+    files=FILES,
+    # the packed files' own checksums are not published; each unpacked file's is checked
+    packages=tuple(Package(addresses=(f"{PLACE}/{name}.gz",), members={name: ""}) for name in FILES),
+)
+
+
+def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
+    """Download what is missing and check every file's MD5."""
+    SOURCE.prepare(folder, tell)
+
+
+def files(folder: Path | None) -> list[Path]:
+    """Name the files."""
+    return SOURCE.paths(folder)
+
+
+def read(folder: Path | None, split: str) -> list[tuple[str, str]]:
+    """Read "train", "validation" or "test" (Flickr 2016): pairs of a German sentence and its English one.
+
+    Raises StudyError when the two files have other numbers of lines, and that names empty sentences.
+    """
+    stem = SOURCE.find_folder(folder) / split_name(split, SPLITS)
+    sides = []
+    for language in ("de", "en"):
+        path = stem.with_name(f"{stem.name}.{language}")
+        lines = [line.strip() for line in read_lines(path)]
+        refuse_empty(path, lines, "sentences")
+        sides.append(lines)
+    german, english = sides
+    if len(german) != len(english):
+        raise StudyError(f"{stem}.de has {len(german)} lines, {stem.name}.en {len(english)}: no pairs. {AGAIN}")
+    return list(zip(german, english, strict=True))

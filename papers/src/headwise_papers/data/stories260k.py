@@ -1,0 +1,92 @@
+"""The attention weights of stories260K (Karpathy 2023, llama2.c): a Llama of 5 layers that tells small stories."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.study import StudyError
+from headwise_papers.data.archive import Package, Source
+
+NAME = "stories260K.bin"
+SOURCE = Source(
+    folder="stories260K",
+    files={NAME: "961b3bc7c4d82d90ca963f02b7e0de5d"},
+    packages=(
+        Package(
+            addresses=("https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/stories260K.bin",),
+            checksum="961b3bc7c4d82d90ca963f02b7e0de5d",
+            members={NAME: ""},
+        ),
+    ),
+)
+# whole numbers before the weights: width, width of the MLP, layers, heads, groups, vocabulary, length
+HEADER = struct.Struct("7i")
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Hold the weights of one layer, as llama2.c keeps them: rotary positions turn neighbouring rows of queries and keys.
+
+    Attributes:
+        q: (H, d, C).
+        k: (G, d, C), of the groups of heads that share them.
+        v: (G, d, C).
+        o: (H, d, C), a row for each input of the output projection.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+
+
+def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
+    """Download the model where it is missing and check its MD5."""
+    SOURCE.prepare(folder, tell)
+
+
+def files(folder: Path | None) -> list[Path]:
+    """Name the file."""
+    return SOURCE.paths(folder)
+
+
+def read(folder: Path | None) -> list[Attention]:
+    """Read the attention layers, from the first to the last; raise StudyError where the file is no such model or ends early."""
+    path = SOURCE.find_folder(folder) / NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise StudyError(
+            f"{path} is missing. Name its folder by --data, or leave --data out to have it downloaded."
+        ) from error
+    if len(content) < HEADER.size:
+        raise StudyError(f"{path} has {len(content)} bytes: it is no llama2.c model")
+    width, _, layers, heads, groups, vocabulary, _ = HEADER.unpack_from(content)
+    size = width // max(heads, 1)
+    sizes = {"q": heads, "k": groups, "v": groups, "o": heads}
+    # behind the embedding and the norms before attention, all layers' queries, then keys, values and output
+    start = HEADER.size + 4 * (abs(vocabulary) + layers) * width
+    count = layers * width * size * sum(sizes.values())
+    if min(width, layers, heads, groups) < 1 or len(content) < start + 4 * count:
+        raise StudyError(
+            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is no whole llama2.c model"
+        )
+    numbers = torch.frombuffer(bytearray(content[start : start + 4 * count]), dtype=torch.float32)
+    found: dict[str, Tensor] = {}
+    for name, number in sizes.items():
+        part, numbers = numbers.split(
+            [layers * number * size * width, numbers.numel() - layers * number * size * width]
+        )
+        # the output projection maps the heads' outputs, so that a head's are columns
+        found[name] = (
+            part.view(layers, width, heads, size).permute(0, 2, 3, 1)
+            if name == "o"
+            else part.view(layers, number, size, width)
+        )
+    return [Attention(**{name: part[layer] for name, part in found.items()}) for layer in range(layers)]

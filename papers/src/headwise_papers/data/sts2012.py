@@ -1,0 +1,62 @@
+"""SemEval STS 2012 (Agirre et al. 2012): pairs of sentences with their similarity from 0 to 5, without its MSRvid part.
+
+The video part's text needs an agreement with its publisher, so that it is not in the public copy; a figure over these parts is not the
+published one over five.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headwise_papers.data.archive import Package, Source
+from headwise_papers.data.text_files import read_number, read_rows, refuse_empty
+
+FILES: dict[str, str | None] = {
+    "MSRpar.train.tsv": "8639f36c2b928b248f2c604fc5619dc2",
+    "SMTeuroparl.train.tsv": "4a107243e8bd2c9830de54c9f0aa34a6",
+    "MSRpar.test.tsv": "b0b41e2ea21b9e256add527f006a4108",
+    "OnWN.test.tsv": "5feade4c463e313e7fcce3d1c51a78d9",
+    "SMTeuroparl.test.tsv": "43fbc6c2c242704d175c601240b4df7f",
+    "SMTnews.test.tsv": "db38fc8e4b6f739993ef9e0b07e99f0d",
+}
+# the organisers' archive keeps sentences and scores apart; this copy of it has them side by side
+PLACE = "https://raw.githubusercontent.com/brmson/dataset-sts/master/data/sts/semeval-sts/2012"
+SOURCE = Source(
+    folder="sts2012",
+    files=FILES,
+    packages=tuple(
+        Package(addresses=(f"{PLACE}/{name}",), checksum=md5, members={name: ""}) for name, md5 in FILES.items()
+    ),
+)
+
+
+def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
+    """Download what is missing and check every file's MD5."""
+    SOURCE.prepare(folder, tell)
+
+
+def files(folder: Path | None) -> list[Path]:
+    """Name the files."""
+    return SOURCE.paths(folder)
+
+
+def read(folder: Path | None, split: str) -> tuple[list[str], list[str], list[float]]:
+    """Read "train" or "test", its parts one after the other: first sentences, second sentences, scores from 0 to 5.
+
+    Raises StudyError that names the line of a row with other columns, of another score, or of an empty sentence.
+    """
+    paths = [path for path in SOURCE.paths(folder) if path.name.endswith(f".{split}.tsv")]
+    if not paths:
+        raise ValueError(f"There is no split {split!r}; there are train, test.")
+    first: list[str] = []
+    second: list[str] = []
+    scores: list[float] = []
+    for path in paths:
+        rows = read_rows(path, 3)
+        for column in (1, 2):
+            refuse_empty(path, [row[column] for row in rows], "sentences")
+        first += [row[1] for row in rows]
+        second += [row[2] for row in rows]
+        scores += [read_number(row[0], 0, 5, path, line) for line, row in enumerate(rows, start=1)]
+    return first, second, scores

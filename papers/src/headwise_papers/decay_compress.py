@@ -1,0 +1,42 @@
+"""What low rank saves: language models trained with more and less decay of attention, their heads cut to the pseudo-rank.
+
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show that decay lowers the rank; that the rank could be used to store and compute less
+is said of their work and not measured there. `headwise.compress` does it.
+"""
+
+from __future__ import annotations
+
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.decay_lm import STUDY as LM
+from headwise_papers.tasks.cut_character_lm import CutCharacterLM
+
+AXIS = "baseline | attention_weight_decay={0,0.1,1,3}"
+FROM = "a consequence of Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
+
+STUDY = Study(
+    name="decay-compress",
+    title="What the low rank of decayed attention saves",
+    question="How many parameters and how much time does cutting every head to its pseudo-rank save, what does it cost in loss, and does "
+    "decay of attention make both better?",
+    task=CutCharacterLM(**LM.task.model_dump()),
+    task_place="headwise_papers.tasks.cut_character_lm:CutCharacterLM",
+    methods=(),
+    sweeps=(AXIS,),
+    claims=(
+        Claim(
+            text="The stronger the decay of attention, the fewer parameters a cut leaves at the same share of the singular values.",
+            source=FROM,
+            tests=(ClaimTest(arm=AXIS, outcome="cut at 0.95/projections", says="falls"),),
+        ),
+        Claim(
+            text="The stronger the decay of attention, the less loss the cut costs.",
+            source=FROM,
+            tests=(ClaimTest(arm=AXIS, outcome="cut at 0.95/lost", says="falls"),),
+        ),
+    ),
+    scales={"small": Scale(seeds=10), "paper": LM.scales["paper"]},
+    notes=(
+        "Cut at s: each head's W_KᵀW_Q and W_OW_V keep the singular values that hold the share s of their sum; without training after it.",
+        "Time is that of one forward of 16 windows, cut over plain, in the same process; values and scores keep the full head size.",
+    ),
+)

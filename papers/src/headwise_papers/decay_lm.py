@@ -1,0 +1,95 @@
+"""Weight decay of attention and of MLPs, apart, on a language model of characters.
+
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train 125M parameters on the Pile with AdamW and vary one decay at a time, five runs
+each. What a decay λ does in n steps at a rate η goes as ηλn, which is small here: the axes reach farther up than the paper's.
+"""
+
+from __future__ import annotations
+
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.character_lm import CharacterLM
+
+ATTENTION = "baseline | attention_weight_decay={0,0.1,0.3,1,3}"
+MLP = "baseline | mlp_weight_decay={0,0.1,0.3,1,3}"
+PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
+RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
+
+STUDY = Study(
+    name="decay-lm",
+    title="Weight decay of attention and of MLPs in a language model",
+    question="Does decaying attention lower the rank of its products, is a decay between none and much best, and does the decay of the MLPs "
+    "matter more?",
+    task=CharacterLM(
+        steps=500,
+        batch_size=32,
+        learning_rate=1e-2,
+        warmup=30,
+        schedule="cosine",
+        weight_decay=0.1,
+        attention_weight_decay=0.1,
+        mlp_weight_decay=0.1,
+        dim=48,
+        depth=2,
+        heads=3,
+        context=32,
+        test_size=800,
+        head_statistics=(*RANKS, "imbalance_vo", "nuclear_gap_vo", "nuclear_gap_qk"),
+    ),
+    task_place="headwise_papers.tasks.character_lm:CharacterLM",
+    methods=(),
+    sweeps=(ATTENTION, MLP),
+    claims=(
+        Claim(
+            text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",
+            source=PAPER,
+            tests=tuple(ClaimTest(arm=ATTENTION, outcome=f"heads/{name}/mean", says="falls") for name in RANKS),
+        ),
+        Claim(
+            text="The best decay of attention lies between none and much.",
+            source=PAPER,
+            published={"best decay": "≈ 0.1"},
+            tests=(ClaimTest(arm=ATTENTION, outcome="test/perplexity", says="inside"),),
+        ),
+        Claim(
+            text="The best decay of the MLPs lies between none and much.",
+            source=PAPER,
+            tests=(ClaimTest(arm=MLP, outcome="test/perplexity", says="inside"),),
+        ),
+        Claim(
+            text="The decay of the MLPs matters more: without it, and with much of it, the perplexity is worse than with as little or as much "
+            "decay of attention.",
+            source=PAPER,
+            tests=tuple(
+                ClaimTest(
+                    arm=f"baseline | mlp_weight_decay={value}",
+                    outcome="test/perplexity",
+                    says="higher",
+                    against=f"baseline | attention_weight_decay={value}",
+                )
+                for value in ("0", "3")
+            ),
+        ),
+    ),
+    scales={
+        "small": Scale(seeds=10),
+        "paper": Scale(
+            settings={
+                "dim": 768,
+                "depth": 12,
+                "heads": 12,
+                "context": 256,
+                "batch_size": 64,
+                "steps": 5000,
+                "learning_rate": 6e-4,
+                "warmup": 200,
+                "test_size": None,
+                "dtype": "bfloat16",
+            },
+            seeds=5,
+        ),
+    },
+    notes=(
+        "The paper's table of perplexities is not known here, nor its learning rate; its data and tokens are others. As there, no text is seen "
+        "twice.",
+    ),
+)

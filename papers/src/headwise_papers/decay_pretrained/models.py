@@ -1,0 +1,66 @@
+"""The products of two pretrained models, and what stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwise.auditing.balances import Compared
+    from headwise.statistics.weights.product import Product
+
+MODELS = ("stories260K", "all-MiniLM-L6-v2")
+
+
+def load(model: str, data: Path | None, say: Callable[[str], None]) -> list[Product]:
+    """Give the products of every attention layer of a model."""
+    import torch
+
+    from headwise import hosts
+    from headwise.statistics.weights.product import Product
+    from headwise.statistics.weights.weight_reading import weight_reading
+    from headwise_papers.data import stories260k
+    from headwise_papers.tasks.pretrained import load_encoder
+
+    if model == MODELS[0]:
+        stories260k.prepare(data, say)
+        layers = stories260k.read(data)
+        turned = torch.arange(layers[0].q.shape[1]).view(-1, 2)
+        return [one for a in layers for one in (Product("qk", a.q, a.k, turned), Product("vo", a.o, a.v))]
+    encoder, found = load_encoder(""), []
+    for one in hosts.find(encoder):
+        one.site.model = encoder
+        found += list(weight_reading(one.site).products.values())
+    return found
+
+
+def drawn(product: Product, seed: int, at: int) -> Product:
+    """Give random normal weights of a product's shapes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * seed + at)
+    own, shared = (torch.randn(part.shape, generator=generator) for part in (product.own, product.shared))
+    return replace(product, own=own, shared=shared)
+
+
+def rotated(product: Product, seed: int, at: int) -> Product:
+    """Give the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the factors stay."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 * seed + at)
+    turn = torch.linalg.qr(torch.randn(product.groups, product.size, product.size, generator=generator))[0]
+    return replace(product, shared=turn @ product.shared)
+
+
+def compare(products: list[Product]) -> dict[tuple[str, str], Compared]:
+    """Compare norms of rows, and Frobenius with nuclear norms, over all heads of a model; by product and second norm."""
+    from headwise.auditing.balances import balances_of, compared
+
+    records = {
+        f"{at}|{group}|{product.kind}": one
+        for at, product in enumerate(products)
+        for group, one in enumerate(balances_of(product))
+    }
+    return {(one["product"], one["second"]): one for one in compared(records)}

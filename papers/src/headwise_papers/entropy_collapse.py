@@ -1,0 +1,108 @@
+"""Entropy collapse: does the entropy alert of `headwise.watch` come before the loss shows a divergence, and do remedies prevent it?
+
+A small ViT without the norm before attention (where the paper uses SigmaReparam, Zhai et al. 2023, arXiv 2303.06296) learns
+handwritten digits at a learning rate that is too high for it. A fifth of the labels is random: the loss then has a floor, so
+that 1.2 × its minimum means something.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headwise.experiments.recipe import OptimizerName
+from headwise.studies.digits import images_and_digits
+from headwise.study import Claim, ClaimTest, Study, Task, VisionTransformer
+
+
+class NoisyDigits(Task):
+    """Classify handwritten digits, part of whose training labels are random, without a norm before attention."""
+
+    # chance of ten digits
+    failure = 0.1
+
+    optimizer: OptimizerName = "adam"
+    learning_rate: float = 0.01
+    warmup: float = 100
+    steps: int | None = 250
+    batch_size: int = 128
+    weight_decay: float = 0.0
+    train_size: int | None = 1300
+    divergence_factor: float | None = 1.2
+    # what the alerts judge is read before every fifth step: a lead is told to within four steps
+    watch_every: int | None = 5
+    watch_statistics: tuple[str, ...] = ("entropy_share", "max_logit", "token_cosine")
+    random_labels: float = 0.2
+    dim: int = 64
+    depth: int = 3
+    heads: int = 4
+    patch: int = 2
+
+    def model(self) -> VisionTransformer:
+        """Build a ViT whose attention reads tokens that no norm has scaled."""
+        model = VisionTransformer(
+            classes=10,
+            image_size=8,
+            channels=1,
+            patch=self.patch,
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            head_dim=self.dim // self.heads,
+            mlp_dim=2 * self.dim,
+        )
+        for block in model.blocks:
+            block.norm1 = nn.Identity()
+        return model
+
+    def data(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """Give images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to test."""
+        if split == "validation":
+            return None
+        images, digits = images_and_digits(slice(0, 400) if split == "test" else slice(400, None))
+        if split == "train":
+            generator = torch.Generator().manual_seed(0)
+            wrong = torch.rand(len(digits), generator=generator) < self.random_labels
+            digits = torch.where(wrong, torch.randint(10, (len(digits),), generator=generator), digits)
+        return images, digits
+
+
+STUDY = Study(
+    name="entropy-collapse",
+    title="Entropy collapse: the alert before the divergence",
+    question="When a transformer diverges at a learning rate that is too high, does the entropy alert come before the loss "
+    "shows it, and does the same run with SigmaReparam or with QKNorm not diverge?",
+    task=NoisyDigits(),
+    task_place="headwise_papers.entropy_collapse:NoisyDigits",
+    methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
+    watch=True,
+    claims=(
+        Claim(
+            text="Low attention entropy and instability come together, and SigmaReparam prevents both.",
+            source="Zhai et al. 2023, arXiv 2303.06296",
+            tests=(
+                ClaimTest(arm='SigmaReparam(init="one")', outcome="watched/entropy_share/least", says="higher"),
+                ClaimTest(arm='SigmaReparam(init="one")', outcome="diverged", says="lower"),
+            ),
+        ),
+        Claim(
+            text="SigmaReparam keeps a transformer from diverging where the plain one does.",
+            source="Zhai et al. 2023, arXiv 2303.06296",
+            tests=(ClaimTest(arm='SigmaReparam(init="one")', outcome="diverged", says="lower"),),
+        ),
+        Claim(
+            text="A norm on queries and keys keeps a transformer from diverging at a high learning rate.",
+            source="Dehghani et al. 2023, arXiv 2302.05442",
+            tests=(ClaimTest(arm='QKNorm(norm="rms")', outcome="diverged", says="lower"),),
+        ),
+    ),
+    notes=(
+        "Diverged: the first step whose loss, smoothed with a weight of 0.95 of the past, exceeds 1.2 × its minimum. Smoothing "
+        "delays this: --set divergence_smoothing=0.8 asks whether the alert leads a quicker judgement too.",
+        "An alert's lead is the steps from the first reading below the threshold to the divergence, in runs that had both; "
+        "all thresholds are the defaults of headwise.watch.",
+        "The setting was searched for with other draws: the norm before attention was taken out and the learning rate raised "
+        "until the plain model diverged. The study shows that the alert can come first and that the remedies can help, not how "
+        "often they do elsewhere.",
+    ),
+)

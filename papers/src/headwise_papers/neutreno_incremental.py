@@ -1,0 +1,67 @@
+"""NeuTRENO in incremental learning: five tasks of twenty classes of CIFAR-100, accuracy at the end and forgetting."""
+
+from __future__ import annotations
+
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.incremental import Incremental
+
+NEUTRENO = "NeuTRENO(strength=0.6)"
+SOURCE = "Nguyen et al. 2023, arXiv 2312.00751, G.7"
+
+STUDY = Study(
+    name="neutreno-incremental",
+    title="NeuTRENO in incremental learning",
+    question="Does a model with NeuTRENO learn five tasks one after the other better, and forget less of them?",
+    task=Incremental(
+        dim=48,
+        heads=3,
+        mlp_dim=96,
+        patch=8,
+        steps=80,
+        batch_size=32,
+        learning_rate=2e-3,
+        warmup=0.1,
+        schedule="cosine",
+        test_each=500,
+    ),
+    task_place="headwise_papers.tasks.incremental:Incremental",
+    methods=(NEUTRENO, "FeatScale()"),
+    claims=(
+        Claim(
+            text="NeuTRENO raises the final accuracy of incremental learning.",
+            source=SOURCE,
+            published={"figures": "none in the paper's text"},
+            tests=(ClaimTest(arm=NEUTRENO, outcome="final/accuracy", says="higher"),),
+        ),
+        Claim(
+            text="NeuTRENO forgets less.",
+            source=SOURCE,
+            published={"figures": "none in the paper's text"},
+            tests=(ClaimTest(arm=NEUTRENO, outcome="final/forgetting", says="lower"),),
+        ),
+    ),
+    scales={
+        "small": Scale(settings={}, seeds=10),
+        "paper": Scale(
+            settings={
+                "dim": 192,
+                "mlp_dim": 768,
+                "patch": 4,
+                "steps": None,
+                "epochs": 100,
+                "batch_size": 256,
+                "test_each": None,
+                "learning_rate": 5e-4,
+                "weight_decay": 0.05,
+                "augment": True,
+                "dtype": "bfloat16",
+            },
+            seeds=5,
+        ),
+    },
+    notes=(
+        "The task of an image is known in training and evaluation, nothing of an earlier task is seen again, and no method against forgetting "
+        "acts.",
+        "The paper says neither its data nor its settings: the scale paper is DeiT-tiny's shape, 100 epochs a task.",
+    ),
+)

@@ -1,0 +1,89 @@
+"""SigmaReparam in a language model with norms behind each branch, without a warm-up, at learning rates that are hard for it."""
+
+from __future__ import annotations
+
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.language_model import LanguageModel
+
+SIGMA = 'SigmaReparam(init="one", layers="all")'
+LOW, HIGH = "learning_rate=0.001", "learning_rate=0.01"
+SOURCE = "Zhai et al. 2023, arXiv 2303.06296, of language models, in words"
+SEGMENTS, WINDOW = "test/loss", "window/loss"
+
+STUDY = Study(
+    name="sigma-lm",
+    title="SigmaReparam in a language model with norms behind each branch",
+    question="Does SigmaReparam let a post-norm language model train without a warm-up where the plain one does not?",
+    task=LanguageModel(
+        norm="post",
+        depth=6,
+        steps=150,
+        learning_rate=3e-3,
+        warmup=0,
+        schedule="constant",
+        window_words=256,
+        test_size=300,
+        divergence_factor=1.5,
+    ),
+    task_place="headwise_papers.tasks.language_model:LanguageModel",
+    methods=(
+        SIGMA,
+        f"baseline | {LOW}",
+        f"{SIGMA} | {LOW}",
+        f"baseline | {HIGH}",
+        f"{SIGMA} | {HIGH}",
+    ),
+    claims=(
+        Claim(
+            text="SigmaReparam stabilizes the training of a language model with norms behind each branch: its perplexity is lower.",
+            source=SOURCE,
+            tests=tuple(ClaimTest(arm=SIGMA, outcome=place, says="lower") for place in (SEGMENTS, WINDOW)),
+        ),
+        Claim(
+            text="It improves robustness to hyperparameters: at three times the learning rate it still trains, and the plain model does not.",
+            source=SOURCE,
+            tests=(
+                ClaimTest(arm=f"{SIGMA} | {HIGH}", against=f"baseline | {HIGH}", outcome=SEGMENTS, says="lower"),
+                ClaimTest(arm=f"{SIGMA} | {HIGH}", against=SIGMA, outcome=SEGMENTS, says="same", margin=0.3),
+            ),
+        ),
+        Claim(
+            text="Where the plain model trains, at a third of the rate, SigmaReparam trains as well, within 0.1 nats per word.",
+            source="a question of this study's own",
+            tests=(
+                ClaimTest(
+                    arm=f"{SIGMA} | {LOW}", against=f"baseline | {LOW}", outcome=SEGMENTS, says="same", margin=0.1
+                ),
+            ),
+        ),
+    ),
+    scales={
+        "small": Scale(settings={}, seeds=10),
+        "paper": Scale(
+            settings={
+                "vocabulary": 33_278,
+                "context": 256,
+                "window_words": 4096,
+                "dim": 512,
+                "depth": 16,
+                "heads": 8,
+                "mlp_dim": 2048,
+                "dropout": 0.1,
+                "steps": 4000,
+                "batch_size": 64,
+                "learning_rate": 1e-3,
+                "schedule": "cosine",
+                "test_size": None,
+                "dtype": "bfloat16",
+            },
+            seeds=5,
+        ),
+    },
+    notes=(
+        "A word predicted by its frequency alone costs about 4.7 nats here: a model that ends there has not trained, though its loss "
+        "never rose.",
+        "Diverged: the smoothed loss exceeds 1.5 times its minimum, or is no number.",
+        "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities compare within this study alone.",
+        "Paper: the size of a small WikiText-103 model, on WikiText-2; the text that this study was made from gives no figures.",
+    ),
+)

@@ -1,0 +1,117 @@
+"""SigmaReparam in translation: as good as DeepNorm at 6 layers a side, near it at 18, behind it at 50 but stable?
+
+Zhai et al. 2023 train on WMT up to 100 layers a side; here a narrow transformer learns Multi30k from German to English.
+"""
+
+from __future__ import annotations
+
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.translation import Translation
+
+SOURCE = "Zhai et al. 2023, arXiv 2303.06296, machine translation"
+SIGMA = 'SigmaReparam(init="one", layers="all")'
+SMALL = {
+    "dim": 64,
+    "depth": 6,
+    "heads": 4,
+    "mlp_dim": 128,
+    "vocabulary": 2000,
+    "label_smoothing": 0.1,
+    "translated": 100,
+    "test_size": 150,
+    "tokens_per_batch": 500,
+    "optimizer": "adam",
+    "betas": (0.9, 0.98),
+    "learning_rate": 2e-3,
+    "weight_decay": 0.0,
+    "warmup": 0.1,
+    "schedule": "linear",
+    # deeper models take fewer steps, all of a depth as many: 1,200 at 6 layers, 400 at 18, and 24 at 50, where divergence alone is asked
+    "layer_steps": 7200,
+    "deep_layer_steps": 1200,
+    "divergence_factor": 1.5,
+    "divergence_smoothing": 0.8,
+    "head_statistics": ("attention_entropy",),
+}
+# the width and recipe that Vaswani et al. 2017 call base, in steps enough for Multi30k
+PAPER = {
+    "dim": 512,
+    "heads": 8,
+    "mlp_dim": 2048,
+    "vocabulary": 10_000,
+    "dropout": 0.1,
+    "translated": None,
+    "test_size": None,
+    "tokens_per_batch": 16_000,
+    "learning_rate": 7e-4,
+    "warmup": 4000,
+    "schedule": "inverse_sqrt",
+    "layer_steps": None,
+    "deep_layer_steps": None,
+    "steps": 20_000,
+    "divergence_smoothing": 0.95,
+    "dtype": "bfloat16",
+}
+DEEP = (18, 50)
+
+
+def arm(depth: int = 6, norm: str = "post", *, sigma: bool = False) -> str:
+    """Write the arm of a depth and a norm; the baseline has 6 layers a side and is post-LN."""
+    changes = [f"depth={depth}"] * (depth in DEEP) + [f"norm={norm}"] * (norm != "post")
+    return (SIGMA if sigma else "baseline") + (f" | {', '.join(changes)}" if changes else "")
+
+
+def near(depth: int, margin: float, outcome: str = "test/loss") -> ClaimTest:
+    """Ask whether SigmaReparam on post-LN loses no more than `margin` (nats per token, or BLEU) to DeepNorm, or wins as much."""
+    return ClaimTest(arm=arm(depth, sigma=True), outcome=outcome, says="same", against=arm(depth, "deep"), margin=margin)
+
+
+STUDY = Study(
+    name="sigma-translation",
+    title="SigmaReparam in translation",
+    question="Is SigmaReparam as good as DeepNorm at 6 layers a side, near it at 18, and behind it but stable at 50?",
+    task=Translation.model_validate(SMALL),
+    task_place="headwise_papers.tasks.translation:Translation",
+    methods=(
+        arm(sigma=True),
+        arm(norm="deep"),
+        arm(norm="deep", sigma=True),
+        *(one for depth in DEEP for one in (arm(depth), arm(depth, sigma=True), arm(depth, "deep"))),
+    ),
+    scales={"small": Scale(settings=SMALL, seeds=6), "paper": Scale(settings=SMALL | PAPER, seeds=3)},
+    claims=(
+        Claim(
+            text="At 6 layers a side, post-LN with SigmaReparam is as good as DeepNorm.",
+            source=SOURCE,
+            tests=(near(6, 0.05), near(6, 0.02, "test/greedy/bleu")),
+        ),
+        Claim(text="At 18 layers a side it is near DeepNorm.", source=SOURCE, tests=(near(18, 0.2),)),
+        Claim(
+            text="At 50 layers a side it is behind DeepNorm.",
+            source=SOURCE,
+            tests=(ClaimTest(arm=arm(50, sigma=True), outcome="test/loss", says="higher", against=arm(50, "deep")),),
+        ),
+        Claim(
+            text="Deep post-LN transformers train better with SigmaReparam than without.",
+            source=SOURCE,
+            tests=tuple(
+                ClaimTest(arm=arm(depth, sigma=True), outcome="test/loss", says="lower", against=arm(depth))
+                for depth in DEEP
+            ),
+        ),
+        Claim(
+            text="At 50 layers a side post-LN diverges more often without SigmaReparam than with it.",
+            source=SOURCE,
+            tests=(ClaimTest(arm=arm(50, sigma=True), outcome="diverged", says="lower", against=arm(50)),),
+        ),
+    ),
+    notes=(
+        "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers a side see their data once and "
+        "translate; those of 18 see a third of it, those of 50 one part in fifty: their claims are asked of the test loss, in nats per token.",
+        "BLEU is that of the first hundred test sentences, decoded greedily.",
+        "Byte pairs are trained on the training text of both languages; source, target and output share one embedding, which no "
+        "method changes. Every pair is used; a sentence of more than `longest` tokens is refused with its line.",
+        "A diverged run counts as one that guesses among all tokens.",
+        "WMT is not among the loaders: the scale `paper` trains the base transformer on Multi30k. It was not run.",
+    ),
+)

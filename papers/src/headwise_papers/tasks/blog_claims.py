@@ -1,0 +1,157 @@
+"""The blog's claims (Meindl 2023), sentence by sentence, each with what must be seen of it; the blog's studies share them.
+
+The blog shows curves of one seed and few figures, so that no effect has a published size. Where it says "similar" or "no
+significant effect", a margin says what counts as none; the margins were fixed before the reported runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from headwise.study import Claim, ClaimTest
+from headwise_papers.tasks.blog_images import ACTING
+
+BLOG = "Meindl 2023, a blog on regularizing attention"
+DROPOUT = ("DropColumn(p=0.2)", "DropHead(p=0.2)")
+DECORRELATION = "Decorrelation(strength=1.0)"
+# relaxation, noise and norm: what the blog finds to change nothing
+IDLE = (
+    "RelaxedAttention(gamma=0.1)",
+    "InputNoise(scale=0.01)",
+    "InputNoise(scale=0.01, per_head=True)",
+    "AttentionNormPenalty(strength=1.0)",
+)
+OTHERS = (*IDLE, DECORRELATION)
+ALL = (*DROPOUT, *OTHERS)
+# margins of "same": accuracies as shares, losses in nats; DRAMATIC is what a dramatic change exceeds, AROUND what "around 60 %" leaves open
+TEST_ACCURACY, TRAIN_ACCURACY, TRAIN_LOSS, DRAMATIC, AROUND = 0.015, 0.01, 0.05, 0.1, 0.05
+Tests = tuple[ClaimTest, ...]
+
+
+def say(
+    arms: Iterable[str],
+    says: Literal["higher", "lower", "same"],
+    outcome: str,
+    margin: float | None = None,
+    against: str = "baseline",
+) -> Tests:
+    """Say the same of several arms."""
+    return tuple(ClaimTest(arm=arm, outcome=outcome, says=says, against=against, margin=margin) for arm in arms)
+
+
+def claim(where: str, text: str, *said: Tests, published: dict[str, str] | None = None) -> Claim:
+    """Make a claim of the section `where` of the blog."""
+    every = tuple(test for part in said for test in part)
+    return Claim(text=text, source=f"{BLOG}, {where}", published=published or {}, tests=every)
+
+
+def results(where: str, similar: float) -> tuple[Claim, ...]:
+    """Give what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats are similar."""
+    return (
+        claim(
+            where,
+            "Only the two dropout methods cannot memorise the training examples; all others reach the plain model's accuracy on them.",
+            say(DROPOUT, "lower", "train/accuracy"),
+            say(OTHERS, "same", "train/accuracy", TRAIN_ACCURACY),
+        ),
+        claim(
+            where,
+            "While they act, as in the blog's curves of training, the two dropout methods keep the model from perfect accuracy on the training examples.",
+            say(DROPOUT, "lower", f"{ACTING}/accuracy"),
+        ),
+        claim(where, "The two dropout methods have a much lower test loss.", say(DROPOUT, "lower", "test/loss")),
+        claim(where, "All other methods have a similar test loss.", say(OTHERS, "same", "test/loss", similar)),
+        claim(
+            where,
+            "The two dropout methods have a higher test accuracy than the model without regularization.",
+            say(DROPOUT, "higher", "test/accuracy"),
+        ),
+    )
+
+
+def improved(where: str) -> Claim:
+    """Give the claim of who improves the test accuracy and who leaves it."""
+    return claim(
+        where,
+        "The two dropout methods and Decorrelation improve the test accuracy; the others are about the same as without regularization.",
+        say((*DROPOUT, DECORRELATION), "higher", "test/accuracy"),
+        say(IDLE, "same", "test/accuracy", TEST_ACCURACY),
+    )
+
+
+def best(where: str, arm: str) -> Claim:
+    """Give the claim that one method has the highest test accuracy of all."""
+    rest = ("baseline", *(other for other in ALL if other != arm))
+    against = tuple(test for other in rest for test in say((arm,), "higher", "test/accuracy", against=other))
+    return claim(where, f"{arm.partition('(')[0]} has the highest test accuracy.", against)
+
+
+def level(where: str, accuracy: float) -> Claim:
+    """Give the claim of the plain model's level, which only the blog's own settings on all images can show."""
+    text = (
+        f"The model without regularization gets near-zero training error, but only around {accuracy:.0%} test accuracy."
+    )
+    held = {"arm": "baseline", "says": "same", "scale": "paper"}
+    shown = (
+        ClaimTest(**held, outcome="train/accuracy", level=1.0, margin=TRAIN_ACCURACY),
+        ClaimTest(**held, outcome="test/accuracy", level=accuracy, margin=AROUND),
+    )
+    return claim(where, text, shown, published={"test accuracy": f"around {accuracy:.0%}"})
+
+
+def conclusion(similar: float) -> tuple[Claim, ...]:
+    """Give what the conclusion says; losses within `similar` nats are similar."""
+    where = "conclusion"
+    return (
+        claim(
+            where,
+            "No method changes dramatically how well the model generalises.",
+            say(ALL, "same", "test/accuracy", DRAMATIC),
+        ),
+        claim(
+            where,
+            "Decorrelation trains like the plain model, and its test accuracy is higher.",
+            say((DECORRELATION,), "same", "train/loss", TRAIN_LOSS),
+            say((DECORRELATION,), "higher", "test/accuracy"),
+        ),
+        claim(
+            where,
+            "Noise, norm and relaxation have no effect on training and test.",
+            say(IDLE, "same", "train/accuracy", TRAIN_ACCURACY),
+            say(IDLE, "same", "test/accuracy", TEST_ACCURACY),
+            say(IDLE, "same", "test/loss", similar),
+        ),
+    )
+
+
+def on_text(tested: str, similar: float) -> tuple[Claim, ...]:
+    """Give what the blog finds on images, asked of text: its further research."""
+    where = f"found on images; its further research asks for text, here {tested}"
+    return (*results(where, similar), improved(where), *conclusion(similar))
+
+
+def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Claim, ...]:
+    """Give what the blog supposes of other parameters; the texts are sweeps."""
+    rising = (ClaimTest(arm=axis, outcome="train/loss", says="rises") for axis in (decorrelation, norm))
+    drop_head = DROPOUT[1]
+    plainly = drop_head.replace(")", ", rescale=False)")
+    return (
+        claim(
+            "results on CIFAR-100",
+            "With more emphasis on the added loss, the models with Decorrelation (told first) and with Norm have a higher training loss.",
+            tuple(rising),
+        ),
+        claim(
+            "methods",
+            "DropHead without rescaling, as the blog describes it, lowers the test loss as with it.",
+            say((drop_head, plainly), "lower", "test/loss"),
+            say((plainly,), "same", "test/loss", similar, against=drop_head),
+        ),
+        claim(
+            "conclusion",
+            "Noise needs other parameters to have an effect: in units of the standard deviation, more of it lowers the test loss.",
+            (ClaimTest(arm=noise, outcome="test/loss", says="falls"),),
+            say(IDLE[1:2], "same", "test/loss", similar),
+        ),
+    )

@@ -1,0 +1,62 @@
+"""Byte-pair encoding trained on a corpus: the same text gives the same vocabulary, which a model can carry as a number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headwise.files.optional_imports import needing
+from headwise.study import StudyError
+
+if TYPE_CHECKING:
+    from tokenizers import ByteLevelBPETokenizer
+
+PAD, BEGIN, END = 0, 1, 2
+SPECIAL = ("[PAD]", "[BEGIN]", "[END]")
+# the special tokens and every byte
+LEAST = len(SPECIAL) + 256
+
+
+class BytePairs:
+    """Code sentences as tokens of a vocabulary of `size`, trained on `lines` (Sennrich et al. 2016, arXiv 1508.07909).
+
+    Raises StudyError for a size below that of all bytes, and for a text too small to give so many tokens.
+    """
+
+    def __init__(self, lines: Sequence[str], size: int) -> None:
+        if size < LEAST:
+            raise StudyError(
+                f"vocabulary={size} holds fewer than the {LEAST} bytes and marks. Choose at least {LEAST}."
+            )
+        self.coder = _trained(lines, size)
+        if (found := self.coder.get_vocab_size()) != size:
+            raise StudyError(
+                f"vocabulary={size}, and the training text has only {found} byte pairs that recur. Choose {found} or fewer."
+            )
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Give the tokens of each sentence, END behind them."""
+        return [[*code.ids, END] for code in self.coder.encode_batch(list(lines))]
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        """Write the sentences of tokens (B, T), each to its END."""
+        return [self.coder.decode(row[: row.index(END)] if END in row else row) for row in tokens.tolist()]
+
+    @cached_property
+    def digest(self) -> Tensor:
+        """Give four numbers that tell this vocabulary from every other, to be kept with the weights that are learned on it."""
+        whole = hashlib.sha256(self.coder.to_str().encode()).digest()
+        return torch.tensor([int.from_bytes(whole[at : at + 7], "big") for at in range(0, 28, 7)])
+
+
+def _trained(lines: Sequence[str], size: int) -> ByteLevelBPETokenizer:
+    with needing("Translation", "study"):
+        from tokenizers import ByteLevelBPETokenizer
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(lines, vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
+    return made

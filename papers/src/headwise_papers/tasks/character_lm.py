@@ -1,0 +1,110 @@
+"""A character language model of tiny Shakespeare, whose attention and MLPs can be decayed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Evaluation, Metric, StudyError, Task
+from headwise_papers.data import tinyshakespeare
+from headwise_papers.tasks.causal_attention import CausalAttention
+
+# of the text, in its order
+SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+# of training and validation data that are measured at the end
+WINDOWS = 200
+# different characters of the text
+CHARACTERS = 65
+
+
+class CharacterLM(Task):
+    """Predict the next character of tiny Shakespeare."""
+
+    # a model that says nothing has the perplexity of a uniform guess
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("perplexity", "perplexity per character", higher_is_better=False, failure=float(CHARACTERS)),
+        Metric("loss", higher_is_better=False, unit="nats per character"),
+    )
+
+    context: int = 64
+    dim: int = 64
+    heads: int = 4
+    depth: int = 4
+    mlp_ratio: int = 4
+
+    def model(self) -> CharacterModel:
+        """Build a decoder with a norm before attention and MLP."""
+        return CharacterModel(CHARACTERS, self.context, self.dim, self.heads, self.depth, self.mlp_ratio)
+
+    def data(self, split: str) -> tuple[Tensor, Tensor]:
+        """Give characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train, the last 10 % to test."""
+        text = tinyshakespeare.read(self.folder)
+        known = sorted(set(text))
+        if len(known) != CHARACTERS:
+            raise StudyError(
+                f"the text has {len(known)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
+            )
+        numbers = {character: number for number, character in enumerate(known)}
+        first, last = (int(share * len(text)) for share in SHARES[split])
+        windows = torch.tensor([numbers[c] for c in text[first:last]]).unfold(0, self.context + 1, self.context)
+        return windows[:, :-1], windows[:, 1:]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Measure the training data on fewer windows; nothing is chosen by the validation data while training."""
+        return [Evaluation("train", limit=WINDOWS), Evaluation("validation", limit=WINDOWS)]
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean cross entropy of a character, in nats."""
+        return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count nats and characters."""
+        return {"nats": self.loss(output, targets) * targets.numel(), "characters": torch.tensor(targets.numel())}
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give nats per character and e to their power."""
+        loss = sums["nats"] / sums["characters"]
+        return {"loss": loss, "perplexity": loss.exp()}
+
+    def files(self) -> list[Path]:
+        """Name the text."""
+        return tinyshakespeare.files(self.folder)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download the text where it is missing and check it."""
+        tinyshakespeare.prepare(self.folder, tell)
+
+
+class CharacterModel(nn.Module):
+    """Predict the next token from those before it: tokens (B, T) to logits (B, T, symbols)."""
+
+    def __init__(self, symbols: int, context: int, dim: int, heads: int, depth: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.symbols, self.positions = nn.Embedding(symbols, dim), nn.Embedding(context, dim)
+        self.blocks = nn.Sequential(*(DecoderBlock(dim, heads, mlp_ratio * dim) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, symbols, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of the token behind each."""
+        x = self.symbols(tokens) + self.positions.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+class DecoderBlock(nn.Module):
+    """Add causal attention, then an MLP, each on its normalised input."""
+
+    def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(dim), CausalAttention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the tokens after the block."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))

@@ -1,0 +1,61 @@
+"""Classification of CIFAR's images with a vision transformer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from headwise.studies.vision_transformer import NormPlace
+from headwise.study import Metric, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+
+
+class Cifar(Task):
+    """Classify the images of CIFAR with the blog's vision transformer."""
+
+    test_curve: ClassVar[bool] = True
+
+    name: Literal["cifar10", "cifar100"]
+    epochs: int = Field(25, ge=1)
+    dim: int = 128
+    depth: int = 6
+    heads: int = 5
+    head_dim: int = 64
+    mlp_dim: int = 128
+    patch: int = 4
+    norm: NormPlace = "pre"
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Give accuracy and loss; a diverged run counts as chance, which the number of classes decides."""
+        chance = 1 / SOURCES[self.name].classes
+        return tuple(
+            dataclasses.replace(metric, failure=chance) if metric.name == self.metric_name else metric
+            for metric in super().all_metrics()
+        )
+
+    def model(self) -> VisionTransformer:
+        """Build the blog's ViT."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim", "patch", "norm"})
+        return VisionTransformer(classes=SOURCES[self.name].classes, image_size=32, **shape)
+
+    def data(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        if split == "validation":
+            return None
+        source = SOURCES[self.name]
+        names = source.train if split == "train" else source.test
+        return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+
+    # its first argument is named `inputs`: it gets and gives the inputs alone
+    def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
+        """Scale bytes to [-1, 1]."""
+        return inputs.float().div_(127.5).sub_(1.0)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        prepare(SOURCES[self.name], self.folder, tell)

@@ -1,0 +1,135 @@
+"""SimCLR on CIFAR-10: two views of each image find each other, then a linear probe reads the frozen encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.tasks.image_views import view
+from headwise_papers.tasks.nt_xent import found, nt_xent
+
+SOURCE = SOURCES["cifar10"]
+# training images that the closing pass over the training split reads: enough for a mean
+READ_AGAIN = 1000
+
+
+class Contrast(Task):
+    """Learn from pairs of views without labels, then classify with a linear layer on what was learned."""
+
+    metrics = (Metric("accuracy", unit="%", failure=0.1),)
+
+    stage: Literal["contrast", "probe"] = "contrast"
+    dim: int = 64
+    depth: int = 6
+    heads: int = 4
+    mlp_dim: int = 128
+    patch: int = 8
+    norm: Literal["pre", "none"] = "pre"
+    frozen_patch: bool = Field(False, description="whether the patch embedding stays as it was drawn")
+    projection: int = Field(64, ge=1, description="outputs of the projector, an MLP as wide as the model")
+    temperature: float = Field(0.5, gt=0)
+    least_area: float = Field(0.2, gt=0, le=1, description="of an image, for a crop")
+    colour: float = Field(0.5, ge=0, le=1, description="strength of the change of colours")
+    grey: float = Field(0.2, ge=0, le=1, description="share of views without colour")
+    probe_epochs: int = Field(5, ge=1)
+    probe_learning_rate: float = Field(1e-2, gt=0)
+
+    def files(self) -> list[Path]:
+        """List the batches of CIFAR-10."""
+        folder = find_folder(SOURCE, self.folder)
+        return [folder / name for name in SOURCE.files]
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check every file against the official MD5."""
+        prepare(SOURCE, self.folder, tell)
+
+    def model(self) -> ContrastModel:
+        """Build the encoder with a projector, or with a linear layer for the probe."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch", "norm"})
+        head = nn.Linear(self.dim, SOURCE.classes) if self.stage == "probe" else projector(self.dim, self.projection)
+        return ContrastModel(
+            VisionTransformer(classes=1, image_size=32, head_dim=self.dim // self.heads, **shape),
+            head,
+            self.frozen_patch,
+        )
+
+    def data(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        if split == "validation":
+            return None
+        names = SOURCE.train if split == "train" else SOURCE.test
+        return read_images(tuple(find_folder(SOURCE, self.folder) / name for name in names), SOURCE.label)
+
+    def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
+        """Give two views of each image, or the image itself to the probe, in [-1, 1]."""
+        images, labels = examples[0].float() / 255, examples[1]
+        if self.stage == "probe":
+            return Batch((2 * images - 1,), labels)
+        # views are views in evaluation too, the same in every pass
+        drawn = generator or torch.Generator().manual_seed(0)
+        settings = self.model_dump(include={"least_area", "colour", "grey"})
+        return Batch(tuple(2 * view(images, drawn, **settings) - 1 for _ in range(2)), labels)
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        """Give NT-Xent of two views, or the probe's cross entropy, in nats."""
+        if self.stage == "probe":
+            return nn.functional.cross_entropy(output, targets)
+        one, other = output
+        return nt_xent(one, other, self.temperature)
+
+    def count(self, output: Any, targets: Tensor) -> Sums:
+        """Add what is right: classes, or views that find each other."""
+        right = (output.argmax(-1) == targets).float().mean() if self.stage == "probe" else found(*output)
+        weight = torch.tensor(float(len(targets)))
+        return {"weight": weight, "loss": self.loss(output, targets) * weight, "accuracy": right * weight}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Read only a part of the training split again; look at the contrast too, before the probe."""
+        return [Evaluation("train", limit=READ_AGAIN), Evaluation("views", "test", when="phase", limit=READ_AGAIN)]
+
+    def phases(self) -> list[Phase]:
+        """Contrast, then probe the frozen encoder with a plain linear layer and Adam."""
+        probe = {
+            "stage": "probe",
+            "epochs": self.probe_epochs,
+            "steps": None,
+            "learning_rate": self.probe_learning_rate,
+            "optimizer": "adam",
+            "momentum": None,
+            "nesterov": None,
+            "trust": None,
+            "schedule": "cosine",
+            "final_learning_rate": None,
+            "warmup": 0,
+            "weight_decay": 0.0,
+        }
+        learned = Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",))
+        return [Phase("contrast"), learned]
+
+
+class ContrastModel(nn.Module):
+    """Encode views by the class token of a vision transformer, then project or classify them: one tensor for each view."""
+
+    def __init__(self, encoder: VisionTransformer, head: nn.Module, frozen_patch: bool) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        # the encoder's own classifier has no place here
+        encoder.add_module("head", nn.Identity())
+        encoder.patch.requires_grad_(not frozen_patch)
+
+    def forward(self, *views: Tensor) -> Tensor | tuple[Tensor, ...]:
+        outputs = self.head(self.encoder(torch.cat(views))).chunk(len(views))
+        return outputs if len(views) > 1 else outputs[0]
+
+
+def projector(dim: int, outputs: int) -> nn.Sequential:
+    """Build the MLP between encoder and loss, which the probe leaves out."""
+    return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, outputs))

@@ -1,0 +1,137 @@
+"""Images of CIFAR-10 read by a DeiT-like transformer (Touvron et al. 2021, arXiv 2012.12877), the model of NeuTRENO's experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.tasks.top_k import in_top
+
+# pixels by which a crop may be moved, as is usual for CIFAR
+SHIFT = 4
+
+# what two cores train in a quarter of a minute
+SMALL: dict[str, Any] = {
+    "dim": 48,
+    "mlp_dim": 96,
+    "patch": 8,
+    "steps": 200,
+    "batch_size": 32,
+    "learning_rate": 2e-3,
+    "schedule": "cosine",
+    "warmup": 0.1,
+    "test_size": 2000,
+}
+# DeiT-tiny's shape and recipe, without the RandAugment, mixing, erasing and stochastic depth that it has for ImageNet
+PUBLISHED: dict[str, Any] = {
+    "dim": 192,
+    "mlp_dim": 768,
+    "patch": 4,
+    "steps": None,
+    "epochs": 300,
+    "batch_size": 1024,
+    "learning_rate": 1e-3,
+    "final_learning_rate": 1e-5,
+    # 5 of 300 epochs
+    "warmup": 1 / 60,
+    "weight_decay": 0.05,
+    "label_smoothing": 0.1,
+    "augment": True,
+    "dtype": "bfloat16",
+    "test_size": None,
+}
+
+
+class DeiT(Task):
+    """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned positions.
+
+    With `adapt` a run has a second phase, a third as long, with a learning rate of its own, and the arm's methods act in it
+    alone: a plain model is trained first and adapted then.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "top-1 accuracy", unit="%", failure=0.1),
+        Metric("top5", "top-5 accuracy", unit="%", failure=0.5),
+    )
+
+    shows_maps: ClassVar[bool] = True
+
+    dim: int = Field(192, ge=1)
+    depth: int = Field(12, ge=1)
+    heads: int = Field(3, ge=1)
+    mlp_dim: int = Field(768, ge=1)
+    patch: int = Field(4, ge=1)
+    augment: bool = Field(False, description="training images are flipped and moved by up to 4 pixels")
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    adapt: bool = Field(False, description="a second phase, a third as long, in which alone the arm's methods act")
+    adapt_learning_rate: float = Field(1e-3, gt=0)
+
+    def model(self) -> VisionTransformer:
+        """Build the transformer."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch"})
+        return VisionTransformer(classes=10, image_size=32, head_dim=self.dim // self.heads, **shape)
+
+    def phases(self) -> list[Phase]:
+        """Give one phase, or the training of a plain model and its adaptation."""
+        if not self.adapt:
+            return [Phase("train")]
+        length = {"epochs": max(1, self.epochs // 3)} if self.steps is None else {"steps": max(1, self.steps // 3)}
+        changes = {**length, "learning_rate": self.adapt_learning_rate}
+        return [Phase("train", methods=False), Phase("adapt", changes=changes)]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Leave out the pass over all training images, which costs more than the training of a small study."""
+        return [Evaluation("train", when="never")]
+
+    def data(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        if split == "validation":
+            return None
+        source = SOURCES["cifar10"]
+        names = source.train if split == "train" else source.test
+        return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+
+    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+        """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""
+        images, classes = examples
+        images = images.float().div_(127.5).sub_(1.0)
+        return Batch(moved(images, generator) if self.augment and generator is not None else images, classes)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the cross entropy in nats, with smoothed labels where that is set."""
+        return F.cross_entropy(output, targets, label_smoothing=self.label_smoothing)
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count the images, the right ones by the first and by the first five classes, and their loss in nats."""
+        right = {"accuracy": in_top(output, targets, 1).sum(), "top5": in_top(output, targets, 5).sum()}
+        return {
+            "weight": torch.tensor(len(targets)),
+            "loss": F.cross_entropy(output, targets, reduction="sum"),
+            **right,
+        }
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        prepare(SOURCES["cifar10"], self.folder, tell)
+
+
+def moved(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Flip half of the images (B, C, S, S) and move each by up to 4 pixels; what comes in is black (-1 after scaling)."""
+    count, size = len(images), images.shape[-1]
+    flips = torch.rand(count, generator=generator) < 0.5
+    moves = torch.randint(2 * SHIFT + 1, (2, count), generator=generator)
+    wide = F.pad(images, (SHIFT,) * 4, value=-1.0)
+    places = torch.arange(size)
+    rows = (moves[0][:, None] + places).to(images.device)
+    columns = moves[1][:, None] + torch.where(flips[:, None], size - 1 - places, places)
+    columns = columns.to(images.device)
+    samples = torch.arange(count, device=images.device)[:, None, None]
+    return wide.movedim(1, -1)[samples, rows[:, :, None], columns[:, None]].movedim(-1, 1).contiguous()

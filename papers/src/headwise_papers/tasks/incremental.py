@@ -1,0 +1,119 @@
+"""Incremental learning of CIFAR-100: five tasks of twenty classes, one after the other, each seen once and never again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.tasks.deit import moved
+
+TASKS, EACH = 5, 20
+
+
+class Incremental(Task):
+    """Learn five tasks of twenty classes in five phases of one model, whose head has twenty outputs for each task.
+
+    Which task an image is of is known in training and evaluation, so that an answer is one of its twenty classes. After every
+    phase all tasks are evaluated: "after 3/task 1/accuracy" is an entry of the accuracy matrix. The mean over tasks after the last
+    phase decides; forgetting is the mean fall of each earlier task from its best (Chaudhry et al. 2018, arXiv 1801.10112).
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "accuracy", unit="%", failure=1 / EACH),
+        Metric("forgetting", "forgetting", higher_is_better=False, unit="%"),
+    )
+    decides_on: ClassVar[str] = "final"
+
+    dim: int = Field(192, ge=1)
+    depth: int = Field(12, ge=1)
+    heads: int = Field(3, ge=1)
+    mlp_dim: int = Field(768, ge=1)
+    patch: int = Field(4, ge=1)
+    test_each: int | None = Field(
+        None, ge=1, description="test images of each task, the same for all runs; None: all 2,000"
+    )
+    augment: bool = Field(False, description="training images are flipped and moved by up to 4 pixels")
+
+    def model(self) -> VisionTransformer:
+        """Build the transformer of the study on CIFAR-10, with a hundred outputs."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch"})
+        return VisionTransformer(classes=TASKS * EACH, image_size=32, head_dim=self.dim // self.heads, **shape)
+
+    def phases(self) -> list[Phase]:
+        """Give a phase for each task."""
+        return [Phase(f"after {task}", data=f"train {task}") for task in range(TASKS)]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Evaluate each task after every phase, and all of them at the end."""
+        tasks = [Evaluation(f"task {task}", split=f"test {task}", when="phase") for task in range(TASKS)]
+        return [
+            *tasks,
+            Evaluation("final", split="test"),
+            *(Evaluation(name, when="never") for name in ("train", "test")),
+        ]
+
+    def data(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """Give images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one ("test 3")."""
+        if split == "validation":
+            return None
+        part, _, task = split.partition(" ")
+        source = SOURCES["cifar100"]
+        names = source.train if part == "train" else source.test
+        images, classes = read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        places = _order()[classes]
+        # the classes of CIFAR's files are in random order
+        most = self.test_each if part == "test" else None
+        wanted = [int(task)] if task else range(TASKS)
+        chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in wanted])
+        return images[chosen], places[chosen]
+
+    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+        """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""
+        images, places = examples
+        images = images.float().div_(127.5).sub_(1.0)
+        return Batch(moved(images, generator) if self.augment and generator is not None else images, places)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the cross entropy in nats among the classes of each image's own task."""
+        return F.cross_entropy(_of_own_task(output, targets), targets % EACH)
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count the images, those answered right among the classes of their task, and their loss in nats."""
+        own, wanted = _of_own_task(output, targets), targets % EACH
+        loss = F.cross_entropy(own, wanted, reduction="sum")
+        return {"weight": torch.tensor(len(targets)), "loss": loss, "accuracy": (own.argmax(-1) == wanted).sum()}
+
+    def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
+        """Give forgetting: how far each task but the last has fallen from its best after an earlier phase, on the mean."""
+        last = TASKS - 1
+        falls = [
+            max(outcomes[_entry(phase, task)] for phase in range(task, last)) - outcomes[_entry(last, task)]
+            for task in range(last)
+        ]
+        return {"final/forgetting": sum(falls) / len(falls)}
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        prepare(SOURCES["cifar100"], self.folder, tell)
+
+
+def _entry(phase: int, task: int) -> str:
+    return f"after {phase}/task {task}/accuracy"
+
+
+def _order() -> Tensor:
+    """Give the place of each class among the outputs: the classes' own order is that of the alphabet."""
+    return torch.randperm(TASKS * EACH, generator=torch.Generator().manual_seed(0))
+
+
+def _of_own_task(output: Tensor, places: Tensor) -> Tensor:
+    """Choose from the outputs (B, 100) the twenty of each image's task (B, 20)."""
+    return output.view(-1, TASKS, EACH)[torch.arange(len(output), device=output.device), places // EACH]

@@ -1,0 +1,147 @@
+"""A small causal language model on WikiText-2 (Merity et al. 2016, arXiv 1609.07843), judged by segments and by a sliding window."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Evaluation, Metric, Task
+from headwise_papers.data import wikitext2
+from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder
+
+UNKNOWN, NOT_COUNTED = 0, -100
+
+
+class LanguageModel(Task):
+    """Predict the next word of WikiText-2, or its next character.
+
+    Words beyond the most frequent ones of the training text are all read, predicted and counted as one unknown word, so that
+    perplexities compare at the same `vocabulary` alone. The share of unknown words is an outcome.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("perplexity", higher_is_better=False),
+        Metric("loss", "nats per word", higher_is_better=False, unit="nats"),
+        Metric("unknown", "unknown words", higher_is_better=False, unit="%"),
+    )
+
+    steps: int | None = 300
+    batch_size: int = 8
+    evaluation_batch_size: int = 64
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "cosine"
+    warmup: float = 30
+    clip: float | None = 1.0
+    level: Literal["words", "characters"] = "words"
+    vocabulary: int = Field(
+        2000, ge=2, description="words or characters that are told apart, the most frequent ones and the unknown one"
+    )
+    context: int = Field(64, ge=1, description="words or characters that a prediction may look at")
+    window_words: int | None = Field(
+        512, ge=1, description="words at the start of the test text that a sliding window is moved over; None: all"
+    )
+    dim: int = 64
+    depth: int = 4
+    heads: int = 2
+    mlp_dim: int = 256
+    norm: NormOrder = "pre"
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what enters the blocks and of every branch")
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Give the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
+        guess = float(self.vocabulary)
+        return tuple(dataclasses.replace(m, failure=guess) if m.name == "perplexity" else m for m in self.metrics)
+
+    def model(self) -> CausalTransformer:
+        """Build the model."""
+        shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
+        return CausalTransformer(self.vocabulary, **shape)
+
+    def data(self, split: str) -> tuple[Tensor, Tensor]:
+        """Give segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding window."""
+        codes = self._codes("test" if split == "window" else split)
+        if split == "window":
+            return sliding(codes if self.window_words is None else codes[: self.window_words + 1], self.context)
+        parts = codes.unfold(0, self.context + 1, self.context)
+        return parts[:, :-1], parts[:, 1:]
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean cross entropy of the counted words, in nats."""
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED)
+
+    def weight(self, targets: Tensor) -> Tensor:
+        """Count the words that are predicted."""
+        return (targets != NOT_COUNTED).sum()
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Sum the loss over words, and count them and the unknown ones among them."""
+        words = self.weight(targets)
+        return {
+            "loss": self.loss(output, targets).double() * words,
+            "words": words,
+            "unknown": (targets == UNKNOWN).sum(),
+        }
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
+        """Give the perplexity, the loss per word and the share of unknown words."""
+        loss = sums["loss"] / sums["words"]
+        return {"perplexity": loss.exp(), "loss": loss, "unknown": sums["unknown"] / sums["words"]}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Judge the test text by segments ("test") and by a sliding window that predicts its last word ("window")."""
+        return [Evaluation("train", when="never"), Evaluation("validation", when="end"), Evaluation("window")]
+
+    def files(self) -> list[Path]:
+        """List the texts."""
+        return wikitext2.files(self.folder)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Find the texts, or download them."""
+        wikitext2.prepare(self.folder, tell)
+
+    def _codes(self, split: str) -> Tensor:
+        return encode(self.folder, split, self.level, self.vocabulary)
+
+
+def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Give windows (N, context) that move by one word; only their last word counts, and all words of the first window.
+
+    Al-Rfou et al. 2019 (arXiv 1808.04444): every counted word but the first ones is predicted from a whole context.
+    """
+    parts = codes.unfold(0, context + 1, 1)
+    inputs, targets = parts[:, :-1], parts[:, 1:].clone()
+    targets[1:, :-1] = NOT_COUNTED
+    return inputs, targets
+
+
+@lru_cache(maxsize=4)
+def symbols(folder: Path | None, level: str, vocabulary: int) -> dict[str, int]:
+    """Number the most frequent words or characters of the training text, behind the unknown one.
+
+    The end of a line counts as a word, as in the published results on WikiText.
+    """
+    read = Counter(split_text(wikitext2.read(folder, "train"), level)).most_common()
+    known = [symbol for symbol, _ in read if symbol != "<unk>"]
+    return {symbol: number for number, symbol in enumerate(["<unk>", *known[: vocabulary - 1]])}
+
+
+@lru_cache(maxsize=8)
+def encode(folder: Path | None, split: str, level: str, vocabulary: int) -> Tensor:
+    """Give a split of the text as numbers (N,)."""
+    known = symbols(folder, level, vocabulary)
+    return torch.tensor([known.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
+
+
+def split_text(text: str, level: str) -> list[str]:
+    """Split a text into its words, the ends of lines among them, or into its characters."""
+    return list(text) if level == "characters" else text.replace("\n", " <eos> ").split()

@@ -1,0 +1,130 @@
+"""Similarity of two sentences: a pretrained encoder's mean tokens, whose cosine is fitted to human scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, Phase, Rows, Task
+from headwise_papers.data import sts2012, stsb
+from headwise_papers.tasks.pretrained import load_encoder, load_tokenizer, pretrained_files
+
+SETS = {"stsb": stsb, "sts2012": sts2012}
+BEST_SCORE = 5.0
+
+
+class SentenceSimilarity(Task):
+    """Fine-tune a pretrained encoder so that the cosine of two sentences tells how alike people find them.
+
+    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); what decides is
+    Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        # a constant answer has no order
+        Metric("spearman", "Spearman correlation", failure=0.0),
+        Metric("loss", "squared error", higher_is_better=False),
+    )
+
+    data_set: Literal["stsb", "sts2012"] = "stsb"
+    pretrained: str = Field("", description="folder of an encoder of transformers; empty: MiniLM in its package")
+    random_weights: bool = Field(False, description="the same shape with fresh weights")
+    tokens: int = Field(32, ge=4, description="of a sentence; what is longer is cut")
+    steps: int | None = 60
+    batch_size: int = 8
+    evaluation_batch_size: int = 32
+    learning_rate: float = 5e-5
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "linear"
+    warmup: float = 0.1
+    clip: float | None = 1.0
+    head_statistics: tuple[str, ...] = ("stream_cosine", "final_cosine")
+
+    def model(self) -> SentencePairs:
+        """Load the encoder."""
+        return SentencePairs(load_encoder(self.pretrained, random=self.random_weights))
+
+    def data(self, split: str) -> dict[str, Tensor] | None:
+        """Give tokens (N, 2, T) of pairs, their mask, and scores in [0, 1] as labels."""
+        if split == "validation" and self.data_set == "sts2012":
+            return None
+        return pairs(self.folder, self.data_set, split, self.pretrained, self.tokens)
+
+    def lengths(self, examples: dict[str, Tensor]) -> Tensor:
+        """Give the length of the longer sentence of each pair."""
+        return examples["attention_mask"].sum(2).amax(1)
+
+    def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
+        """Cut the padding to the longest sentence of the batch."""
+        longest = int(self.lengths(examples).max())
+        inputs = {name: examples[name][:, :, :longest] for name in ("input_ids", "attention_mask")}
+        return Batch(inputs, examples["labels"])
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean squared error of the cosine."""
+        return F.mse_loss(output, targets)
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Keep what each pair was given beside its score."""
+        return {"pairs": Rows(torch.stack([output, targets], dim=1).double())}
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
+        """Give Spearman's correlation, 0 where all answers or all scores are the same, and the squared error."""
+        from scipy.stats import spearmanr
+
+        given, scores = sums["pairs"].cpu().T
+        ordered = min(len(given.unique()), len(scores.unique())) > 1
+        correlation = spearmanr(given.numpy(), scores.numpy()).statistic if ordered else 0.0
+        return {"spearman": correlation, "loss": F.mse_loss(given, scores)}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Judge the test pairs; those of the training are not read again."""
+        return [Evaluation("train", when="never"), Evaluation("validation", when="end")]
+
+    def phases(self) -> list[Phase]:
+        """Fine-tune everything but the table of words, half of all weights, which a few hundred pairs hardly touch."""
+        return [Phase("fine-tune", learn=("encoder.encoder.*", "encoder.embeddings.LayerNorm.*"))]
+
+    def files(self) -> list[Path]:
+        """List the pairs, and what makes the encoder."""
+        return [*SETS[self.data_set].files(self.folder), *pretrained_files(self.pretrained)]
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Find the pairs, or download them; the encoder must be there."""
+        pretrained_files(self.pretrained)
+        SETS[self.data_set].prepare(self.folder, tell)
+
+
+class SentencePairs(nn.Module):
+    """Give the cosine of the mean tokens of two sentences, (B,), from tokens and mask (B, 2, T)."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        real = attention_mask.flatten(0, 1)
+        tokens = self.encoder(input_ids=input_ids.flatten(0, 1), attention_mask=real).last_hidden_state
+        means = (tokens * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+        first, second = means.unflatten(0, (-1, 2)).unbind(1)
+        return F.cosine_similarity(first, second)
+
+
+@lru_cache(maxsize=4)
+def pairs(folder: Path | None, data_set: str, split: str, pretrained: str, tokens: int) -> dict[str, Tensor]:
+    """Read a split of pairs into tokens (N, 2, tokens), mask and scores in [0, 1]."""
+    first, second, scores = SETS[data_set].read(folder, split)
+    tokenizer = load_tokenizer(pretrained)
+    coded = [
+        tokenizer(side, truncation=True, max_length=tokens, padding="max_length", return_tensors="pt")
+        for side in (first, second)
+    ]
+    stacked = {name: torch.stack([side[name] for side in coded], dim=1) for name in ("input_ids", "attention_mask")}
+    return {**stacked, "labels": torch.tensor(scores) / BEST_SCORE}

@@ -1,0 +1,183 @@
+"""Speech recognition on AN4: a transformer over cepstra, CTC over letters, letter and word error rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, StudyError, Task
+from headwise_papers.data import an4
+from headwise_papers.tasks.ctc import BLANK, best_path, frames_needed
+from headwise_papers.tasks.error_rates import count_errors, finish_errors
+from headwise_papers.tasks.spec_augment import spec_augment
+from headwise_papers.tasks.speech_encoder import SpeechEncoder, shorter
+from headwise_papers.tasks.transformer_layers import SumNorm
+
+LETTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ'"
+# training utterances that the closing pass over the training split reads: enough for a mean
+READ_AGAIN = 130
+
+
+class Speech(Task):
+    """Write down what is said, letter by letter."""
+
+    dim: int = 64
+    depth: int = 8
+    heads: int = 4
+    mlp_dim: int = 256
+    norm: SumNorm = "post"
+    stride: int = Field(4, ge=1, description="frames of 10 ms that the convolution makes one of")
+    dropout: float = 0.0
+    layer_drop: float = 0.0
+    bands: int = Field(1, ge=0, description="SpecAugment: masks over coefficients")
+    band: int = Field(3, ge=0, description="SpecAugment: most coefficients of a mask")
+    stretches: int = Field(2, ge=0, description="SpecAugment: masks over time")
+    stretch: int = Field(20, ge=0, description="SpecAugment: most frames of a mask")
+    stretch_share: float = Field(0.1, ge=0, le=1, description="SpecAugment: most of an utterance that a mask takes")
+    longest: int = Field(700, ge=1, description="frames of 10 ms of an utterance; a longer one is refused")
+    tokens_per_batch: int | None = 4000
+    evaluation_batch_size: int = 65
+    metrics = (
+        Metric("letter_error", "letter error rate", higher_is_better=False, unit="%", failure=1.0),
+        Metric("word_error", "word error rate", higher_is_better=False, unit="%", failure=1.0),
+        Metric("loss", "nats per letter", higher_is_better=False),
+    )
+
+    def files(self) -> list[Path]:
+        """Give the one file of AN4."""
+        return an4.files(self.folder)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Check the data, then every utterance of it: what cannot be learned is refused before any run."""
+        an4.prepare(self.folder, tell)
+        for split in ("train", "test"):
+            self.data(split)
+
+    def model(self) -> SpeechEncoder:
+        """Build the encoder; one output is CTC's blank."""
+        names = {"dim", "depth", "heads", "mlp_dim", "norm", "stride", "dropout", "layer_drop"}
+        return SpeechEncoder(an4.CEPSTRA, LETTERS, **self.model_dump(include=names))
+
+    def data(self, split: str) -> dict[str, Tensor] | None:
+        """Give normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation split."""
+        if split == "validation":
+            return None
+        return examples(self.folder, split, self.stride, self.longest)
+
+    def lengths(self, examples: dict[str, Tensor]) -> Tensor:
+        """Give the frames of 10 ms of each utterance."""
+        return examples["lengths"]
+
+    def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
+        """Cut the padding to the batch; in training, mask with SpecAugment."""
+        lengths, counts = examples["lengths"], examples["label_lengths"]
+        features = examples["features"][:, : int(lengths.max())]
+        if generator is not None:
+            masks = self.model_dump(include={"bands", "band", "stretches", "stretch"})
+            features = spec_augment(features, lengths, generator, share=self.stretch_share, **masks)
+        labels = examples["labels"][:, : int(counts.max())]
+        targets = {"labels": labels, "label_lengths": counts, "frames": shorter(lengths, self.stride)}
+        return Batch({"features": features, "lengths": lengths}, targets)
+
+    def loss(self, output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        """Give CTC's loss (Graves et al. 2006) in nats per letter."""
+        counts = targets["label_lengths"]
+        scores, labels = output.float().transpose(0, 1), targets["labels"]
+        total = nn.functional.ctc_loss(scores, labels, targets["frames"], counts, BLANK, reduction="sum")
+        return total / counts.sum()
+
+    def weight(self, targets: dict[str, Tensor]) -> Tensor:
+        """Count the letters: what the loss is a mean over."""
+        return targets["label_lengths"].sum()
+
+    def count(self, output: Tensor, targets: dict[str, Tensor]) -> Sums:
+        """Add the edits of what the best path says to the loss."""
+        said = [spell(labels) for labels in best_path(output, targets["frames"])]
+        pairs = zip(targets["labels"].tolist(), targets["label_lengths"].tolist(), strict=True)
+        meant = [spell(labels[:count]) for labels, count in pairs]
+        weight = self.weight(targets)
+        return {"loss": self.loss(output, targets) * weight, "weight": weight, **count_errors(said, meant)}
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
+        """Give the error rates and the loss of a split."""
+        return finish_errors(sums) | {"loss": sums["loss"] / sums["weight"]}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Read only a part of the training split again."""
+        return [Evaluation("train", limit=READ_AGAIN)]
+
+
+def spell(labels: Sequence[int]) -> str:
+    """Write the letters of labels, which count from 1."""
+    return "".join(LETTERS[label - 1] for label in labels)
+
+
+@cache
+def examples(folder: Path | None, split: str, stride: int, longest: int) -> dict[str, Tensor]:
+    """Read a split of AN4 as padded tensors, each coefficient of an utterance with mean 0 and deviation 1 over time.
+
+    Raises StudyError, naming the utterances, for an empty transcript, a letter that is none of `LETTERS`, more than `longest`
+    frames, and a transcript that CTC cannot reach in the frames that are left.
+    """
+    found = an4.read(folder, split)
+    refuse(found, stride, longest)
+    features = [normalised(one.features) for one in found]
+    labels = [torch.tensor(labels_of(one.transcript)) for one in found]
+    pad = nn.utils.rnn.pad_sequence
+    return {
+        "features": pad(features, batch_first=True),
+        "lengths": torch.tensor([len(one) for one in features]),
+        "labels": pad(labels, batch_first=True),
+        "label_lengths": torch.tensor([len(one) for one in labels]),
+    }
+
+
+def refuse(utterances: Sequence[an4.Utterance], stride: int, longest: int) -> None:
+    """Raise StudyError for utterances that cannot be learned, with what is wrong, which and how many they are."""
+    faults: dict[str, list[str]] = {}
+    for one in utterances:
+        if (fault := fault_of(one, stride, longest)) is not None:
+            faults.setdefault(fault, []).append(one.name)
+    if faults:
+        told = "; ".join(
+            f"{len(names)} with {fault}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+            for fault, names in faults.items()
+        )
+        raise StudyError(
+            f"utterances that cannot be learned: {told}. Leave them out of the data, or set longest (now {longest}) higher or stride "
+            f"(now {stride}) lower."
+        )
+
+
+def fault_of(one: an4.Utterance, stride: int, longest: int) -> str | None:
+    """Say what is wrong with an utterance, None where nothing is."""
+    if not one.transcript.strip():
+        return "an empty transcript"
+    if foreign := sorted(set(one.transcript) - set(LETTERS)):
+        return f"letters that the vocabulary lacks ({''.join(foreign)!r})"
+    if not 1 <= len(one.features) <= longest:
+        return f"no frame or more than {longest}"
+    frames = int(shorter(torch.tensor(len(one.features)), stride))
+    return (
+        None
+        if frames_needed(labels_of(one.transcript)) <= frames
+        else "a transcript that CTC cannot reach in its frames"
+    )
+
+
+def labels_of(transcript: str) -> list[int]:
+    """Number the letters of a transcript from 1; 0 is the blank."""
+    return [1 + LETTERS.index(letter) for letter in transcript]
+
+
+def normalised(features: Tensor) -> Tensor:
+    """Give features (T, F) with mean 0 and deviation 1 over time; one that never changes stays 0."""
+    deviation, mean = torch.std_mean(features, 0, correction=0)
+    return (features - mean) / deviation.clamp(min=1e-5)

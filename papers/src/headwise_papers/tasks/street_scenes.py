@@ -1,0 +1,112 @@
+"""Semantic segmentation of street scenes: a Segmenter on CamVid (Brostow et al. 2008) at 240 × 180 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, Task
+from headwise_papers.data import camvid
+from headwise_papers.tasks.mean_iou import confusion, mean_iou
+from headwise_papers.tasks.multi_scale import at_pixels, multi_scale
+from headwise_papers.tasks.segmenter import Segmenter
+
+CLASSES, VOID = len(camvid.CLASSES), camvid.VOID
+HEIGHT, WIDTH = 180, 240
+
+
+class StreetScenes(Task):
+    """Tell the class of every pixel of a street scene; pixels that nobody labelled (void) count nowhere."""
+
+    # a fixed guess, road: 0.267 of the labelled test pixels, and nothing of the other ten classes
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("miou", "mean IoU", unit="%", failure=0.024),)
+
+    steps: int | None = 150
+    batch_size: int = 8
+    evaluation_batch_size: int = 32
+    learning_rate: float = 1e-3
+    warmup: float = 20
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "cosine"
+    clip: float | None = 1.0
+    head_statistics: tuple[str, ...] = ("stream_cosine", "final_cosine")
+    patch: int = 20
+    dim: int = 48
+    depth: int = 8
+    heads: int = 2
+    decoder_depth: int = 1
+    stride: int = Field(4, ge=1, description="only every so many-th row and column of pixels is learned and judged")
+    zoom: float = Field(1.0, ge=1, description="training images are enlarged by up to this much before they are cut")
+    scales: tuple[float, ...] = (0.75, 1.0, 1.25)
+    multi_scale_images: int | None = Field(40, description="test images that are seen at all scales; None: all")
+
+    def model(self) -> Segmenter:
+        """Build the Segmenter."""
+        shape = self.model_dump(include={"patch", "dim", "depth", "heads", "decoder_depth"})
+        return Segmenter(classes=CLASSES, size=(HEIGHT, WIDTH), **shape)
+
+    def data(self, split: str) -> tuple[Tensor, Tensor]:
+        """Give images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed order."""
+        images, labels = camvid.read(self.folder, split)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        # the drives lie one after the other, and the first images stand for all where fewer are seen
+        return (images[order], labels[order]) if split == "test" else (images, labels)
+
+    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+        """Scale bytes to [-1, 1]; in training, enlarge, cut and mirror at random; keep every stride-th pixel's class."""
+        images, labels = examples[0].float().div_(127.5).sub_(1.0), examples[1]
+        if generator is not None:
+            pairs = [self._seen(*pair, generator) for pair in zip(images, labels, strict=True)]
+            images, labels = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        first = self.stride // 2
+        return Batch(images, labels[:, first :: self.stride, first :: self.stride].long())
+
+    def _seen(self, image: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        mirrored, zoom, down, right = torch.rand(4, generator=generator).tolist()
+        if self.zoom > 1:
+            size = labels.shape
+            part = [round(side / (1 + zoom * (self.zoom - 1))) for side in size]
+            top, left = (round(at * (side - cut)) for at, side, cut in zip((down, right), size, part, strict=True))
+            place = (slice(top, top + part[0]), slice(left, left + part[1]))
+            image = F.interpolate(image[None, :, *place], size, mode="bilinear")[0]
+            labels = F.interpolate(labels[None, None, *place].float(), size, mode="nearest")[0, 0]
+        return (image.flip(2), labels.flip(1)) if mirrored < 0.5 else (image, labels)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean cross entropy of the labelled pixels, in nats."""
+        return F.cross_entropy(at_pixels(output, targets.shape[1:]), targets, ignore_index=VOID)
+
+    def weight(self, targets: Tensor) -> Tensor:
+        """Count the labelled pixels."""
+        return (targets != VOID).sum()
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count pixels by true and predicted class."""
+        return {"confusion": confusion(at_pixels(output, targets.shape[1:]).argmax(1), targets, CLASSES, VOID)}
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
+        """Give the mean IoU."""
+        return {"miou": mean_iou(sums["confusion"])}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Judge the test images at one scale and at several."""
+        seen = Evaluation("multi-scale", "test", output=self._at_all_scales, limit=self.multi_scale_images)
+        return [Evaluation("train", when="never"), Evaluation("validation", when="end"), seen]
+
+    def _at_all_scales(self, model: nn.Module, images: Tensor) -> Tensor:
+        pixels = [-(-(side - self.stride // 2) // self.stride) for side in images.shape[2:]]
+        return multi_scale(model, images, self.scales, self.patch, pixels)
+
+    def files(self) -> list[Path]:
+        """List the images and labels."""
+        return camvid.files(self.folder)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Find the pictures, or download them; every one is read."""
+        camvid.prepare(self.folder, tell)

@@ -1,0 +1,164 @@
+"""Translation of Multi30k from German to English: byte pairs trained on it, greedy decoding, BLEU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Batch, Evaluation, Metric, StudyError, Task
+from headwise_papers.data import multi30k
+from headwise_papers.tasks.bleu import count_bleu, finish_bleu
+from headwise_papers.tasks.byte_pairs import BEGIN, PAD, BytePairs
+from headwise_papers.tasks.transformer_layers import SumNorm
+from headwise_papers.tasks.translator import Translator, greedy
+
+# sentence pairs of the training and validation splits that are read again: enough for a mean
+READ_AGAIN = 200
+# layers of a side up to which a model can be trained to translate in the time of a small study
+SHALLOW = 20
+
+
+class Translation(Task):
+    """Translate a sentence, token by token."""
+
+    dim: int = 32
+    depth: int = Field(6, ge=1, description="layers on each side")
+    heads: int = 4
+    mlp_dim: int = 128
+    norm: SumNorm = "post"
+    dropout: float = 0.0
+    vocabulary: int = 2000
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    longest: int = Field(100, ge=2, description="tokens of a sentence; a longer one is refused")
+    translated: int | None = Field(None, ge=1, description="test sentences that are decoded, the first ones; None: all")
+    layer_steps: int | None = Field(
+        None, ge=1, description="steps times layers of a side; given, it sets steps, so that all depths cost alike"
+    )
+    deep_layer_steps: int | None = Field(
+        None, ge=1, description=f"the same for more than {SHALLOW} layers a side; none: as layer_steps"
+    )
+    tokens_per_batch: int | None = 1000
+    evaluation_batch_size: int = 100
+    metrics = (
+        Metric("loss", "nats per token", higher_is_better=False),
+        Metric("bleu", "BLEU", unit="%", failure=0.0),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_by_depth(cls, given: Any) -> Any:
+        depth = given.get("depth", cls.model_fields["depth"].default)
+        if given.get("layer_steps") is None or not isinstance(depth, int) or depth < 1:
+            return given
+        deep = given.get("deep_layer_steps") if depth > SHALLOW else None
+        return given | {"steps": max(1, (deep or given["layer_steps"]) // depth)}
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Give the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
+        loss, bleu = self.metrics
+        return dataclasses.replace(loss, failure=math.log(self.vocabulary)), bleu
+
+    def files(self) -> list[Path]:
+        """List the files of Multi30k."""
+        return multi30k.files(self.folder)
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Check the data, then the length of every sentence: one that is too long is refused before any run."""
+        multi30k.prepare(self.folder, tell)
+        for split in ("train", "validation", "test"):
+            self.data(split)
+
+    def coder(self) -> BytePairs:
+        """Give the byte pairs of the training text, both languages together."""
+        return coder_of(self.folder, self.vocabulary)
+
+    def model(self) -> Translator:
+        """Build encoder and decoder."""
+        shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
+        return Translator(self.vocabulary, self.coder().digest, **shape)
+
+    def data(self, split: str) -> dict[str, Tensor]:
+        """Give the tokens of both sides (N, T), each sentence to its END and then PAD."""
+        return examples(self.folder, split, self.vocabulary, self.longest)
+
+    def lengths(self, examples: dict[str, Tensor]) -> Tensor:
+        """Give the tokens of the longer side of each pair."""
+        return torch.stack([(side != PAD).sum(1) for side in examples.values()]).amax(0)
+
+    def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
+        """Cut the padding of each side to its longest sentence; the decoder reads the target from BEGIN on."""
+        source, target = (side[:, : int((side != PAD).sum(1).max())] for side in examples.values())
+        return Batch({"source": source, "target": nn.functional.pad(target[:, :-1], (1, 0), value=BEGIN)}, target)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Give the cross entropy with smoothed labels, in nats per token."""
+        return cross_entropy(output, targets, self.label_smoothing)
+
+    def weight(self, targets: Tensor) -> Tensor:
+        """Count the real tokens: what the loss is a mean over."""
+        return (targets != PAD).sum()
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Give the plain loss, whatever the smoothing in training."""
+        weight = self.weight(targets)
+        return {"loss": cross_entropy(output, targets, 0.0) * weight, "weight": weight}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Decode the test split; read parts of the others again."""
+        return [
+            Evaluation("train", limit=READ_AGAIN),
+            Evaluation("validation", limit=READ_AGAIN, when="end"),
+            Evaluation("test/greedy", "test", self.decode, None, self.count_bleu, finish, limit=self.translated),
+        ]
+
+    def decode(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        """Write translations of at most ten tokens more than the longest source."""
+        return greedy(model, inputs["source"], min(inputs["source"].shape[1] + 10, self.longest))
+
+    def count_bleu(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count matched n-grams of sentences written out."""
+        return {**count_bleu(self.coder().decode(output), self.coder().decode(targets))}
+
+
+def finish(sums: dict[str, Tensor]) -> dict[str, Any]:
+    """Give BLEU."""
+    return {"bleu": finish_bleu(sums)}
+
+
+def cross_entropy(output: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Give the mean over real tokens, in nats."""
+    scores, tokens = output.flatten(0, 1).float(), targets.flatten()
+    return nn.functional.cross_entropy(scores, tokens, ignore_index=PAD, label_smoothing=smoothing)
+
+
+@cache
+def coder_of(folder: Path | None, vocabulary: int) -> BytePairs:
+    """Train the byte pairs on the training text, once in a process."""
+    return BytePairs([line for pair in multi30k.read(folder, "train") for line in pair], vocabulary)
+
+
+@cache
+def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> dict[str, Tensor]:
+    """Read a split as tokens of both sides; raise StudyError, with the line, for a sentence of more than `longest` tokens."""
+    sides = list(zip(*multi30k.read(folder, split), strict=True))
+    found: dict[str, Tensor] = {}
+    for name, lines in zip(("source", "target"), sides, strict=True):
+        coded = coder_of(folder, vocabulary).encode(lines)
+        long = [number for number, tokens in enumerate(coded, 1) if len(tokens) > longest]
+        if long:
+            most = max(map(len, coded))
+            raise StudyError(
+                f"{len(long)} sentences of the {name} of {split} have more than longest={longest} tokens, first in line {long[0]}. "
+                f"Set longest={most}, or leave them out of the data."
+            )
+        found[name] = nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in coded], True, PAD)
+    return found

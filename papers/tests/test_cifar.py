@@ -1,0 +1,242 @@
+"""CIFAR: official files read without running a pickle, downloaded with resume, checked, named when corrupt."""
+
+import hashlib
+import io
+import pickle
+import tarfile
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import headwise_papers.data.cifar as cifar
+import numpy as np
+import pytest
+import torch
+from headwise_papers.data.cifar import read_batch, read_images
+from headwise_papers.tasks.cifar import Cifar
+from local_server import Server
+from small_studies import ENVIRONMENT, Silent, all_numbers
+
+from headwise.comparing.compare import compare
+from headwise.comparing.comparison import Comparison
+from headwise.engines.in_process import HereEngine
+from headwise.files import download as downloading
+from headwise.study import Study, StudyError
+
+
+class _Py2Pickler(pickle._Pickler):
+    """Write bytes as Python 2 did, which is how the official files are written."""
+
+    dispatch = pickle._Pickler.dispatch.copy()
+
+    def save_bytes(self, obj):
+        self.write(pickle.BINSTRING + len(obj).to_bytes(4, "little") + obj)
+        self.memoize(obj)
+
+    dispatch[bytes] = save_bytes
+
+
+def batch_bytes(images, classes, label=b"labels"):
+    stream = io.BytesIO()
+    raw = images.reshape(len(images), -1).numpy()
+    _Py2Pickler(stream, protocol=2).dump({b"data": raw, label: classes.tolist(), b"batch_label": b"part 1 of 1"})
+    # numpy's own module had another name when the files were written
+    return stream.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+
+
+def images(count, seed, classes=10):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return pixels, torch.randint(0, classes, (count,), generator=generator)
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """Make small files in the official format, with their own MD5 in the place of the official ones."""
+    folder = tmp_path / "official" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    made = {}
+    for seed, name in enumerate([*cifar.SOURCES["cifar10"].files]):
+        content = batch_bytes(*images(8, seed))
+        (folder / name).write_bytes(content)
+        made[name] = hashlib.md5(content).hexdigest()
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, "cifar-10-batches-py")
+    small = replace(
+        cifar.SOURCES["cifar10"],
+        archive_md5=hashlib.md5(archive.read_bytes()).hexdigest(),
+        train={name: md5 for name, md5 in made.items() if name != "test_batch"},
+        test={"test_batch": made["test_batch"]},
+    )
+    monkeypatch.setitem(cifar.SOURCES, "cifar10", small)
+    return small
+
+
+@pytest.fixture(autouse=True)
+def waited(monkeypatch):
+    """Wait for nothing; give the list of the seconds that would have been waited."""
+    seconds = []
+    monkeypatch.setattr(downloading, "time", types.SimpleNamespace(sleep=seconds.append))
+    return seconds
+
+
+def test_images_and_classes_come_back_as_written(tmp_path):
+    pixels, classes = images(5, 0)
+    (tmp_path / "one").write_bytes(batch_bytes(pixels, classes, b"fine_labels"))
+    (tmp_path / "two").write_bytes(batch_bytes(*images(3, 1), b"fine_labels"))
+    found = read_images((tmp_path / "one", tmp_path / "two"), b"fine_labels")
+    assert torch.equal(found[0][:5], pixels) and torch.equal(found[1][:5], classes) and len(found[1]) == 8
+    # a newer writer of numpy, and Python's own bytes
+    assert read_batch(pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)}))[b"data"].raw == bytes(3072)
+
+
+class _Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("hidden", [lambda path: _Runs(path), lambda path: {b"data": [_Runs(path)]}])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, hidden):
+    trap, path = tmp_path / "trap", tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps(hidden(trap)))
+    with pytest.raises(
+        StudyError, match=r"data_batch_1 is no CIFAR batch: it asks for \S+, which no CIFAR file needs; it was not run"
+    ):
+        read_images((path,), b"labels")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})]
+)
+def test_what_is_no_batch_is_named(tmp_path, content):
+    (tmp_path / "data_batch_1").write_bytes(content)
+    with pytest.raises(StudyError, match="data_batch_1 is no CIFAR batch"):
+        read_images((tmp_path / "data_batch_1",), b"labels")
+
+
+def test_missing_files_are_downloaded_in_spite_of_a_cut_and_checked(tmp_path, source, monkeypatch):
+    content, said = (tmp_path / "cifar-10-python.tar.gz").read_bytes(), []
+    with Server(content, cut=1000) as server:
+        monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(source, address=server.address))
+        task = Cifar(name="cifar10").located(tmp_path / "data")
+        task.prepare(said.append)
+    assert server.asked == [None, "bytes=1000-"]
+    assert any("cut after 1,000 bytes" in text for text in said)
+    for name in source.files:
+        assert (tmp_path / "data" / source.folder / name).read_bytes() == (
+            tmp_path / "official" / source.folder / name
+        ).read_bytes()
+    assert not list((tmp_path / "data").glob("*.gz*"))
+    # a second start asks nobody
+    task.prepare(pytest.fail)
+
+
+def test_only_what_is_missing_is_unpacked(tmp_path, source, monkeypatch):
+    folder = tmp_path / "official" / source.folder
+    (folder / "data_batch_3").unlink()
+    kept = (folder / "test_batch").stat().st_mtime_ns
+    with Server((tmp_path / "cifar-10-python.tar.gz").read_bytes()) as server:
+        monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(source, address=server.address))
+        Cifar(name="cifar10").located(folder).prepare(lambda text: None)
+    assert (folder / "data_batch_3").exists() and (folder / "test_batch").stat().st_mtime_ns == kept
+
+
+def test_a_server_without_ranges_starts_the_file_again(tmp_path):
+    content = bytes(range(256)) * 20
+    (tmp_path / "x.part").write_bytes(content[:100])
+    with Server(content, ranges=False) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), lambda text: None)
+    assert (tmp_path / "x").read_bytes() == content and server.asked == ["bytes=100-"]
+
+
+def test_a_file_that_had_arrived_whole_is_not_fetched_again(tmp_path):
+    content = b"all of it"
+    (tmp_path / "x.part").write_bytes(content)
+    with Server(content) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), lambda text: None)
+    assert (tmp_path / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("codes", [(503,), (500, 429, 502)])
+def test_a_server_that_is_busy_is_asked_again_after_a_while(tmp_path, waited, codes):
+    content, said = b"all of it", []
+    with Server(content, refuse=codes) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), said.append)
+    assert (tmp_path / "x").read_bytes() == content and len(server.asked) == len(codes) + 1
+    assert waited == list(downloading.WAITS[: len(codes)]) and str(codes[0]) in said[0]
+
+
+@pytest.mark.parametrize(("codes", "asked"), [((404,), 1), ((503,) * 9, 4)])
+def test_a_server_that_refuses_is_asked_no_more_than_it_is_worth(tmp_path, codes, asked):
+    with Server(b"x", refuse=codes) as server, pytest.raises(StudyError, match=str(codes[0])):
+        downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
+    assert len(server.asked) == asked
+
+
+def test_a_cut_that_the_server_does_not_show_is_gone_on_from(tmp_path):
+    content = bytes(range(256)) * 20
+    with Server(content, cut=1000, length=False) as server:
+        downloading.download(server.address, tmp_path / "x", hashlib.md5(content).hexdigest(), lambda text: None)
+    assert (tmp_path / "x").read_bytes() == content and server.asked == [None, "bytes=1000-"]
+
+
+def test_what_arrives_wrong_is_deleted_and_both_sums_are_shown(tmp_path):
+    wrong = pytest.raises(StudyError, match=r"what arrived has MD5 \w{32}, officially it is abc; it was deleted")
+    with Server(b"not the archive") as server, wrong:
+        downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_download_that_cannot_be_is_an_error_with_the_way_by_hand(tmp_path):
+    server = Server(b"")
+    server.server_close()
+    with pytest.raises(
+        StudyError, match=r"could not be downloaded: .*Or fetch http.* yourself and unpack it in .*--data"
+    ):
+        downloading.download(server.address, tmp_path / "x", "abc", lambda text: None)
+
+
+def test_every_corrupt_file_is_named(tmp_path, source):
+    folder = tmp_path / "official" / source.folder
+    for name in ("data_batch_2", "test_batch"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"!")
+    with pytest.raises(
+        StudyError, match=r"corrupt: .*data_batch_2 \(MD5 .*; .*test_batch \(MD5 .*Delete what is named"
+    ):
+        Cifar(name="cifar10").located(tmp_path / "official").prepare(lambda text: None)
+
+
+def test_a_study_of_cifar_records_test_curves_and_holds_images_out_for_trials(tmp_path, source):
+    task = Cifar(name="cifar10", epochs=2, batch_size=16, depth=1, heads=1, head_dim=8, dim=8, mlp_dim=8, held_out=10)
+    study = Study(
+        name="small",
+        title="small",
+        question="?",
+        task=task.located(tmp_path / "official"),
+        task_place="headwise_papers.tasks.cifar:Cifar",
+        methods=(),
+        seeds=1,
+    )
+    listener = Silent()
+    comparison = Comparison(
+        study, tmp_path / "out", HereEngine(), listener, data=task.folder, trials=1, environment=ENVIRONMENT
+    )
+    compare(comparison)
+    ((lines, result),) = all_numbers(tmp_path / "out").values()
+    assert lines[-1]["metrics"]["test/accuracy"] == result["metrics"]["test/accuracy"]
+    assert lines[0]["metrics"]["test/loss"] > 0
+    assert result["steps"] == 2 * 3 and "validation/loss" not in lines[0]["metrics"]
+    trial = next((tmp_path / "out" / "trials").glob("*/result.json")).parent
+    first = (trial / "metrics.jsonl").read_text().splitlines()[0]
+    assert '"test_' not in first and '"steps": 2' in first
+
+
+@pytest.mark.parametrize(("name", "chance"), [("cifar10", 0.1), ("cifar100", 0.01)])
+def test_a_diverged_run_counts_as_chance(name, chance):
+    metrics = {metric.name: metric.failure for metric in Cifar(name=name).all_metrics()}
+    assert metrics == {"accuracy": chance, "loss": None}

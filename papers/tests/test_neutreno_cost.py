@@ -1,0 +1,82 @@
+"""What NeuTRENO costs: the counts by hand on a small model, and every verdict."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from headwise_papers import neutreno_cost
+from headwise_papers.neutreno_cost import measuring, presentation
+
+import headwise.reporting
+from headwise.files.durable import write_json
+from headwise.results.claim_record import JudgedClaim
+
+SMALL = {"dim": 12, "depth": 3, "heads": 2, "head_dim": 6, "mlp_dim": 24, "patch": 2, "image_size": 4, "classes": 5}
+TOKENS = 5
+
+
+def test_operations_are_those_of_the_plain_model_and_the_rest_is_three_writes_a_layer():
+    plain, fitted, images = measuring.build(SMALL, 4, torch.device("cpu"))
+    before, after = measuring.cost(plain, images), measuring.cost(fitted, images)
+    projections = 4 * TOKENS * (12 * 36 + 12 * 12 + 2 * 12 * 24)
+    attention = 4 * 2 * 2 * TOKENS * TOKENS * 6
+    rest = 4 * (4 * 3 * 2 * 2 * 12 + 12 * 5)
+    assert before.flops == after.flops == 2 * (3 * (projections + attention) + rest)
+    # V0 - V, the strength times it, and the sum, in every layer but the first
+    assert after.others - before.others == pytest.approx(2 * 3 * 4 * TOKENS * 12, rel=0.2)
+    assert after.memory > before.memory
+
+
+def test_both_forms_compute_different_things():
+    plain, fitted, images = measuring.build(SMALL, 2, torch.device("cpu"))
+    with torch.no_grad():
+        assert not torch.allclose(plain(images), fitted(images), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ([0.98, 1.03], "agrees"),
+        ([0.98, 1.07], "cannot be told"),
+        ([1.06, 1.09], "does not agree"),
+        ([None, None], "cannot be told"),
+    ],
+)
+def test_the_time_is_judged_by_its_interval(interval, verdict):
+    one = {"batch": 1, "operations": 1.0, "memory": 1.02, "activations": 1.1, "time": 1.0, "interval": interval}
+    assert [claim["verdict"] for claim in presentation.judged(one, 5)] == ["agrees", "does not agree", verdict]
+
+
+def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "SHAPE", SMALL)
+    found = neutreno_cost.run(tmp_path, seeds=3)
+    claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
+    assert claims[0].ours == "1.0000" and claims[0].verdict == "agrees"
+    write_json(tmp_path / "findings.json", found)
+    assert "one image at a time" in headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+
+
+PROFILED = """
+import sys
+from headwise.cli import main
+sys.argv = ["headwise", "--version"]
+try:
+    main()
+except SystemExit:
+    pass
+import torch
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+    torch.ones(3) + 1
+"""
+
+
+def test_the_profiler_writes_nothing_to_the_terminal_of_the_command():
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("headwise ") and "profiler_st" not in done.stdout + done.stderr

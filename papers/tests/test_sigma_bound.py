@@ -1,0 +1,101 @@
+"""The study of the entropy floor: its minima, its growth with the width, and its verdicts, at a small size."""
+
+import json
+import math
+
+import pytest
+import torch
+from headwise_papers import sigma_bound
+from headwise_papers.sigma_bound import least_entropy, presentation, update_growth
+from headwise_papers.sigma_bound.least_entropy import Least, entropy, falls_as, least_entropies, rate
+
+import headwise.reporting
+from headwise.results.analysis_record import Interval
+from headwise.results.findings_record import FindingsRecord
+
+
+@pytest.fixture(scope="module")
+def least():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(least_entropy, "STARTS", 1)
+        patch.setattr(least_entropy, "ITERATIONS", 40)
+        return [least_entropies(0, 4, math.log(4) + beyond) for beyond in (4.0, 7.0)]
+
+
+def test_the_entropy_is_that_of_the_softmax_also_where_it_is_tiny():
+    logits = torch.tensor([3.0, 1.0, -2.0], dtype=torch.float64)
+    p = logits.softmax(0)
+    assert float(entropy(logits)) == pytest.approx(float(-(p * p.log()).sum()))
+    assert float(entropy(torch.tensor([40.0, 0.0], dtype=torch.float64))) == pytest.approx(41 * math.exp(-40), rel=1e-9)
+
+
+def test_the_floor_is_reached_over_logits_and_over_inputs_and_weights(least):
+    for one in least:
+        assert one.logits == pytest.approx(one.floor, rel=1e-6) and one.weights == pytest.approx(one.floor, rel=0.05)
+        assert min(one.logits, one.weights) >= one.floor * (1 - 1e-9)
+
+
+def test_the_least_entropy_falls_at_the_rate_of_the_theorem(least):
+    assert falls_as(least, lambda one: one.logits) == pytest.approx(rate(4), rel=0.01)
+    # a fall twice as fast is told from it
+    assert falls_as(least, lambda one: math.exp(-2 * one.size)) == pytest.approx(2, rel=0.2)
+
+
+def test_an_exponent_is_that_of_a_power_law():
+    assert update_growth.exponent({w: 3 * w**0.7 for w in (8, 16, 64)}) == pytest.approx(0.7)
+
+
+def test_updates_of_a_plain_model_grow_with_the_width():
+    narrow, wide = (update_growth.moves(0, width, "plain") for width in (16, 64))
+    assert 2 < wide[0] / narrow[0] < 8
+    ours = update_growth.moves(0, 64, "SigmaReparam")
+    assert ours[0] == pytest.approx(wide[0], rel=0.1)
+
+
+def interval(low, high):
+    return Interval(mean=(low + high) / 2, low=low, high=high, n=10)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "verdict"),
+    [
+        (0.9, 1.0, True, "agrees"),
+        (0.0, 0.05, True, "does not agree"),
+        (0.0, 0.3, True, "cannot be told"),
+        (-0.05, 0.05, False, "agrees"),
+        (0.2, 0.3, False, "does not agree"),
+        (0.05, 0.3, False, "cannot be told"),
+        (-0.4, -0.2, False, "does not agree"),
+    ],
+)
+def test_verdicts_follow_the_intervals(low, high, above, verdict):
+    found = interval(low, high)
+    assert presentation._outside(found, above=above) == verdict
+
+
+def test_an_entropy_below_the_floor_would_be_seen():
+    grown = {
+        (arm, what): interval(0.9, 1.0)
+        for arm in ("plain", "SigmaReparam", "difference")
+        for what in (presentation.UPDATE, presentation.CHANGE)
+    }
+    made = [
+        Least(t, math.log(t) + b, f := math.exp(-t - b), f * 0.99, f) for t in least_entropy.TOKENS for b in (5.0, 7.0)
+    ]
+    assert presentation.claims(made, grown)[0]["verdict"] == "does not agree"
+
+
+def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(least_entropy, "TOKENS", (4,))
+    monkeypatch.setattr(least_entropy, "BEYOND", (4.0, 7.0))
+    monkeypatch.setattr(least_entropy, "STARTS", 1)
+    monkeypatch.setattr(least_entropy, "ITERATIONS", 40)
+    monkeypatch.setattr(presentation, "REACHED", 0.05)
+    monkeypatch.setattr(update_growth, "WIDTHS", (16, 32))
+    found = sigma_bound.run(tmp_path, seeds=2)
+    record = FindingsRecord.model_validate(json.loads(json.dumps(found)))
+    assert [claim.verdict for claim in record.claims[:2]] == ["agrees", "agrees"]
+    assert all(claim.source and claim.ours for claim in record.claims)
+    assert len(record.tables[0].rows) == 2 and len(record.tables[1].rows) == 4
+    (tmp_path / "findings.json").write_text(json.dumps(found))
+    assert headwise.reporting.write(tmp_path).exists()

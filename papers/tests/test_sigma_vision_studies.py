@@ -1,0 +1,81 @@
+"""The studies of SigmaReparam on CIFAR-10, at the least size: they run to their end, and their claims are judged."""
+
+import headwise_papers.tasks.cifar as cifar
+import pytest
+import torch
+from headwise_papers import sigma_robust, sigma_temperature, sigma_vit
+from small_studies import carry
+
+from headwise.comparing.choosing import canonical_arms
+from headwise.comparing.claim_check import canonical_claims
+from headwise.experiments.task_source import build_task
+from headwise.results.analysis import analyse
+
+TINY = {"dim": 8, "depth": 1, "heads": 2, "head_dim": 4, "mlp_dim": 8, "patch": 16, "batch_size": 8, "steps": 6}
+TINY |= {"train_size": 48, "test_size": 20}
+STUDIES = {module.STUDY.name: module.STUDY for module in (sigma_vit, sigma_robust, sigma_temperature)}
+
+
+@pytest.fixture(autouse=True)
+def bright_or_dark(monkeypatch):
+    """Stand in for CIFAR-10's files with images whose class is their brightness."""
+
+    def read(files, label):
+        generator = torch.Generator().manual_seed(len(files))
+        classes = torch.randint(10, (60,), generator=generator)
+        images = torch.randint(0, 20, (60, 3, 32, 32), generator=generator) + 23 * classes[:, None, None, None]
+        return images.to(torch.uint8), classes
+
+    monkeypatch.setattr(cifar, "read_images", read)
+    monkeypatch.setattr(cifar.Cifar, "prepare", lambda self, tell: None)
+
+
+def run(name, folder, methods=None, seeds=2, **settings):
+    """Run a built-in study with its own arms and claims at a least size, and give its analysis."""
+    study = STUDIES[name]
+    task = build_task(type(study.task), study.task.model_dump() | TINY | settings).located(folder)
+    update = {"methods": canonical_arms(study.methods, study.task), "seeds": seeds, "task": task}
+    study = study.model_copy(update=update)
+    carry(study, folder / "out", watch=study.watch)
+    return analyse(folder / "out")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_name_what_the_study_has_and_the_default_is_the_small_scale(name):
+    study = STUDIES[name]
+    whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
+    assert len(canonical_claims(whole)) == len(study.claims) > 1
+    small = build_task(type(study.task), study.task.model_dump() | study.scales["small"].settings)
+    assert small.model_dump() == study.task.model_dump() and study.scales["small"].seeds == study.seeds >= 6
+    paper = build_task(type(study.task), study.task.model_dump() | study.scales["paper"].settings)
+    assert paper.depth == 12 and paper.dim == 768
+
+
+def test_sigma_vit_reads_every_matrix_and_judges_its_claims(tmp_path):
+    found = run("sigma-vit", tmp_path, watch_every=2)
+    assert found.complete and len(found.arms) == 6
+    spectral = next(arm for arm in found.arms if arm.label.startswith("SpectralNorm"))
+    assert spectral.metrics["heads/matrix_norm/mean"].mean == pytest.approx(1, rel=0.01)
+    assert spectral.metrics["watched/matrix_norm/last"].mean == pytest.approx(1, rel=0.01)
+    assert all(claim.verdict == "cannot be told" for claim in found.claims)
+    assert "blocks.0.attn.qkv q" in " ".join(found.outcomes)
+    bare = next(arm for arm in found.arms if arm.label.startswith("baseline | norm=none"))
+    norms = 2 * 2 * TINY["dim"] + 2 * TINY["dim"]
+    assert found.arms[0].costs["parameters"] - bare.costs["parameters"] == norms
+
+
+def test_sigma_robust_counts_diverged_runs_along_each_axis(tmp_path):
+    found = run("sigma-robust", tmp_path, divergence_factor=1.0001, divergence_smoothing=0.0)
+    assert {trend.axis for trend in found.trends} == set(sigma_robust.STUDY.sweeps)
+    trend = next(t for t in found.trends if t.outcome == "diverged" and t.axis == sigma_robust.PLAIN)
+    assert trend.seeds == 2 and len(trend.values) == 4
+    assert [claim.verdict for claim in found.claims] == ["cannot be told"] * 2
+
+
+def test_sigma_temperature_sees_the_entropy_fall_and_reads_the_sharpness(tmp_path):
+    found = run("sigma-temperature", tmp_path, steps=10, train_size=48, watch_every=2, watch_examples=4, seeds=1)
+    entropy = found.outcomes["watched/attention_entropy/least"].name
+    by_arm = {arm.label: arm.metrics for arm in found.arms}
+    early = by_arm[sigma_temperature.EARLY]
+    assert early[entropy].mean < by_arm["baseline"][entropy].mean
+    assert early["watched/sharpness/greatest"].mean > 0 and early["watched/sharpness_share/last"].n == 1

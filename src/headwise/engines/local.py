@@ -1,0 +1,152 @@
+"""Worker processes on this machine, each carrying out one run at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from headwise.engines.worker import serve
+from headwise.files.errors import StudyError
+from headwise.training.job import Order
+
+# a worker that is killed from outside (memory, for example) is replaced this often before the study stops
+REPLACEMENTS = 2
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    order: Order | None = None
+
+
+class LocalEngine:
+    """Carry out orders in `jobs` worker processes; how many there are changes no number."""
+
+    def __init__(self, jobs: int, threads: int = 1) -> None:
+        self.parallel = jobs > 1
+        self._threads = threads
+        self._waiting: deque[Order] = deque()
+        self._deaths: dict[str, int] = {}
+        self._workers = [self._start(number) for number in range(jobs)]
+
+    def submit(self, order: Order) -> None:
+        """Queue one run."""
+        self._waiting.append(order)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Give events until no run is waiting or running; orders may be submitted meanwhile."""
+        self._hand_out()
+        while any(worker.order for worker in self._workers):
+            yield from self._receive()
+            self._hand_out()
+
+    def close(self) -> None:
+        """End the workers at once; what they worked on goes on from its last checkpoint."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+    def _start(self, number: int) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs,), name=f"headwise worker {number}", daemon=True)
+        with _environment(worker_environment(self._threads)):
+            process.start()
+        theirs.close()
+        return _Worker(process, mine)
+
+    def _hand_out(self) -> None:
+        for number, worker in enumerate(self._workers):
+            if worker.order is None and self._waiting:
+                worker.order = self._waiting.popleft()
+                try:
+                    worker.pipe.send((worker.order, _device_of(worker.order.device, number)))
+                except OSError:
+                    # it ended since: its sentinel is ready, and `_receive` replaces it
+                    continue
+
+    def _receive(self) -> Iterator[dict[str, Any]]:
+        """Wait until something happened and give what the workers told; a worker that ended is replaced."""
+        wait([item for worker in self._workers for item in (worker.pipe, worker.process.sentinel)])
+        for number, worker in enumerate(self._workers):
+            alive = worker.process.is_alive()
+            # the last words of a worker that ended come before its replacement
+            yield from self._read(worker)
+            if not alive:
+                yield from self._replace(number)
+
+    def _read(self, worker: _Worker) -> Iterator[dict[str, Any]]:
+        try:
+            while worker.pipe.poll():
+                event = worker.pipe.recv()
+                assert worker.order is not None
+                event["run"] = worker.order.identity
+                if event["event"] in ("done", "failed"):
+                    worker.order = None
+                yield event
+        except (EOFError, OSError):
+            # it ended, in the middle of a word perhaps: its sentinel tells
+            return
+
+    def _replace(self, number: int) -> Iterator[dict[str, Any]]:
+        worker = self._workers[number]
+        worker.process.join()
+        worker.pipe.close()
+        code, order = worker.process.exitcode, worker.order
+        self._workers[number] = self._start(number)
+        if order is None:
+            return
+        self._deaths[order.identity] = self._deaths.get(order.identity, 0) + 1
+        if self._deaths[order.identity] > REPLACEMENTS:
+            raise StudyError(
+                f"the worker of {order.configuration.arm}, seed {order.configuration.seed}, ended with exit code "
+                f"{code} {REPLACEMENTS + 1} times (-9 often means: out of memory). Use fewer --jobs, then "
+                "start the same command again: finished runs and checkpoints are kept."
+            )
+        self._waiting.appendleft(order)
+        yield {
+            "event": "note",
+            "run": order.identity,
+            "text": f"a worker ended with exit code {code}; its run goes on from its last checkpoint",
+        }
+
+
+def _device_of(device: str, number: int) -> str:
+    """Spread the workers over the GPUs of this machine."""
+    if device != "cuda":
+        return device
+    import torch
+
+    return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """Give what must stand in a worker's environment before torch is imported there."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # the memory measurement starts torch's profiler, which otherwise writes to the terminal
+        "KINETO_LOG_LEVEL": "99",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

@@ -1,0 +1,39 @@
+"""How far runs on other machines are: read from their metric streams, on a file system that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headwise.files.durable import read_lines
+from headwise.results.records import EpochLine
+from headwise.training.job import Order
+
+
+class MetricStreams:
+    """Give the progress of runs from what they wrote since the last look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def progress(self, order: Order) -> Iterator[dict[str, Any]]:
+        """Give one event where the run has another number of epochs than at the last look, else none."""
+        found = read_lines(order.folder / "metrics.jsonl")
+        if not found or len(found) == self._seen.get(order.identity, 0):
+            return
+        self._seen[order.identity] = len(found)
+        lines = [EpochLine.model_validate(line) for line in found]
+        settings, last = order.configuration.settings, lines[-1]
+        # where steps decide, the number of epochs is not known before the end
+        epochs = max(settings["epochs"], len(lines)) if settings.get("steps") is None else len(lines)
+        steps = settings.get("steps") or epochs
+        done = min(1.0, (len(lines) if settings.get("steps") is None else last.step or 0) / steps)
+        left = sum(line.seconds for line in lines) * (1 - done) / max(done, 1e-9)
+        name = next((key for key in last.metrics if key.startswith("train/") and key != "train/loss"), "")
+        event = {"event": "progress", "run": order.identity, "epoch": len(lines), "epochs": epochs, "left": left}
+        numbers = {"loss": _number(last.metrics.get("train/loss")), "metric": _number(last.metrics.get(name))}
+        yield event | numbers | {"name": name.removeprefix("train/"), "done": done}
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

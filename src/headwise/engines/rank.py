@@ -1,0 +1,144 @@
+"""One process of several that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and how it ends.
+
+Light to import: it must hear a stop before torch is imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from headwise.engines.local import worker_environment
+from headwise.files.errors import is_for_users
+
+# the shell's code for a process that was stopped by Ctrl-C
+STOPPED = 130
+# seconds between two looks for the process that launched this one
+GLANCE = 1.0
+# seconds; when all are stopped, a neighbour's connection may break before the own signal arrives
+MOMENT = 0.5
+SHOW_CURSOR = "\x1b[?25h"
+
+_folder: list[Path] = []
+
+
+def is_one_of_several() -> bool:
+    """Tell whether this process was launched as one of several that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def be_one_of_several(work: Callable[[], object]) -> NoReturn:
+    """Do the work of one process of several and end it for good, on success, on a stop and on errors.
+
+    torch leaves threads behind (process group, profiler) whose destructors abort the process now and then when the
+    interpreter takes them down. Python's own exit handlers run; the libraries' destructors do not.
+    """
+    for name, value in worker_environment(1).items():
+        os.environ.setdefault(name, value)
+    hear_stops()
+    code = _code_of(work)
+    if code == 0:
+        _leave_process_group()
+    # what a task or a library registered still runs: `os._exit` leaves it out
+    atexit._run_exitfuncs()
+    _end(code)
+
+
+def name_folder(folder: Path) -> None:
+    """Tell from which folder the same command goes on, for the line that a stop prints."""
+    _folder[:] = [folder]
+
+
+def stopped_line(folder: Path | None) -> str:
+    """Give the one line that a stopped study prints."""
+    place = f" from {folder}" if folder else ""
+    return f"\nstopped; nothing is lost. The same command goes on{place}"
+
+
+def hear_stops() -> None:
+    """End this process at Ctrl-C, at SIGTERM and when the process that launched it is gone, whatever it waits for.
+
+    A collective waits in C++ for its neighbours, where Python's handlers do not run: a thread of its own hears the
+    signal through a pipe that the C handler writes to. To end at once is safe: a run can be left at any moment.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # ignored where the launcher, or a shell in the background, decides
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    known = multiprocessing.parent_process()
+    launcher = os.getppid() if known is None else known.pid
+    threading.Thread(target=_listen, args=(reading, launcher), daemon=True, name="headwise stop").start()
+
+
+def _listen(reading: int, launcher: int | None) -> None:
+    while os.getppid() == launcher:
+        if not select.select([reading], [], [], GLANCE)[0]:
+            continue
+        numbers = os.read(reading, 64)
+        if signal.SIGINT in numbers or signal.SIGTERM in numbers:
+            _say_stopped()
+            os._exit(STOPPED if signal.SIGINT in numbers else 128 + signal.SIGTERM)
+    os._exit(1)
+
+
+def _say_stopped() -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return
+    # past rich, which holds sys.stderr while it draws, and past buffers that the main thread may hold
+    if os.isatty(2):
+        os.write(2, SHOW_CURSOR.encode())
+    os.write(2, f"{stopped_line(_folder[0] if _folder else None)}\n".encode())
+
+
+def _code_of(work: Callable[[], object]) -> int:
+    try:
+        work()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except KeyboardInterrupt:
+        return STOPPED
+    except BaseException as error:
+        if is_for_users(error):
+            number = os.environ.get("RANK", "0")
+            print(f"error: {error}" if number == "0" else f"error in process {number}: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        return 1
+    return 0
+
+
+def wait_for_stop() -> None:
+    """Give a stop that reached a neighbour first the time to reach this process, before an error is told."""
+    time.sleep(MOMENT)
+
+
+def _leave_process_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _end(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # nobody reads any more: what was done is on disk
+            code = code or 1
+    os._exit(code)

@@ -1,0 +1,87 @@
+"""One run as a job that submitit carries out: begun as often as the cluster stops it, always from its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headwise.engines.local import REPLACEMENTS, worker_environment
+from headwise.engines.worker import carry_out
+from headwise.files.durable import read_lines
+from headwise.files.errors import StudyError
+from headwise.training.job import Order
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+# seconds; a cancelled job holds its folder until Slurm kills it, which takes 30 s where KillWait is as Slurm has it
+LOCK_PATIENCE = 90.0
+
+
+@dataclass(frozen=True)
+class SlurmRun:
+    """Carry out one order, and say how it is queued again when its job is preempted or out of time.
+
+    `kept` is the number of epochs that the run had when this job began, `idle` how many jobs in a row ended without one more.
+    """
+
+    order: Order
+    folder: str
+    kept: int = 0
+    idle: int = 0
+
+    def __call__(self) -> list[dict[str, Any]]:
+        """Give the run's notes, then its last event."""
+        study = self.order.folder.parent.parent
+        if not study.is_dir():
+            reason = f"{study} is not there on this node. Slurm needs --out on a file system that all nodes share"
+            return [{"event": "failed", "reason": reason, "trace": ""}]
+        # before torch is imported, which comes with the run
+        os.environ.update(worker_environment(self.order.configuration.threads))
+        # a task may name its files relative to where the command was started
+        os.chdir(self.folder)
+        self._wait_for_the_one_before()
+        told: list[dict[str, Any]] = []
+        last = carry_out(self.order, told.append)
+        return [*(event for event in told if event["event"] == "note"), last]
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Give what submitit queues again; it calls this in a job that is about to be stopped."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self.again())
+
+    @classmethod
+    def of(cls, order: Order) -> SlurmRun:
+        """Give the run of an order as its first job of this command begins it."""
+        return cls(order, os.getcwd(), _epochs(order))
+
+    def again(self) -> SlurmRun:
+        """Give the run as it goes on in another job.
+
+        Raises:
+            StudyError: where several jobs in a row ended without one more epoch.
+        """
+        kept = _epochs(self.order)
+        idle = 0 if kept > self.kept else self.idle + 1
+        if idle > REPLACEMENTS:
+            raise StudyError(
+                f"{idle} jobs in a row were stopped before one more epoch was trained. A run goes on from the end of its last epoch: "
+                "give its job more time (--slurm timeout_min=...), more memory (mem_gb=...) or a shorter epoch"
+            )
+        return replace(self, kept=kept, idle=idle)
+
+    def _wait_for_the_one_before(self) -> None:
+        from filelock import FileLock, Timeout
+
+        self.order.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            FileLock(self.order.folder / ".lock", timeout=LOCK_PATIENCE).acquire().lock.release()
+        except Timeout:
+            # the run itself says who holds it
+            return
+
+
+def _epochs(order: Order) -> int:
+    return len(read_lines(order.folder / "metrics.jsonl"))

@@ -1,0 +1,55 @@
+"""What a worker process does: take an order, carry it out, tell. Light to import: torch comes with the first order."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.training.job import Order
+
+
+def serve(pipe: Connection) -> None:
+    """Carry out orders until the pipe closes; ends itself when the process that started it is gone."""
+    # Ctrl-C reaches the whole terminal: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # importing takes seconds: it happens while the parent still reads its command
+    from headwise.training import execution as run  # noqa: F401
+
+    while True:
+        try:
+            order, device = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(carry_out(dataclasses.replace(order, device=device), pipe.send))
+
+
+def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Carry out one order and give its last event: done with the result, or failed with the reason."""
+    from headwise.files.errors import StudyError, explain
+    from headwise.training.execution import execute
+
+    try:
+        return {"event": "done", "result": execute(order, tell)}
+    except StudyError as error:
+        return {"event": "failed", "reason": str(error), "trace": ""}
+    except OSError as error:
+        return {"event": "failed", "reason": str(explain(error, order.folder)), "trace": "", "fatal": True}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return {"event": "failed", "reason": reason, "trace": traceback.format_exc()}
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

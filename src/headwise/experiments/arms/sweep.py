@@ -1,0 +1,58 @@
+"""Sweeps: one text with `{a,b,c}` in it is an axis of arms."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from headwise.experiments.arms.arm import Arm, read_arm
+from headwise.experiments.configuration import BASELINE
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.results.records import AxisRecord
+
+VALUES = re.compile(r"(\w+)\s*=\s*\{([^{}]*)\}")
+
+
+def read_sweep(text: str, task: Task) -> AxisRecord:
+    """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis and its arms.
+
+    Raises:
+        StudyError: where the text has no values or more than one place for them, or a value is no number.
+    """
+    found = VALUES.findall(text)
+    if len(found) != 1 or text.count("{") != 1 or text.count("}") != 1:
+        raise StudyError(f"--sweep {text!r} needs one setting with values in braces, such as strength={{0,0.1,0.2}}.")
+    name, inside = found[0]
+    values = [_number(value.strip(), text) for value in inside.split(",")]
+    if len(values) < 2 or len(set(values)) < len(values):
+        raise StudyError(f"--sweep {text!r} needs at least two values, each once.")
+    arms = []
+    for value in sorted(values):
+        try:
+            arms.append(_label(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task), task))
+        except StudyError as error:
+            raise StudyError(f"--sweep {text!r}, at {name}={_written(value)}: {error}") from error
+    return AxisRecord(name=name, values=sorted(values), arms=arms, text=text)
+
+
+def _written(value: float) -> str:
+    """Write a value with all of its digits, a whole number without a point: a field may take no other."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _label(arm: Arm, task: Task) -> str:
+    """Give the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
+    return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
+
+
+def _number(value: str, text: str) -> float:
+    try:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return number
+    except ValueError:
+        raise StudyError(
+            f"--sweep {text!r}: {value!r} is no finite number, and an axis has an order. Give each as an arm: --method."
+        ) from None

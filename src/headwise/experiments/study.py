@@ -1,0 +1,147 @@
+"""Study: a task, the methods to compare on it, and the seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+
+from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.configuration import BASELINE, RunConfiguration
+from headwise.experiments.task import Task
+from headwise.experiments.task_place import source_file
+from headwise.experiments.task_source import file_digests, files_read, source_digest
+from headwise.results.records import AxisRecord, Claim
+
+# the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
+BLOG_METHODS = (
+    "DropColumn(p=0.2)",
+    "DropHead(p=0.2)",
+    "RelaxedAttention(gamma=0.1)",
+    "InputNoise(scale=0.01)",
+    "InputNoise(scale=0.01, per_head=True)",
+    "Decorrelation(strength=1.0)",
+    "AttentionNormPenalty(strength=1.0)",
+    "NeuTRENO(strength=0.6)",
+)
+
+
+class Scale(BaseModel):
+    """Hold one size of a study: settings of the task, and the seeds where they differ."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: dict[str, Any] = {}
+    seeds: int | None = Field(default=None, ge=1)
+
+
+class Study(BaseModel):
+    """Hold what is compared: the task, the arms besides the baseline, how many seeds, and how runs compute.
+
+    Example:
+        >>> import torch
+        >>> from headwise.study import Study, Task, VisionTransformer
+        >>> class Bright(Task):
+        ...     epochs: int = 2
+        ...     def model(self):
+        ...         return VisionTransformer(classes=2, image_size=8, channels=1, dim=16, depth=1, heads=2, head_dim=8, mlp_dim=16)
+        ...     def data(self, split):
+        ...         images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
+        ...         return images, (images.mean((1, 2, 3)) > 0.5).long()
+        >>> study = Study(
+        ...     name="bright", title="Bright", question="?", task=Bright(), task_place="bright.py:Bright", methods=("DropHead(p=0.1)",), seeds=2
+        ... )
+        >>> study.arms
+        ('baseline', 'DropHead(p=0.1)')
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    title: str
+    question: str
+    task: SerializeAsAny[Task]
+    # "file.py:Class" or "package.module:Class", from which a worker builds the task
+    task_place: str
+    # the arms besides the baseline, each in its one form
+    methods: tuple[str, ...] = BLOG_METHODS
+    # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
+    sweeps: tuple[str, ...] = ()
+    seeds: int = Field(default=10, ge=1)
+    threads: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1)
+    device: str = "cpu"
+    # every run records the health of its heads
+    watch: bool = False
+    # in the unit of the primary metric; a difference within it counts as none
+    margin: float | None = Field(default=None, gt=0)
+    claims: tuple[Claim, ...] = ()
+    scales: dict[str, Scale] = {}
+    # the scale that the settings are, "other" for none of the declared ones
+    scale: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Give the labels of all arms, the baseline first."""
+        swept = [arm for axis in self.axes for arm in axis.arms]
+        return tuple(dict.fromkeys((BASELINE, *self.methods, *swept)))
+
+    @property
+    def axes(self) -> tuple[AxisRecord, ...]:
+        """Give the axes that the sweeps make."""
+        return tuple(read_sweep(text, self.task) for text in self.sweeps)
+
+    def identity(self, trials: int = 0) -> str:
+        """Give what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
+        parts = {
+            "name": self.name,
+            **self._source,
+            "settings": self.task.model_dump(mode="json"),
+            "arms": sorted(self.arms),
+            "trials": trials,
+            **self.model_dump(include={"threads", "processes", "device"}),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def configurations(self) -> list[RunConfiguration]:
+        """Give the final runs, seed by seed, so that a stopped study holds whole pairs."""
+        return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
+
+    def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
+        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
+        read = read_arm(arm, self.task)
+        task = read.task(self.task)
+        settings = task.model_dump(mode="json") | changes.pop("settings", {})
+        return RunConfiguration(
+            study=self.name,
+            **self._source,
+            data=self._digests_of(task),
+            settings=settings,
+            arm=arm,
+            methods=read.resolved(),
+            seed=seed,
+            threads=self.threads,
+            processes=self.processes,
+            device=self.device,
+            **changes,
+        )
+
+    @property
+    def _source(self) -> dict[str, Any]:
+        # where a class or a file lies changes no number; what it says does
+        file = source_file(self.task_place)
+        name = self.task_place.rpartition(":")[2]
+        return {"task": name, "task_source": source_digest(file) if file else None}
+
+    def _digests_of(self, task: Task) -> dict[str, str]:
+        # reading large files once is enough; an arm may read others, such as another checkpoint to start from
+        known: dict[tuple[Path, ...], dict[str, str]] = self.__dict__.setdefault("digests", {})
+        files = tuple(files_read(task))
+        if files not in known:
+            known[files] = file_digests(task)
+        return known[files]

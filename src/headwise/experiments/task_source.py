@@ -1,0 +1,140 @@
+"""Where a task comes from: loading its class from a file or module, building it, and the digests of what it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headwise.core.settings import suggest
+from headwise.experiments.phase import checkpoint_files
+from headwise.experiments.task import Task
+from headwise.files.entry_points import entry_points
+from headwise.files.errors import StudyError
+
+
+def installed_task(name: str) -> str | None:
+    """Return the "package.module:Class" of a task that an installed package names, or None where none has this name."""
+    point = entry_points("headwise.tasks").get(name)
+    return point.value if point is not None else None
+
+
+def load_task(text: str) -> type[Task]:
+    """Load a task class from "file.py:Class", "package.module:Class", or the name of an installed package's task."""
+    text = installed_task(text) or text
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        named = ", ".join(entry_points("headwise.tasks"))
+        raise StudyError(
+            f"--task {text!r} names no class. Write FILE:CLASS, for example my_task.py:MyTask"
+            + (f", or the name of an installed task: {named}." if named else ".")
+        )
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
+        raise StudyError(
+            f"{place} has no task {name!r}; a task subclasses headwise.study.Task. "
+            f"Tasks there: {', '.join(classes) or 'none'}."
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise StudyError(f"task {name} lacks {', '.join(f'{m}()' for m in missing)}. Add it to {place}.")
+    return found
+
+
+def build_task(task: type[Task], settings: dict[str, Any]) -> Task:
+    """Build a task with settings, naming each setting that is wrong."""
+    try:
+        return task(**settings)
+    except ValidationError as error:
+        wrong = "; ".join(_wrong(task, found) for found in error.errors())
+        raise StudyError(f"{task.__name__} does not take these settings: {wrong.removesuffix('.')}.") from error
+
+
+def _wrong(task: type[Task], error: ErrorDetails) -> str:
+    place, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = f"there is no such setting.{suggest(place, list(task.model_fields))}"
+    # what is wrong with several settings together has no place
+    return f"{place}: {message}" if place else message
+
+
+def source_digest(path: Path) -> str:
+    """Give the SHA-256 of a user's task file: an edited task is another task."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files_read(task: Task) -> list[Path]:
+    """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start from."""
+    starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
+    return list(dict.fromkeys((*task.files(), *starts)))
+
+
+def file_digests(task: Task) -> dict[str, str]:
+    """Give the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
+    digests: dict[str, str] = {}
+    for path in files_read(task):
+        if not path.is_file():
+            raise StudyError(
+                f"{type(task).__name__} reads {path}, which does not exist. Check the setting that names it."
+            )
+        name, number = path.name, 1
+        while name in digests:
+            number += 1
+            name = f"{path.name} ({number})"
+        with open(path, "rb") as stream:
+            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def _module_of_name(place: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise StudyError(f"--task: {place} is no Python file. Give FILE.py:CLASS, or package.module:CLASS.")
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise StudyError(
+            f"--task: the module {place} could not be imported ({type(error).__name__}: {error}). "
+            "Give FILE.py:CLASS, or a module that Python finds from here."
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise StudyError(f"--task: there is no file {path}. Give the path of the Python file that defines the task.")
+    name = f"headwise_task_{path.stem}_{source_digest(path)[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        why = _without_a_type(error) or f"{type(error).__name__}: {error}. Correct the file."
+        raise StudyError(f"{path} could not be loaded: {why}") from error
+    return module
+
+
+def _without_a_type(error: Exception) -> str | None:
+    """Say which setting of a task has no type, where that is the error; pydantic's own words speak of fields."""
+    named = re.search(r"[`'](\w+)", str(error))
+    if getattr(error, "code", None) not in ("model-field-overridden", "model-field-missing-annotation") or not named:
+        return None
+    known = Task.model_fields.get(named[1])
+    if known is None:
+        return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] where it is no setting."
+    kind = known.annotation
+    shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return f"the setting {named[1]} has no type: write {named[1]}: {shown} = ..."

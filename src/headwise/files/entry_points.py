@@ -1,0 +1,50 @@
+"""What installed packages add to headwise: methods, statistics, tasks and studies, by entry points."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from typing import Any, Literal
+
+from headwise.files.errors import StudyError
+
+Group = Literal["headwise.methods", "headwise.statistics", "headwise.tasks", "headwise.studies"]
+
+
+@cache
+def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
+    """Return the entry points of a group by name, without importing what they name.
+
+    Raises:
+        StudyError: where two installed packages give the same name.
+    """
+    known: dict[str, metadata.EntryPoint] = {}
+    for point in metadata.entry_points(group=group):
+        other = known.setdefault(point.name, point)
+        # an editable installation may be listed twice
+        if other.value != point.value:
+            raise StudyError(
+                f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} ({other.value}) "
+                f"and {_package(point)} ({point.value}). Uninstall one of them."
+            )
+    return known
+
+
+def load(group: Group, name: str) -> Any:
+    """Import and return what an entry point names.
+
+    Raises:
+        StudyError: naming the package, where it cannot be imported.
+    """
+    point = entry_points(group)[name]
+    try:
+        return point.load()
+    except Exception as error:
+        raise StudyError(
+            f"{name} of the package {_package(point)} cannot be loaded from {point.value} ({type(error).__name__}: {error}). "
+            f"Repair or uninstall {_package(point)}."
+        ) from error
+
+
+def _package(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown package"

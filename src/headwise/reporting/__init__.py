@@ -1,0 +1,28 @@
+"""Write the reports: one self-contained HTML page, its tables as CSV, Markdown and LaTeX, and its analysis as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwise.files.optional_imports import needing
+
+
+def write(folder: str | Path) -> Path:
+    """Rebuild the report of a study folder and return the path of its report.html.
+
+    Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run and by epoch)
+    and analysis.json. Raises FileNotFoundError
+    when the folder holds neither study.json nor findings.json, ImportError naming the extra when a library is missing.
+
+    Example:
+        >>> import shutil, tempfile
+        >>> import headwise.report
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     headwise.report.write(folder)
+        Traceback (most recent call last):
+        FileNotFoundError: ... holds neither study.json nor findings.json, so there is nothing to report. Give the folder that --out named.
+    """
+    with needing("A report", "study"):
+        from headwise.reporting.rebuild import rebuild
+
+        return rebuild(folder)

@@ -1,0 +1,150 @@
+"""Lay out the table that answers: every arm against the baseline, the verdict beside its name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from headwise.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
+from headwise.pages.shell import Cell, Column, prose, table
+from headwise.reporting.words import SIGNS, label_of, unit_of
+from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
+from headwise.results.records import Outcome
+
+FEW = 2  # diverged runs that are named one by one
+INTERVAL = "[95\u00a0%]"
+
+
+def gap_of(analysis: Analysis) -> Outcome | None:
+    """Return the generalisation gap that belongs to the primary outcome, or None when the runs do not record it."""
+    return analysis.outcomes.get("gap/" + analysis.primary.rpartition("/")[2])
+
+
+def answer_table(analysis: Analysis) -> Any:
+    """Return one row an arm: verdict, difference, p, the outcome itself, gap, costs and runs."""
+    metric, gap = analysis.metric, gap_of(analysis)
+    unit = unit_of(metric)
+    columns = [
+        Column("arm"),
+        *difference_columns(unit),
+        Column(metric.label, f"{unit.name} {INTERVAL}".strip(), number=True),
+        *([Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []),
+        Column("time per step", "median" + (", indicative" if analysis.cost_is_indicative else ""), number=True),
+        Column("memory", "peak, median", number=True),
+        Column("runs"),
+    ]
+    rows = [_row(arm, analysis, unit, gap) for arm in analysis.arms]
+    return table(columns, rows, marked=_baseline(analysis), caption="Every arm against the baseline")
+
+
+def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
+    """Return one row an arm for another outcome."""
+    unit = unit_of(outcome)
+    columns = [
+        Column("arm"),
+        *difference_columns(unit),
+        Column(label_of(outcome), f"{unit.name} {INTERVAL}".strip(), number=True),
+    ]
+    rows = []
+    for arm in analysis.arms:
+        mean = arm.metrics[outcome.name]
+        shown = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
+        entry = arm.differences.get(outcome.name)
+        rows.append([Cell(arm.label), *difference_cells(entry, unit, arm.all_diverged), shown])
+    return table(columns, rows, marked=_baseline(analysis), caption=label_of(outcome))
+
+
+def difference_columns(unit: Unit) -> list[Column]:
+    """Return the columns of a paired difference; the verdict stands first, in sight on a small screen."""
+    kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
+    return [
+        Column("verdict"),
+        Column("difference", kind, number=True),
+        Column("corrected p", number=True),
+    ]
+
+
+def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:
+    """Return the cells of a paired difference: the verdict, the difference and its corrected p (dashes for the baseline)."""
+    if entry is None:
+        return [Cell("–", value=None), Cell("–"), Cell("–")]
+    tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "plain"
+    found = re.fullmatch(r"(.+?)((?: with | \().*)?", entry.verdict_text)
+    text, detail = found.groups(default="") if found else (entry.verdict_text, "")
+    interval = unit.interval(entry.low, entry.high, signed=True)
+    return [
+        Cell(SIGNS.get(entry.verdict, "") + text, tone=tone, small=detail or could_be_seen(entry, unit)),
+        figure_cell(unit.number(entry.mean, signed=True), entry.mean, diverged, interval),
+        figure_cell(p_value(entry.p_corrected), entry.p_corrected, diverged),
+    ]
+
+
+def could_be_seen(entry: Difference, unit: Unit) -> str:
+    """Say what a comparison without a verdict excludes: the effect it would have seen, and the margin it is within."""
+    if entry.verdict not in ("no evidence", "equivalent"):
+        return ""
+    words = []
+    if entry.within is not None:
+        words.append(f"within ±{unit.number(entry.within)}")
+    if entry.detectable is not None and entry.verdict == "no evidence":
+        words.append(f"{unit.number(entry.detectable)} would show")
+    return "; ".join(words)
+
+
+def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> Cell:
+    """Return the cell of a figure; where there is none, because every run diverged, it says so."""
+    return Cell("diverged", tone="diverged") if text is None and diverged else Cell(text, value, small=small)
+
+
+def run_counts(runs: RunCounts) -> tuple[str, list[str]]:
+    """Return how many runs finished, and a sentence for each that did not."""
+    steps = [f"seed {run.seed} diverged at step {'?' if run.step is None else run.step}" for run in runs.diverged]
+    if len(steps) > FEW:
+        steps = [f"{len(steps)} diverged"]
+    missing = [f"{len(runs.missing)} missing"] if runs.missing else []
+    return f"{runs.finished} of {runs.asked}", steps + missing
+
+
+def notes_on_table(analysis: Analysis) -> Any:
+    """Return in small print what each column means and where its figures come from."""
+    words = analysis.statistics
+    return prose(
+        [
+            f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: {words['correction']}. "
+            f"Verdict: {words['verdict']}. What would show: {words['power']}; within: the margin that two one-sided tests "
+            "exclude. Each figure comes from the result.json of the runs listed under Runs; the same table stands "
+            "in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by epoch in epochs.csv, the whole analysis in "
+            "analysis.json.",
+            *_pairing(analysis),
+        ],
+        kind="note",
+    )
+
+
+def _pairing(analysis: Analysis) -> list[str]:
+    found = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].pairing) is not None]
+    if not found:
+        return []
+    low, high = min(found), max(found)
+    times = f"{low:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g} to {high:.2g}"
+    return [
+        f"Gain from pairing: runs that share no seed would have needed {times} times as many seeds for the same error."
+    ]
+
+
+def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None) -> list[Cell]:
+    mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
+    time, memory = costs.get("seconds_per_step"), costs.get("peak_memory_bytes")
+    counts, steps = run_counts(arm.runs)
+    shown = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
+    cells = [Cell(arm.label), *difference_cells(arm.differences.get(analysis.primary), unit, diverged), shown]
+    if gap:
+        value = arm.metrics[gap.name].mean
+        cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))
+    cells.append(figure_cell(milliseconds(time), time, diverged))
+    cells.append(figure_cell(mebibytes(memory), memory, diverged))
+    return [*cells, Cell(counts, small="; ".join(steps))]
+
+
+def _baseline(analysis: Analysis) -> list[int]:
+    return [at for at, arm in enumerate(analysis.arms) if arm.label == analysis.baseline]

@@ -1,0 +1,70 @@
+"""Write the figures of a report as SVG and PNG and its tables as CSV and LaTeX, for papers and other programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from headwise.files.optional_imports import load
+from headwise.pages.paper import on_paper
+from headwise.reporting.rebuild import report_files, write_files
+
+TABLES = (".csv", ".tex", ".md")
+FIGURE = re.compile(
+    r'<figure id="figure-(?P<name>[^"]+)".*?<script type="application/json">(?P<spec>.*?)</script>', re.DOTALL
+)
+
+
+def export(folder: str | Path, out: str | Path) -> list[Path]:
+    """Write every figure of a folder's report (also of closed folds) and every table into `out`; return their paths.
+
+    Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what `headwise.reporting.write` raises, and StudyError
+    where `out` cannot be written.
+    """
+    path, target = Path(folder), Path(out)
+    files = report_files(path)
+    tables: dict[str, str | bytes] = {name: text for name, text in files.items() if name.endswith(TABLES)}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        from headwise.files.errors import explain
+
+        raise explain(error, target, "--export") from error
+    write_files(target, tables)
+    written = [target / name for name in tables]
+    for name, spec in figures_in(files["report.html"]):
+        write_files(target, {f"{name}.svg": svg(spec), f"{name}.png": _png(spec)})
+        written += [target / f"{name}.svg", target / f"{name}.png"]
+    return written
+
+
+def figures(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Return every figure of a folder's report as Vega-Lite, by its name. Raises what `headwise.reporting.write` raises."""
+    return dict(figures_in(report_files(Path(folder))["report.html"]))
+
+
+def figures_in(html: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the name and the Vega-Lite dictionary of each figure of a page."""
+    for found in FIGURE.finditer(html):
+        yield unescape(found["name"]), json.loads(found["spec"])
+
+
+def svg(spec: dict[str, Any]) -> str:
+    """Draw a Vega-Lite figure as it is printed."""
+    paper, settings = _printed(spec)
+    return load("vl_convert", "study").vegalite_to_svg(paper, **settings)  # type: ignore[no-any-return]
+
+
+def _png(spec: dict[str, Any]) -> bytes:
+    paper, settings = _printed(spec)
+    return load("vl_convert", "study").vegalite_to_png(paper, scale=2, **settings)  # type: ignore[no-any-return]
+
+
+def _printed(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    version = load("altair", "study").SCHEMA_VERSION
+    paper, config = on_paper(spec)
+    return paper, {"vl_version": ".".join(version.lstrip("v").split(".")[:2]), "config": config}

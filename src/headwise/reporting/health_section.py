@@ -1,0 +1,193 @@
+"""Show the health of every head during training: by depth and by step for all arms, then head by head, and the alerts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.pages.charts import heat_map
+from headwise.pages.line_charts import lines
+from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
+from headwise.reporting.health_readings import (
+    DRAWN,
+    READINGS,
+    Readings,
+    Records,
+    finite,
+    layer_names,
+    thin,
+    with_unit,
+)
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.watching.records import Alert, Record
+
+ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
+LABELS = 150  # pixels for the names of arms
+
+# one mark of a chart: its places and its value
+Mark = dict[str, Any]
+
+
+def health_sections(study: StudyFolder) -> list[Section]:
+    """Return the section on health: alerts of every run, all arms by depth and by step, and the heads of one run an arm.
+
+    Empty when no run was watched.
+    """
+    found = Readings(study)
+    if not found.watched:
+        return []
+    folds = [
+        fold(f"{label}, seed {run.seed}", _maps(found, study.baseline, label, run, records))
+        for label, (run, records) in found.first.items()
+    ]
+    intro = (
+        "Statistics of every attention head while training; all arms share the colour scale of a statistic. By depth (last reading) and by step they are "
+        "means over heads and watched seeds; folded below, head by head, the first watched seed of each arm (all are in the health.jsonl of "
+        f"the runs). At most {READINGS} evenly spaced readings are drawn, and of more than {len(DRAWN)} statistics those that alerts judge."
+    )
+    overview = _overview(found, study) if len(found.first) > 1 else ""
+    return [Section("Health of the heads", join(_alerts(found.alerts, found.watched), overview, *folds), intro)]
+
+
+def _alerts(alerts: list[tuple[RunFolder, Alert]], watched: int) -> Any:
+    if not alerts:
+        return prose([f"No alert was raised in {watched} watched run{'s' if watched != 1 else ''}."])
+    columns = [Column("arm"), Column("seed", number=True), Column("step", number=True), Column("alert")]
+    columns.append(Column("what it says and what to do", wide=True))
+    rows = [[run.arm, run.seed, alert["step"], alert["alert"], _words(alert)] for run, alert in alerts[:ALERTS]]
+    raised = (
+        f"{len(alerts)} alert{'s' if len(alerts) != 1 else ''} in {watched} watched run{'s' if watched != 1 else ''}"
+    )
+    left_out = (
+        f"; the first {ALERTS} are listed, all are in the health.jsonl of the runs" if len(alerts) > ALERTS else ""
+    )
+    return fold(raised + left_out, table(columns, rows, caption="Alerts"), opened=len(alerts) <= FEW)
+
+
+def _words(alert: Alert) -> Cell:
+    parts = [words for words in (alert["sentence"], alert["remedy"]) if words]
+    return Cell("; ".join(parts) or None, small=alert["source"])
+
+
+def _overview(found: Readings, study: StudyFolder) -> Any:
+    """Return, for each statistic, all arms by depth and by step, and both as differences to the baseline."""
+    arms, rows = [label for label in study.arms if label in found.first], []
+    for name in found.statistics():
+        shown = set(thin(sorted({step for _, statistic, step in found.by_step if statistic == name})))
+        tables = {
+            "layer": {(arm, at): v for (arm, statistic, at), v in found.by_layer.items() if statistic == name},
+            "step": {(arm, at): v for (arm, s, at), v in found.by_step.items() if s == name and at in shown},
+        }
+        maps = []
+        for x, means in tables.items():
+            if x == "step" and len(shown) == 1:
+                continue
+            maps.append(_all_arms(means, x, arms, with_unit(name)))
+            if study.baseline in found.first:
+                maps.append(_all_arms(means, x, arms, with_unit(name), study.baseline))
+        rows.append(grid(maps, wide=True))
+    return join(*rows)
+
+
+def _all_arms(means: dict[tuple[str, Any], float], x: str, arms: list[str], words: str, baseline: str = "") -> Any:
+    """Return arms × layer or arms × step: the means, or with a `baseline` their difference to it."""
+    if baseline:
+        means = {
+            (arm, at): value - means[baseline, at]
+            for (arm, at), value in means.items()
+            if arm != baseline and (baseline, at) in means
+        }
+    rows = [{"arm": arm, x: at, "value": float(f"{value:.4g}")} for (arm, at), value in means.items()]
+    title = f"{words} by {'depth' if x == 'layer' else 'step'}" + (f", difference to {baseline}" if baseline else "")
+    if not rows:
+        return prose([f"{title}: no reading is shared with the baseline."], kind="note")
+    style: dict[str, Any] = {"value_title": words, "legend_title": "", "label_limit": LABELS, "packed": x == "step"}
+    if baseline:
+        farthest = max(abs(row["value"]) for row in rows) or 1.0
+        style |= {"domain": (-farthest, farthest), "diverging": True}
+    return figure(heat_map(rows, x=x, y="arm", y_order=[a for a in arms if a != baseline], **style), title=title)
+
+
+def _maps(found: Readings, baseline: str, label: str, run: RunFolder, records: Records) -> Any:
+    by_statistic: dict[str, Records] = {}
+    for record in records:
+        by_statistic.setdefault(record["statistic"], []).append(record)
+    base = found.first.get(baseline)
+    # a difference is drawn within a seed
+    paired = base[1] if base and label != baseline and base[0].seed == run.seed else []
+    beside, rows = [_loss(run)], []
+    for name in (name for name in found.statistics() if name in by_statistic):
+        maps = _map(name, by_statistic[name], found.domain(name), [r for r in paired if r["statistic"] == name])
+        if len(maps) == 1:
+            beside += maps
+        else:
+            rows.append(grid(maps, wide=True))
+    return join(grid(beside, wide=True), *rows)
+
+
+def _map(name: str, records: Records, domain: tuple[float, float], base: Records) -> list[Any]:
+    """Return every head over steps and, where heads are read more than once, its difference to the baseline and a chosen step."""
+    steps = thin(sorted({record["step"] for record in records}))
+    rows = _rows(records, set(steps))
+    title = with_unit(name)
+    style: dict[str, Any] = {"value_title": title, "legend_title": "", "domain": domain}
+    if len(steps) == 1:
+        return [figure(heat_map(rows, **style), title=title, caption=f"Layer × head at step {steps[0]}.")]
+    whole = all(row["head"] == "all" for row in rows)
+    maps = [_over_steps(rows, title, "Layer over steps." if whole else "Every head over steps.", style, whole)]
+    theirs = {(row["layer"], row["head"], row["step"]): row["value"] for row in _rows(base, set(steps))}
+    moved = [
+        row | {"value": float(f"{row['value'] - theirs[key]:.4g}")}
+        for row in rows
+        if (key := (row["layer"], row["head"], row["step"])) in theirs
+    ]
+    if moved:
+        farthest = max(abs(row["value"]) for row in moved) or 1.0
+        style_moved = style | {"domain": (-farthest, farthest), "diverging": True}
+        maps.append(_over_steps(moved, title, "Difference to the baseline, same seed.", style_moved, whole))
+    if not whole:
+        chosen = heat_map(rows, reading="step", packed=True, **style)
+        maps.append(figure(chosen, title=title, caption="Layer × head at the chosen step."))
+    return maps
+
+
+def _over_steps(rows: list[Mark], title: str, caption: str, style: dict[str, Any], whole: bool) -> Any:
+    if whole:
+        chart = heat_map(rows, x="step", y="layer", packed=True, **style)
+    else:
+        named = [
+            {"layer · head": f"{row['layer']} · {row['head']}", "step": row["step"], "value": row["value"]}
+            for row in rows
+        ]
+        chart = heat_map(named, x="step", y="layer · head", packed=True, **style)
+    return figure(chart, title=title, caption=caption)
+
+
+def _rows(records: Records, shown: set[int]) -> list[Mark]:
+    named = layer_names(records)
+    return [
+        {"layer": named(r), "head": _head(r), "step": r["step"], "value": float(f"{r['value']:.4g}")}
+        for r in records
+        if r["step"] in shown
+    ]
+
+
+def _loss(run: RunFolder) -> Any:
+    rows = [
+        {"step": line.step, "loss": line.metrics[name], "split": name.removesuffix("/loss")}
+        for line in run.epochs
+        for name in line.metrics
+        if name.endswith("/loss") and finite(line.metrics[name]) and line.step is not None
+    ]
+    if not rows:
+        return prose(["This run recorded no loss."])
+    return figure(
+        lines(rows, x="step", y="loss", series="split"),
+        title="loss (nats)",
+        caption="At the end of every epoch, over steps.",
+    )
+
+
+def _head(record: Record) -> Any:
+    if record.get("group") is not None:
+        return f"group {record['group']}"
+    return record["head"] if record.get("head") is not None else "all"

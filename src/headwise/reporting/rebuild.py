@@ -1,0 +1,117 @@
+"""Write the files of a report beside the results that it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from headwise.reporting.findings_page import findings_page
+from headwise.reporting.plain_tables import (
+    epochs_csv,
+    findings_csv,
+    findings_latex,
+    findings_markdown,
+    runs_csv,
+    study_csv,
+    study_latex,
+    study_markdown,
+)
+from headwise.reporting.study_page import study_page
+from headwise.results.folder import read_study
+from headwise.results.stored import checked_findings
+
+KEPT = "analysis.json"
+
+
+def rebuild(folder: str | Path) -> Path:
+    """Rebuild the report of `folder`; see `headwise.reporting.write`."""
+    path = Path(folder)
+    files = report_files(path)
+    write_files(path, files)
+    return path / "report.html"
+
+
+def report_files(path: Path) -> dict[str, str]:
+    """Return the files of a folder's report by name; raises what `headwise.reporting.write` raises."""
+    if (path / "study.json").is_file():
+        return _study_files(path)
+    if (path / "findings.json").is_file():
+        return _findings_files(path)
+    kept = (
+        " It holds the kept analysis of a study, without the runs that a report shows."
+        if (path / KEPT).is_file()
+        else ""
+    )
+    raise FileNotFoundError(
+        f"{path} holds neither study.json nor findings.json, so there is nothing to report.{kept} Give the folder that --out named."
+    )
+
+
+def write_files(path: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files into a folder, each whole or not at all; raise StudyError where the folder cannot be written."""
+    try:
+        for name, content in files.items():
+            _replace(path / name, content)
+    except OSError as error:
+        from headwise.files.errors import explain
+
+        raise explain(error, path) from error
+
+
+def _findings_files(path: Path) -> dict[str, str]:
+    findings = checked_findings(path / "findings.json")
+    try:
+        return {
+            "report.html": findings_page(findings),
+            "table.csv": findings_csv(findings),
+            "table.md": findings_markdown(findings),
+            "table.tex": findings_latex(findings),
+        }
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the study again."
+        ) from error
+
+
+def _study_files(path: Path) -> dict[str, str]:
+    from headwise.results.analysis import analyse_study
+
+    study = read_study(path)
+    analysis = analyse_study(study)
+    stored = analysis.model_dump(mode="json")
+    return {
+        "analysis.json": json.dumps(stored, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "table.csv": study_csv(analysis),
+        "table.md": study_markdown(analysis),
+        "table.tex": study_latex(analysis),
+        "runs.csv": runs_csv(study),
+        "epochs.csv": epochs_csv(study),
+        "report.html": study_page(study, analysis),
+    }
+
+
+def _replace(path: Path, content: str | bytes) -> None:
+    # A report that is open in a browser, or cut off by a full disk, is never half a file.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    _clear_scratch(path)
+    try:
+        if isinstance(content, bytes):
+            scratch.write_bytes(content)
+        else:
+            scratch.write_text(content, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    _clear_scratch(path)
+
+
+def _clear_scratch(path: Path) -> None:
+    """Remove what a process left that was killed while it wrote this file."""
+    import psutil
+
+    for scratch in path.parent.glob(f".{path.name}.*"):
+        number = scratch.suffix[1:]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            scratch.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""Lay out the report of a comparison: claims, divergence, the answer, differences, axes, costs, curves, heads, runs and how to repeat it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.pages.formats import unit_named
+from headwise.pages.shell import Section, join, page, pairs, prose
+from headwise.reporting.answer_table import answer_table, notes_on_table
+from headwise.reporting.axis_section import axis_sections
+from headwise.reporting.claims_section import claims_section
+from headwise.reporting.cost_section import cost_section
+from headwise.reporting.difference_section import difference_sections
+from headwise.reporting.divergence_section import divergence_section
+from headwise.reporting.heads_section import heads_section
+from headwise.reporting.health_section import health_sections
+from headwise.reporting.learning_curves import learning_curves
+from headwise.reporting.maps_section import maps_section
+from headwise.reporting.phases_section import phases_section
+from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
+from headwise.results.analysis_record import Analysis
+from headwise.results.folder import StudyFolder
+
+
+def study_page(study: StudyFolder, analysis: Analysis) -> str:
+    """Return the report of a study as one HTML page."""
+    described = study.study
+    sections = [
+        *claims_section(analysis.claims),
+        *divergence_section(analysis),
+        Section(
+            "Result",
+            join(_unfinished(analysis), _doubts(study, analysis), answer_table(analysis), notes_on_table(analysis)),
+        ),
+        *difference_sections(analysis),
+        *axis_sections(study, analysis),
+        *phases_section(described, analysis),
+        *cost_section(analysis),
+        *learning_curves(study, analysis),
+        *heads_section(analysis),
+        *maps_section(study),
+        *health_sections(study),
+        Section("Runs", runs_table(study, analysis), words_on_runs(study), collapsed=True),
+        Section("Settings", pairs(described.settings), collapsed=True),
+        Section("How to repeat it", repeat(described, analysis.environments)),
+    ]
+    return page(
+        described.title or described.name or "Comparison",
+        sections,
+        eyebrow="headwise · comparison",
+        question=described.question,
+        lead=analysis.answer,
+        facts=_facts(study, analysis),
+    )
+
+
+def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
+    metric, cells = analysis.metric, len(study.arms) * len(study.seeds)
+    direction = {True: " (higher is better)", False: " (lower is better)", None: ""}[metric.higher_is_better]
+    facts = [
+        ("outcome", f"{metric.label}{direction}"),
+        ("arms", f"{len(study.arms) - 1} and {study.baseline}"),
+        ("seeds", len(study.seeds)),
+        ("runs", f"{cells - len(analysis.missing)} of {cells}"),
+    ]
+    if analysis.margin is not None:
+        unit = unit_named(metric.unit)
+        facts.append(("margin of equivalence", f"±{unit.number(analysis.margin)} {unit.difference}".strip()))
+    wanted, settings = (
+        ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size"),
+        study.study.settings,
+    )
+    found = [
+        (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)
+    ]
+    return facts + found
+
+
+def _unfinished(analysis: Analysis) -> Any:
+    if analysis.complete:
+        return ""
+    by_arm: dict[str, list[int]] = {}
+    for cell in analysis.missing:
+        by_arm.setdefault(cell.arm, []).append(cell.seed)
+    words = "; ".join(f"{arm}: {_seeds(seeds)}" for arm, seeds in by_arm.items())
+    return prose(
+        [f"This study is not finished; the figures will change. Runs without a result: {words}."], kind="warning"
+    )
+
+
+def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
+    """Say what makes the study doubtful, and what was not the same for all runs, though none of it enters their identity."""
+    watched = [run.watched for run in study.runs.values() if run.result]
+    words = [f"{run.words}." for run in analysis.damaged]
+    words += ["The command below, started again, repeats what is damaged."] if words else []
+    words += analysis.warnings
+    if len(set(watched)) > 1:
+        words.append(
+            f"{watched.count(False)} of {len(watched)} runs were not watched; time and memory leave the readings out."
+        )
+    if len(analysis.environments) > 1:
+        words.append(
+            f"{differing(analysis.environments)}: see How to repeat it. Times are not comparable between them."
+        )
+    return prose(words, kind="warning") if words else ""
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

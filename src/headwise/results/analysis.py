@@ -1,0 +1,151 @@
+"""From the results of a study to its verdicts: every outcome, every arm, divergence, trends, and the answer in words."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from headwise.files.provenance import distinct_environments
+from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
+from headwise.results.answer import answer, count
+from headwise.results.axes import trends
+from headwise.results.claims_judged import judged_claims
+from headwise.results.differences import paired_differences
+from headwise.results.divergences import diverged_runs, divergence_tests
+from headwise.results.folder import StudyFolder, read_study
+from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, interval, share
+from headwise.results.joint_flips import EXACT_UP_TO, RESAMPLES
+from headwise.results.outcome_names import DIVERGED
+from headwise.results.records import EnvironmentRecord, Outcome
+
+# the baseline again under another name
+CONTROL = "same"
+
+
+def analyse(folder: str | Path) -> Analysis:
+    """Return the whole analysis of a study folder; raises what `headwise.results.folder.read_study` raises."""
+    return analyse_study(read_study(folder))
+
+
+def analyse_study(study: StudyFolder) -> Analysis:
+    """Return the analysis of a study folder already read. Shares are in [0, 1], losses in nats, gaps train − test."""
+    outcomes = {name: study.study.outcome(name) for name in outcome_names(study)}
+    compared = {
+        name: paired_differences(study, name, one.higher_is_better, _margin(study, name))
+        for name, one in outcomes.items()
+    }
+    tests, missing = divergence_tests(study), study.missing()
+    arms = [_arm(study, label, outcomes, compared) for label in study.arms]
+    results = [run.result for run in study.runs.values() if run.result]
+    origins = [result.model_dump(include={"commit", "versions", "hardware"}) for result in results]
+    found = Analysis(
+        primary=study.study.primary,
+        outcomes=outcomes,
+        baseline=study.baseline,
+        seeds=study.seeds,
+        complete=not missing,
+        missing=[Cell(arm=arm, seed=seed) for arm, seed in missing],
+        damaged=[
+            DamagedRun(arm=run.arm, seed=run.seed, run=run.path.name, files=list(run.damage)) for run in study.damaged()
+        ],
+        failure=study.study.failure,
+        margin=study.study.margin,
+        arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],
+        trends=trends(study, outcomes),
+        claims=judged_claims(study),
+        warnings=_warnings(compared[study.study.primary]),
+        cost_is_indicative=any(result.cost_is_indicative for result in results),
+        statistics=_words(study),
+        environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
+    )
+    return found.model_copy(update={"answer": answer(found)})
+
+
+def outcome_names(study: StudyFolder) -> list[str]:
+    """Return the names of the outcomes that any run recorded, the primary one first; costs are told apart."""
+    recorded = dict.fromkeys(
+        name
+        for run in study.runs.values()
+        if run.result
+        for name in run.result.metrics
+        if not name.startswith("cost/") and run.metric(name) is not None
+    )
+    if study.study.axes and any(run.status == "diverged" for run in study.runs.values()):
+        # how many diverge along an axis is a figure like others
+        recorded[DIVERGED] = None
+    primary, kinds = study.study.primary, [metric.name for metric in study.study.metrics]
+    main = primary.rpartition("/")[0]
+
+    def place(name: str) -> tuple[int, int]:
+        where, _, kind = name.rpartition("/")
+        group = [where == main, where.startswith("test"), where == "validation", where == "train", where == "gap"]
+        rank = group.index(True) if True in group else 6 if where.startswith("heads") else 5
+        return rank, kinds.index(kind) if kind in kinds else len(kinds)
+
+    return [primary, *sorted((name for name in recorded if name != primary), key=place)]
+
+
+def _margin(study: StudyFolder, name: str) -> float | None:
+    return study.study.margin if name == study.study.primary else None
+
+
+def _arm(
+    study: StudyFolder, label: str, outcomes: dict[str, Outcome], compared: dict[str, dict[str, Difference]]
+) -> ArmAnalysis:
+    runs = study.of(label)
+    figures = {name: [study.figure(label, seed, name) for seed in study.seeds] for name in outcomes}
+    costs = dict.fromkeys(
+        name for run in study.runs.values() if run.result for name in run.result.metrics if name.startswith("cost/")
+    )
+    return ArmAnalysis(
+        label=label,
+        runs=RunCounts(
+            asked=len(study.seeds),
+            finished=sum(run.status == "finished" for run in runs),
+            diverged=diverged_runs(study, label),
+            missing=[seed for arm, seed in study.missing() if arm == label],
+        ),
+        metrics={
+            name: (share if name == DIVERGED else interval)([one for one in values if one is not None])
+            for name, values in figures.items()
+        },
+        costs={
+            name.removeprefix("cost/"): _median([one for run in runs if (one := run.metric(name)) is not None])
+            for name in costs
+        },
+        differences={name: compared[name][label] for name in outcomes} if label != study.baseline else {},
+    )
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _warnings(found: dict[str, Difference]) -> list[str]:
+    control = found.get(CONTROL)
+    if control is None or control.verdict in ("no evidence", "equivalent", "undecided"):
+        return []
+    return [
+        f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: something besides the "
+        "arms differs between these runs. Trust no verdict here before it is found."
+    ]
+
+
+def _words(study: StudyFolder) -> dict[str, str]:
+    arms = count(len(study.arms) - 1, "arm")
+    failure = study.study.failure
+    diverged = "diverged and missing runs make no pair and are listed"
+    if failure is not None:
+        diverged = (
+            f"a diverged run counts as {failure:g} in {study.study.outcome(study.study.primary).label}, the task's "
+            "value of failure, and makes no pair in other outcomes; missing runs make none and are listed"
+        )
+    return {
+        "difference": f"arm − baseline within a seed; {diverged}",
+        "interval": f"95 %, for {arms} together by the joint sign flips; of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
+        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips",
+        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, stepping down, for each outcome by itself",
+        "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0; equivalent only within a declared margin, by two one-sided tests",
+        "power": "the difference that would have been decided in four of five such studies",
+        "divergence": "McNemar's exact test on pairs, corrected by Holm",
+    }

@@ -1,0 +1,94 @@
+"""Say the result of a comparison in one to three sentences; divergence, where there is any, comes first."""
+
+from __future__ import annotations
+
+from headwise.pages.formats import p_value, unit_named
+from headwise.results.analysis_record import Analysis, ArmAnalysis
+
+
+def answer(analysis: Analysis) -> str:
+    """Return the result of the study in words, built from its verdicts on the primary outcome."""
+    by_verdict: dict[str, list[str]] = {}
+    for arm in analysis.compared:
+        by_verdict.setdefault(arm.differences[analysis.primary].verdict, []).append(arm.label)
+    total, seeds = sum(map(len, by_verdict.values())), count(len(analysis.seeds), "seed")
+    if not total:
+        return f"Only {analysis.baseline} was run, with {seeds}: there is nothing to compare."
+    start = f"{'In' if analysis.complete else 'So far, in'} {analysis.metric.label}, with {seeds}"
+    whole = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
+    if len(by_verdict.get("no evidence", [])) == total:
+        text = f"{start}, there is no evidence that {whole} differs from the baseline{_power(analysis)}."
+    elif len(by_verdict.get("undecided", [])) == total:
+        text = f"{start}, it cannot be decided whether {whole} differs from the baseline."
+    else:
+        text = f"{start}: {'; '.join(_clauses(by_verdict, analysis))}."
+    return " ".join([*_divergences(analysis), text])
+
+
+def _clauses(by_verdict: dict[str, list[str]], analysis: Analysis) -> list[str]:
+    clauses = []
+    words = {"better": "better than the baseline", "worse": "worse than the baseline"}
+    words |= {"higher": "higher than the baseline", "lower": "lower than the baseline"}
+    words["equivalent"] = f"equivalent to the baseline within ±{_figure(analysis, analysis.margin)}"
+    for verdict, what in words.items():
+        labels = by_verdict.get(verdict, [])
+        if labels:
+            clauses.append(f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {what}")
+    unknown = {"no evidence": "there is no evidence of a difference for", "undecided": "it cannot be decided for"}
+    for verdict, what in unknown.items():
+        labels = by_verdict.get(verdict, [])
+        if labels:
+            clauses.append(f"{what} {_list(labels) if len(labels) <= 2 else f'{len(labels)} arms'}")
+    return clauses
+
+
+def _power(analysis: Analysis) -> str:
+    """Say which difference would have been seen: the largest of those of the arms."""
+    found = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].detectable) is not None]
+    return (
+        f"; a difference of {_figure(analysis, max(found))} would have been seen with 80\u00a0% power" if found else ""
+    )
+
+
+def _figure(analysis: Analysis, value: float | None) -> str:
+    unit = unit_named(analysis.metric.unit)
+    return f"{unit.number(value)} {unit.difference}".rstrip()
+
+
+def _divergences(analysis: Analysis) -> list[str]:
+    diverged = [arm for arm in analysis.arms if arm.runs.diverged]
+    tested = [arm for arm in diverged if arm.divergence]
+    base = next(arm for arm in analysis.arms if arm.label == analysis.baseline)
+    if len(diverged) > 3:
+        counts = sum(len(arm.runs.diverged) for arm in diverged)
+        decided = [arm for arm in analysis.compared if arm.divergence and arm.divergence.verdict != "no evidence"]
+        words = [f"{arm.label} {arm.divergence.verdict} than the baseline" for arm in decided if arm.divergence]
+        start = f"{counts} runs of {len(diverged)} arms diverged"
+        return [
+            f"{start}: {'; '.join(words)}." if words else f"{start}, no arm demonstrably more often than the baseline."
+        ]
+    if not tested:
+        return [_divergence(base, analysis)] if base.runs.diverged else []
+    return [_divergence(arm, analysis, len(base.runs.diverged)) for arm in tested]
+
+
+def _divergence(arm: ArmAnalysis, analysis: Analysis, base: int = 0) -> str:
+    start = f"{arm.label} diverged in {len(arm.runs.diverged)} of {len(analysis.seeds)} seeds"
+    if arm.divergence is None:
+        return f"{start}."
+    p = p_value(arm.divergence.p_corrected)
+    decided = arm.divergence.verdict if arm.divergence.verdict != "no evidence" else "no evidence of a difference"
+    return f"{start}, {analysis.baseline} in {base} ({decided}, exact p {'' if p and p.startswith('<') else '= '}{p})."
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it belongs."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _named(labels: list[str]) -> str:
+    return _list(labels) if len(labels) <= 3 else f"{_list(labels[:2])} and {len(labels) - 2} more"
+
+
+def _list(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]

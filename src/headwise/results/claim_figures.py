@@ -1,0 +1,108 @@
+"""Take from a study the figures that a claim's test is about: paired differences by seed, as columns of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headwise.results.outcome_names import DIVERGED
+from headwise.results.records import AxisRecord, ClaimTest, Outcome
+from headwise.results.trend import slopes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headwise.results.folder import StudyFolder
+    from headwise.results.joint_flips import Table
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Hold the columns (seeds × columns) of one test, and of which value against which end a column of "inside" is."""
+
+    columns: Table
+    # means over the seeds that make pairs: of the arm and what it is held against, or of every value of an axis
+    means: NDArray[np.float64]
+    # the values of an axis in their order
+    values: tuple[float, ...] = ()
+
+
+def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | str:
+    """Return the figures of a test that is about a number, or why there are none."""
+    axis = axis_of(study, test) if test.along_axis else None
+    if test.along_axis and axis is None:
+        return f"the axis {test.arm} was not run"
+    absent = [arm for arm in _arms(test, axis) if arm not in study.arms]
+    if absent:
+        return f"the arm {absent[0]} was not run"
+    for name in filter(None, (test.outcome, test.against_outcome)):
+        if not _recorded(study, name):
+            return f"outcome {name} was not recorded"
+    return _along(study, test, axis, outcome) if axis else _between(study, test)
+
+
+def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], list[bool]] | str:
+    """Return, for every seed in which both runs ended, whether each diverged; or why that is not known."""
+    absent = [arm for arm in (test.arm, test.against) if arm not in study.arms]
+    if absent:
+        return f"the arm {absent[0]} was not run"
+    cells = [(study.runs.get((test.arm, seed)), study.runs.get((test.against, seed))) for seed in study.seeds]
+    ended = [(one, other) for one, other in cells if one and other and one.result and other.result]
+    return [one.status == "diverged" for one, _ in ended], [other.status == "diverged" for _, other in ended]
+
+
+def axis_of(study: StudyFolder, test: ClaimTest) -> AxisRecord | None:
+    """Return the axis that a test names, or None where the study has no such."""
+    return next((axis for axis in study.study.axes if axis.text == test.arm), None)
+
+
+def _arms(test: ClaimTest, axis: AxisRecord | None) -> list[str]:
+    return list(axis.arms if axis else test.arms)
+
+
+def _recorded(study: StudyFolder, outcome: str) -> bool:
+    if outcome == DIVERGED:
+        return True
+    return any(run.metric(outcome) is not None for run in study.runs.values())
+
+
+def _table(study: StudyFolder, arms: list[str], outcome: str) -> Table:
+    import numpy as np
+
+    return np.array([[study.figure(arm, seed, outcome) for arm in arms] for seed in study.seeds], dtype=float)
+
+
+def _between(study: StudyFolder, test: ClaimTest) -> Figures:
+    import numpy as np
+
+    table = _table(study, [test.arm], test.outcome)
+    if test.level is not None:
+        other = np.full_like(table, test.level)
+    else:
+        other = _table(study, [test.against], test.against_outcome or test.outcome)
+    table = np.concatenate([table, other], axis=1)
+    pairs = table[np.isfinite(table).all(axis=1)]
+    means = pairs.mean(axis=0) if len(pairs) else np.full(2, np.nan)
+    return Figures((table[:, 0] - table[:, 1])[:, None], means)
+
+
+def _along(study: StudyFolder, test: ClaimTest, axis: AxisRecord, outcome: Outcome) -> Figures | str:
+    import numpy as np
+
+    order = np.argsort(axis.values, kind="stable")
+    table = _table(study, [axis.arms[at] for at in order], test.outcome)
+    whole = table[np.isfinite(table).all(axis=1)]
+    means = whole.mean(axis=0) if len(whole) else np.full(table.shape[1], np.nan)
+    values = tuple(axis.values[at] for at in order)
+    if len(values) < (3 if test.says == "inside" else 2):
+        return f"the axis {axis.text} has too few values"
+    if test.says != "inside":
+        return Figures(slopes(table)[:, None], means, values)
+    if outcome.higher_is_better is None:
+        return f"no direction of {outcome.label} is the good one"
+    sign = 1 if outcome.higher_is_better else -1
+    inner = sign * table[:, 1:-1]
+    # gains of every inner value over the first, then over the last
+    gains = np.concatenate([inner - sign * table[:, [0]], inner - sign * table[:, [-1]]], axis=1)
+    return Figures(gains, means, values)

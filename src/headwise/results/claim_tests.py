@@ -1,0 +1,205 @@
+"""Decide one test of a claim from what was seen: does the study agree, disagree, or can it not be told?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headwise.pages.formats import Unit
+from headwise.results.answer import count
+from headwise.results.claim_record import Verdict
+from headwise.results.joint_flips import seeds_for_a_verdict
+from headwise.results.mcnemar import mcnemar
+from headwise.results.power import MOST_SEEDS, POWER, power_of, power_of_sameness, seeds_needed
+
+
+class Seen(NamedTuple):
+    """Hold what was seen of one column of differences: its mean, its interval, that of two one-sided tests, and its error."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    # of confidence 1 − 2α, by which sameness is shown
+    inner_low: float | None
+    inner_high: float | None
+    error: float
+    pairs: int
+
+    @property
+    def spread(self) -> float:
+        """Return the standard deviation of the differences."""
+        return self.error * float(self.pairs) ** 0.5
+
+    @property
+    def critical(self) -> float:
+        """Return the |t| that the interval asks for."""
+        return _half(self.low, self.high) / self.error if self.error else 0.0
+
+    @property
+    def inner_critical(self) -> float:
+        """Return the |t| that each one-sided test asks for."""
+        return _half(self.inner_low, self.inner_high) / self.error if self.error else 0.0
+
+
+class Told(NamedTuple):
+    """Hold the verdict of a test with why, its power, and how many seeds 80 % power would take."""
+
+    verdict: Verdict
+    why: str = ""
+    power: float | None = None
+    seeds: int | None = None
+
+
+class Ask(NamedTuple):
+    """Hold in what a test is judged: the error it may make, how its figures are written, and the effect or margin named."""
+
+    alpha: float
+    unit: Unit
+    effect: float | None = None
+    margin: float | None = None
+
+    def words(self, value: float) -> str:
+        """Write a figure with its unit."""
+        return f"{self.unit.number(value)} {self.unit.difference}".rstrip()
+
+
+def directed(seen: Seen, sign: int, ask: Ask) -> Told:
+    """Judge a claim that a difference is above (`sign` 1) or below (−1) 0."""
+    if (early := _undecidable(seen, ask)) or seen.low is None or seen.high is None:
+        return early or _few(seen, ask)
+    low, high = (seen.low, seen.high) if sign > 0 else (-seen.high, -seen.low)
+    effect = abs(ask.effect) if ask.effect is not None else None
+    power = None if effect is None else power_to_see(effect, seen)
+    if low > 0:
+        smaller = effect is not None and high < effect
+        return Told("agrees", f"smaller than the published {ask.words(effect)}" if effect and smaller else "", power)
+    if high < 0:
+        return Told("does not agree", "the difference is of the other sign", power)
+    if effect is not None and power is not None and power >= POWER and high < effect:
+        why = f"the published {ask.words(effect)} would have been seen with {power:.0%} power, and the interval excludes it"
+        return Told("does not agree", why, power)
+    return _open("the interval holds 0", seen, effect if power is None or power < POWER else None, ask, power)
+
+
+def same(seen: Seen, ask: Ask) -> Told:
+    """Judge a claim that a difference lies within ±margin, by two one-sided tests."""
+    if (early := _undecidable(seen, ask)) or ask.margin is None:
+        return early or Told("cannot be told", "no margin is declared")
+    assert seen.inner_low is not None and seen.inner_high is not None and seen.low is not None and seen.high is not None
+    margin, words = ask.margin, f"±{ask.words(ask.margin)}"
+    power = 1.0 if not seen.error else power_of_sameness(0.0, margin / seen.spread, seen.pairs, seen.inner_critical)
+    if max(abs(seen.inner_low), abs(seen.inner_high)) < margin:
+        return Told("agrees", f"within {words}", power)
+    if seen.low > margin or seen.high < -margin:
+        return Told("does not agree", f"the interval lies outside {words}", power)
+    why, mean = f"the interval crosses {words}", abs(seen.mean or 0.0)
+    if mean >= margin or not seen.error:
+        return Told("cannot be told", why, power)
+    needed = seeds_needed(
+        lambda seeds, critical: power_of_sameness(mean / seen.spread, margin / seen.spread, seeds, critical),
+        seen.inner_critical,
+        seen.pairs,
+        seeds_for_a_verdict(ask.alpha),
+    )
+    return Told("cannot be told", f"{why}; {_seeds(needed, 'to show it at the difference measured')}", power, needed)
+
+
+def inside(first: Sequence[Seen], last: Sequence[Seen], ask: Ask) -> Told:
+    """Judge a claim that the best value lies inside an axis, from every inner value's gains over the first and the last."""
+    columns = [*first, *last]
+    for one in columns:
+        if early := _undecidable(one, ask):
+            return early
+    if any(
+        low.low is not None and high.low is not None and min(low.low, high.low) > 0 for low, high in zip(first, last)
+    ):
+        return Told("agrees")
+    for gains, name in ((first, "first"), (last, "last")):
+        if all(one.high is not None and one.high < 0 for one in gains):
+            return Told("does not agree", f"the {name} value is better than every inner one")
+    best = max(range(len(first)), key=lambda at: min(first[at].mean or 0.0, last[at].mean or 0.0))
+    pair = first[best], last[best]
+    if min(one.mean or 0.0 for one in pair) <= 0:
+        return Told("cannot be told", "no inner value is better than both ends in the mean")
+    open_ = max((_open("", one, None, ask, None) for one in pair), key=lambda told: told.seeds or MOST_SEEDS + 1)
+    words = _seeds(open_.seeds, "at the gains measured")
+    return Told("cannot be told", f"no inner value is demonstrably better than both ends; {words}", None, open_.seeds)
+
+
+def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -> tuple[Told, float]:
+    """Judge a claim that an arm diverges more (`sign` 1) or less often (−1), by McNemar's exact test; return its p too."""
+    p, pairs = mcnemar(ours, other), len(ours)
+    difference = sign * (sum(ours) - sum(other)) / pairs if pairs else 0.0
+    effect = abs(ask.effect) if ask.effect is not None else None
+    power = None if effect is None else _power_of_pairs(effect, pairs, ask.alpha)
+    if not pairs:
+        return Told("cannot be told", "no seed in which both runs ended"), p
+    if p < ask.alpha and difference:
+        if difference > 0:
+            return Told("agrees", "", power), p
+        return Told("does not agree", "the difference is of the other sign", power), p
+    if effect is not None and power is not None and power >= POWER:
+        why = f"a difference of {effect:.0%} of the runs would have been seen with {power:.0%} power"
+        return Told("does not agree", why, power), p
+    asked, at = (effect, "at the published difference") if effect else (difference, "at the difference measured")
+    needed = _seeds_of_pairs(asked, ask.alpha)
+    words = "" if asked <= 0 else f"; {_seeds(needed, at)}"
+    return Told("cannot be told", f"the test decides nothing{words}", power, needed), p
+
+
+def power_to_see(effect: float, seen: Seen) -> float:
+    """Return the chance with which an effect of this size would have been decided."""
+    return power_of(effect / seen.spread, seen.pairs, seen.critical) if seen.error else 1.0
+
+
+def _undecidable(seen: Seen, ask: Ask) -> Told | None:
+    if seen.pairs == 0:
+        return Told("cannot be told", "no pair of finished runs")
+    return _few(seen, ask) if seen.pairs < seeds_for_a_verdict(ask.alpha) or seen.low is None else None
+
+
+def _few(seen: Seen, ask: Ask) -> Told:
+    least = seeds_for_a_verdict(ask.alpha)
+    known = ask.margin is None and seen.error and seen.pairs > 1
+    told = _open("", seen, abs(ask.effect) if ask.effect else None, ask, None) if known else None
+    needed = max(least, told.seeds or least) if told else least
+    return Told("cannot be told", f"{count(seen.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed)
+
+
+def _open(why: str, seen: Seen, effect: float | None, ask: Ask, power: float | None) -> Told:
+    """Say that it cannot be told, and with how many seeds it could: for the published effect, else for the one measured."""
+    size, at = (effect, "at the published effect") if effect else (abs(seen.mean or 0.0), "at the effect measured")
+    if not size or not seen.error or not seen.critical:
+        return Told("cannot be told", why, power)
+    needed = seeds_needed(
+        lambda seeds, critical: power_of(size / seen.spread, seeds, critical),
+        seen.critical,
+        seen.pairs,
+        seeds_for_a_verdict(ask.alpha),
+    )
+    return Told("cannot be told", f"{why}; {_seeds(needed, at)}", power, needed)
+
+
+def _seeds(needed: int | None, at: str) -> str:
+    return f"{f'more than {MOST_SEEDS:,}' if needed is None else f'{needed:,}'} seeds would be needed {at}"
+
+
+def _half(low: float | None, high: float | None) -> float:
+    return 0.0 if low is None or high is None else (high - low) / 2
+
+
+def _power_of_pairs(share: float, pairs: int, alpha: float) -> float:
+    """Return the power of McNemar's exact test where one arm alone diverges, in this share of the seeds."""
+    from scipy import stats
+
+    # so many seeds of one kind and none of the other are the fewest that decide
+    return float(stats.binom.sf(seeds_for_a_verdict(alpha) - 1, pairs, min(share, 1.0)))
+
+
+def _seeds_of_pairs(share: float, alpha: float) -> int | None:
+    if share <= 0:
+        return None
+    found: Any = next(
+        (n for n in range(seeds_for_a_verdict(alpha), 20_000) if _power_of_pairs(share, n, alpha) >= POWER), None
+    )
+    return found

@@ -1,0 +1,168 @@
+"""Read a study's folder: what was asked for, every run's state, its epochs and its health records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from headwise.results.digests import damage
+from headwise.results.maps_record import MAPS, MapsRecord
+from headwise.results.outcome_names import DIVERGED
+from headwise.results.records import EpochLine, RunResult, StudyRecord
+from headwise.results.stored import checked_config, checked_maps, checked_result, checked_study, read_epochs
+from headwise.watching.health_file import read_health
+from headwise.watching.records import Line
+
+WHILE_TRAINING = ("alerts/", "watched/")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Holds one run as found on disk; `result` is None until the run has finished or diverged."""
+
+    arm: str
+    seed: int
+    path: Path
+    result: RunResult | None
+    # what became of the files of a run that finished, in words; such a run counts as one without a result
+    damage: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Literal["finished", "diverged", "damaged", "unfinished"]:
+        """Return how the run stands."""
+        if self.damage:
+            return "damaged"
+        return self.result.status if self.result else "unfinished"
+
+    def metric(self, name: str) -> float | None:
+        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite.
+
+        What was read while a run trained, alerts and watched statistics, is a figure of a diverged run too.
+        """
+        if self.result is None or not (self.result.status == "finished" or name.startswith(WHILE_TRAINING)):
+            return None
+        value = self.result.metrics.get(name)
+        return float(value) if value is not None and math.isfinite(value) else None
+
+    @property
+    def watched(self) -> bool:
+        """Return whether the health of the heads was recorded; a result of an older version does not say it itself."""
+        said = self.result is not None and "watched" in self.result.model_fields_set
+        return self.result.watched if self.result and said else (self.path / "health.jsonl").is_file()
+
+    @cached_property
+    def epochs(self) -> list[EpochLine]:
+        """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
+        return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
+
+    @cached_property
+    def maps(self) -> MapsRecord | None:
+        """Return the maps that a finished run kept for a picture; None where it kept none."""
+        path = self.path / MAPS
+        return checked_maps(path) if self.result is not None and path.is_file() else None
+
+    def health(self) -> list[Line]:
+        """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
+
+        A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
+        """
+        records = [] if self.damage else read_health(self.path / "health.jsonl")
+        named = ("alert", "statistic", "site", "head", "group", "step")
+        return list({tuple(record.get(name) for name in named): record for record in records}.values())
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Holds a study as found on disk: its description and the runs by (arm, seed)."""
+
+    path: Path
+    study: StudyRecord
+    runs: dict[tuple[str, int], RunFolder]
+
+    @property
+    def arms(self) -> list[str]:
+        """Return the labels in the order of the study, the baseline first."""
+        return self.study.arms
+
+    @property
+    def baseline(self) -> str:
+        """Return the label that all others are compared to."""
+        return self.study.baseline
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds that the study asks for."""
+        return self.study.seeds
+
+    def of(self, arm: str) -> list[RunFolder]:
+        """Return the runs of an arm that exist on disk, in the order of the seeds."""
+        return [self.runs[arm, seed] for seed in self.seeds if (arm, seed) in self.runs]
+
+    def figure(self, arm: str, seed: int, name: str) -> float | None:
+        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome.
+
+        The outcome "diverged" is 1 for a run that did and 0 for one that finished.
+        """
+        run = self.runs.get((arm, seed))
+        if run is None:
+            return None
+        if name == DIVERGED:
+            return float(run.status == "diverged") if run.result else None
+        return self.study.failure if run.status == "diverged" and name == self.study.primary else run.metric(name)
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the (arm, seed) pairs without a result."""
+        cells = [(arm, seed) for arm in self.arms for seed in self.seeds]
+        return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
+
+    def damaged(self) -> list[RunFolder]:
+        """Return the runs whose files are no longer what they wrote, in the order of arms and seeds."""
+        return [run for arm in self.arms for run in self.of(arm) if run.damage]
+
+
+def read_study(folder: str | Path) -> StudyFolder:
+    """Return the study in `folder`.
+
+    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON or does not hold what it should, for a study
+    whose baseline is not among its arms, and for two results of the same arm and seed.
+    """
+    path = Path(folder)
+    if not (path / "study.json").is_file():
+        raise FileNotFoundError(
+            f"{path} holds no study.json, so it is not the folder of a study. Give the folder named by --out."
+        )
+    study = checked_study(path / "study.json")
+    if study.baseline not in study.arms:
+        raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
+    return StudyFolder(path, study, _runs(path, study))
+
+
+def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
+    # study.json names its runs by hash: what an earlier configuration left in the folder is not part of this study.
+    hashes = {entry if isinstance(entry, str) else entry.hash for entry in study.runs} or None
+    found: dict[tuple[str, int], RunFolder] = {}
+    for folder in sorted((path / "runs").glob("*")):
+        if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
+            continue
+        cell = checked_config(folder / "config.json")
+        if cell.purpose != "final":
+            continue
+        result = checked_result(folder / "result.json") if (folder / "result.json").is_file() else None
+        words = tuple(damage(folder, result.digests)) if result else ()
+        _add(found, RunFolder(cell.arm, cell.seed, folder, None if words else result, words))
+    return found
+
+
+def _add(found: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:
+    cell = (run.arm, run.seed)
+    other = found.get(cell)
+    if other is not None and other.result and run.result:
+        raise ValueError(
+            f"{other.path} and {run.path} both hold a result of {run.arm} with seed {run.seed}: their configurations differ. "
+            "Move the one that does not belong to this study away."
+        )
+    if other is None or run.result:
+        found[cell] = run

@@ -1,0 +1,313 @@
+"""What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
+
+An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
+`watched/<statistic>/least`, `/greatest` and `/last`,
+`alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from headwise.results.outcome_names import (
+    DIVERGED,
+    OLD_COUNTS,
+    OLD_SPLITS,
+    new_name,
+    words_of,
+    words_of_rate,
+)
+
+
+class Record(BaseModel):
+    """Hold what was written; a field that a later version added is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+
+class MetricRecord(Record):
+    """Say what a metric is: its name in outcomes, its words, its unit ("%" for a share in [0, 1]) and its good direction."""
+
+    name: str
+    label: str
+    higher_is_better: bool
+    unit: str = ""
+    # what a diverged run counts as: chance for a classifier; None leaves diverged runs out
+    failure: float | None = None
+
+
+class Outcome(Record):
+    """Say what one figure of a run is, from its name; `higher_is_better` is None where no direction is good."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_is_better: bool | None = None
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost"] = "metric"
+
+
+class EnvironmentRecord(Record):
+    """Say where results came from, and how many of them."""
+
+    runs: int = 0
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+
+
+class RunEntry(Record):
+    """Name one run of a study: its folder and its cell."""
+
+    hash: str
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+
+
+class AxisRecord(Record):
+    """Hold arms that differ in one value, in its order: what `--sweep` made."""
+
+    name: str
+    values: list[float]
+    arms: list[str]
+    # the sweep as it was written; earlier versions wrote none
+    text: str = ""
+
+
+class ClaimTest(Record):
+    """Say what must be seen if a claim is true: of an arm, or along an axis, in one outcome.
+
+    "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
+    strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
+    With a `level` the arm is held against this published figure and no other arm; a figure of one setting says nothing of
+    another, so that `scale` names the only scale at which it is judged.
+    """
+
+    arm: str
+    outcome: str
+    says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
+    against: str = "baseline"
+    # of `against`, where it is another one: the last layer's figure against the first's; "": the same
+    against_outcome: str = ""
+    # a number that `arm` is held against instead of an arm, in the outcome's unit
+    level: float | None = None
+    # published, in the outcome's unit; along an axis from its first value to its last
+    effect: float | None = None
+    # of "same", in the outcome's unit; None: the study's own
+    margin: float | None = Field(default=None, gt=0)
+    # the only scale at which it is judged; "": at every
+    scale: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> ClaimTest:
+        if self.outcome == DIVERGED and self.says in ("same", "inside"):
+            raise ValueError(
+                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
+            )
+        if self.margin is not None and self.says != "same":
+            raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if self.level is not None and self.against != "baseline":
+            raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
+        if (self.against_outcome or self.level is not None) and (self.along_axis or self.outcome == DIVERGED):
+            raise ValueError(f"{self.arm}: an axis or divergence is held against neither another outcome nor a level")
+        if self.against_outcome and self.level is not None:
+            raise ValueError(
+                f"{self.arm}: it is held against {self.against_outcome} or against {self.level:g}, not both"
+            )
+        if self.effect is not None and self.says in ("same", "inside"):
+            raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
+        if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
+            raise ValueError(f"{self.arm}: an effect of {self.effect:g} is not what says={self.says!r} means")
+        return self
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Name the arms of a test that is of no axis."""
+        return (self.arm,) if self.level is not None else (self.arm, self.against)
+
+    @property
+    def along_axis(self) -> bool:
+        """Tell whether the test is of an axis."""
+        return self.says in ("rises", "falls", "inside")
+
+
+class Claim(Record):
+    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show it."""
+
+    text: str
+    source: str = ""
+    published: dict[str, str] = {}
+    tests: tuple[ClaimTest, ...] = ()
+
+    @field_validator("tests", mode="before")
+    @classmethod
+    def _of_json(cls, found: Any) -> Any:
+        # JSON has no tuples, and what is read is read strictly
+        return tuple(found) if isinstance(found, list) else found
+
+
+class StudyRecord(Record):
+    """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
+
+    format: Literal[1, 2] = 1
+    # tells this study from another in the same folder; earlier versions wrote none
+    identity: str = ""
+    name: str = ""
+    # the declared size of the study that its settings are, "other" for none of them
+    scale: str = ""
+    title: str = ""
+    question: str = ""
+    kind: str = "compare"
+    arms: list[str] = Field(min_length=1, validation_alias=AliasChoices("arms", "methods"))
+    baseline: str
+    seeds: list[int]
+    # the outcome that decides
+    primary: str
+    metrics: list[MetricRecord]
+    evaluations: list[str] = ["train", "validation", "test"]
+    # in the primary metric's own unit; a difference within it counts as none
+    margin: float | None = None
+    axes: list[AxisRecord] = []
+    claims: list[Claim] = []
+    settings: dict[str, Any] = {}
+    runs: list[RunEntry | str] = []
+    command: str | list[str] = ""
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+    environments: list[EnvironmentRecord] = []
+    notes: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the one metric of version 0.1: {"name": "test_accuracy", …}."""
+        if not isinstance(found, dict) or "metric" not in found or "metrics" in found:
+            return found
+        metric = found["metric"]
+        if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
+            return found
+        split, _, kind = metric["name"].partition("_")
+        names = {"name": kind, "label": str(metric.get("label", kind)).removeprefix(f"{split} ")}
+        metrics = [metric | names]
+        if kind != "loss":
+            metrics.append({"name": "loss", "label": "loss", "higher_is_better": False, "unit": "nats"})
+        return found | {"metrics": metrics, "primary": f"{split}/{kind}", "format": 1}
+
+    def outcome(self, name: str) -> Outcome:
+        """Say what the outcome of this name is."""
+        if name == DIVERGED:
+            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
+        if name.startswith("cost/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
+        if name.startswith("heads/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("rates/"):
+            return Outcome(name=name, label=words_of_rate(name))
+        if name.startswith("watched/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
+        if name.startswith("alerts/"):
+            return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
+        where, _, kind = name.rpartition("/")
+        known = next((metric for metric in self.metrics if metric.name == kind), None)
+        if known is None:
+            return Outcome(name=name, label=words_of(name))
+        label = f"{where} {known.label}".strip()
+        if where == "gap":
+            return Outcome(name=name, label=label, unit=known.unit, kind="gap")
+        # what is trained on tells how well it is fitted, which is neither good nor bad
+        better = None if where == "train" else known.higher_is_better
+        return Outcome(name=name, label=label, unit=known.unit, higher_is_better=better)
+
+    @property
+    def failure(self) -> float | None:
+        """Give what the primary metric counts for a diverged run, where the task declares it."""
+        kind = self.primary.rpartition("/")[2]
+        return next((metric.failure for metric in self.metrics if metric.name == kind), None)
+
+
+class CellRecord(Record):
+    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final run."""
+
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    purpose: str = "final"
+
+
+class Divergence(Record):
+    """Say at which step, counted from 1 over the whole run, a run diverged, and how it was seen."""
+
+    step: int
+    why: Literal["not finite", "loss rose"] = "not finite"
+    detail: str = ""
+
+
+class Apart(Record):
+    """Count the steps whose time is not that of training alone, and their seconds."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class EpochLine(Record):
+    """Hold one line of metrics.jsonl: what was measured over one epoch (or one stretch of steps) of a phase."""
+
+    # counted from 1 over the whole run
+    epoch: int
+    phase: str = ""
+    # the last step, counted from 1 over the whole run
+    step: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    apart: Apart = Apart()
+    learning_rate: float | None = None
+    # by outcome name; None where it was not finite
+    metrics: dict[str, float | None] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the flat lines of version 0.1."""
+        if not isinstance(found, dict) or "metrics" in found:
+            return found
+        flat = {key: value for key, value in found.items() if key.partition("_")[0] in OLD_SPLITS and "_" in key}
+        return found | {"metrics": {new_name(key): value for key, value in flat.items()}}
+
+
+class RunResult(Record):
+    """Hold what result.json says: how a run ended, its outcomes by name, its configuration, and where it came from."""
+
+    format: Literal[1, 2] = 1
+    status: Literal["finished", "diverged"]
+    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    seed: int
+    hash: str
+    # by outcome name; None where it could not be measured
+    metrics: dict[str, float | None]
+    divergence: Divergence | None = None
+    steps: int = 0
+    epochs: int = 0
+    phases: list[str] = []
+    # whether other runs shared the processor while the costs were measured
+    cost_is_indicative: bool = False
+    watched: bool = False
+    # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
+    digests: dict[str, str | None] | None = None
+    config: dict[str, Any] = {}
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_0_1(cls, found: Any) -> Any:
+        """Read the names of version 0.1: test_accuracy, seconds_per_step, diverged_at_step."""
+        metrics = found.get("metrics") if isinstance(found, dict) else None
+        if not isinstance(metrics, dict) or found.get("format", 1) != 1:
+            return found
+        counts = {name: metrics[name] for name in OLD_COUNTS if metrics.get(name) is not None}
+        renamed = {new_name(key): value for key, value in metrics.items() if key not in OLD_COUNTS}
+        step = found.get("diverged_at_step")
+        return counts | found | {"metrics": renamed, "divergence": None if step is None else {"step": step}}

@@ -1,0 +1,114 @@
+"""Give intervals of all arms' differences that hold together, by turning the joint sign-flip test around.
+
+A value belongs to an arm's interval when the test does not reject that the arm's difference is this value: its own differences
+are moved by it, those of the other arms are centred, and the largest studentised mean over all arms is the reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwise.results.joint_flips import ROUNDING, flips, scores, smallest_p
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headwise.results.joint_flips import Table
+
+EXACT_UP_TO = 11  # pairs; an interval takes many rounds of flips, and its ends need no more digits than these give
+RESAMPLES = 2047
+ROUNDS = 28  # of halving: eight digits
+
+
+class Bounds(NamedTuple):
+    """Hold both ends of an interval (None without two pairs) and how they were found."""
+
+    low: float | None
+    high: float | None
+    how: str
+
+
+class JointIntervals:
+    """Holds what the intervals of a table of differences (seeds × arms, NaN where a pair is missing) are found from."""
+
+    def __init__(self, differences: Table) -> None:
+        import numpy as np
+
+        table = np.asarray(differences, dtype=float)
+        table = table[np.isfinite(table).any(axis=1)] if table.size else table
+        there = np.isfinite(table)
+        self.pairs: NDArray[np.int64] = there.sum(axis=0)
+        self._values = np.nan_to_num(table)
+        self.means = self._values.sum(axis=0) / np.maximum(self.pairs, 1)
+        centred = np.where(there, self._values - self.means, 0.0)
+        self._squares = (centred**2).sum(axis=0)
+        signs = flips(len(table), exact_up_to=EXACT_UP_TO, resamples=RESAMPLES).signs
+        self._centred = signs @ centred
+        self._counts = signs @ there.astype(float)
+        self._others = _largest_of_the_others(scores(self._centred, self._squares, self.pairs))
+
+    def errors(self) -> NDArray[np.float64]:
+        """Return the standard error of each arm's mean difference."""
+        import numpy as np
+
+        degrees = np.maximum(self.pairs - 1, 1)
+        return np.sqrt(self._squares / degrees / np.maximum(self.pairs, 1))
+
+    def p(self, values: Table) -> Table:
+        """Return the two-sided joint p, per arm, that its difference is the value given for it."""
+        import numpy as np
+
+        away = self.means - np.asarray(values, dtype=float)
+        squares = self._squares + self.pairs * away**2
+        own = scores(self._centred + self._counts * away, squares, self.pairs)
+        seen = scores(self.pairs * away, squares, self.pairs)
+        return (np.maximum(own, self._others) >= seen * (1 - ROUNDING)).mean(axis=0)
+
+    def bounds(self, alpha: float) -> list[Bounds]:
+        """Return the ends of every arm's interval of joint confidence 1 − `alpha`.
+
+        Too few pairs for the flips to exclude any value get Student's t with Bonferroni's correction instead.
+        """
+        low, high = self._end(alpha, -1.0), self._end(alpha, 1.0)
+        return [self._bounds(at, float(low[at]), float(high[at]), alpha) for at in range(len(self.means))]
+
+    def _bounds(self, at: int, low: float, high: float, alpha: float) -> Bounds:
+        from scipy import stats
+
+        pairs, mean = int(self.pairs[at]), float(self.means[at])
+        if pairs < 2:
+            return Bounds(None, None, "")
+        if self._squares[at] <= 1e-24 * max(1.0, mean**2):
+            return Bounds(mean, mean, "all differences are equal")
+        if smallest_p(pairs) < alpha:
+            return Bounds(low, high, "joint sign flips")
+        half = float(stats.t.ppf(1 - alpha / 2 / len(self.means), pairs - 1) * self.errors()[at])
+        return Bounds(mean - half, mean + half, "Student's t, Bonferroni")
+
+    def _end(self, alpha: float, sign: float) -> Table:
+        """Halve the stretch between the mean, which is never excluded, and a value so far off that it is."""
+        import numpy as np
+
+        farthest = 2 * np.sqrt(self._others.max(axis=0, initial=0.0)) + 2 * self.pairs + 10
+        inside = np.zeros(len(self.means))
+        outside = farthest * self.errors()
+        for _ in range(ROUNDS):
+            middle = (inside + outside) / 2
+            kept = self.p(self.means + sign * middle) >= alpha
+            inside, outside = np.where(kept, middle, inside), np.where(kept, outside, middle)
+        return self.means + sign * outside
+
+
+def _largest_of_the_others(found: Table) -> Table:
+    """Return, for every flip and arm, the largest score among the other arms; 0 where there is none."""
+    import numpy as np
+
+    if found.shape[1] < 2:
+        return np.zeros_like(found)
+    rows, first = np.arange(len(found)), found.argmax(axis=1)
+    rest = found.copy()
+    rest[rows, first] = -1.0
+    largest = np.repeat(found[rows, first][:, None], found.shape[1], axis=1)
+    largest[rows, first] = rest.max(axis=1)
+    return largest

@@ -1,0 +1,56 @@
+"""Test whether an outcome rises or falls along an axis of arms, within seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwise.results.joint_flips import sign_flip
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headwise.results.joint_flips import Table
+
+
+class Trend(NamedTuple):
+    """Hold how an outcome changes from one value of an axis to the next: the mean step over seeds, its p, and Page's p.
+
+    `p` is that of the sign-flip test of the seeds' slopes; `page` is that of Page's test for ordered alternatives, which looks at ranks alone. Both are two-sided.
+    """
+
+    step: float
+    p: float
+    page: float
+    seeds: int
+
+
+def trend(outcomes: Table) -> Trend | None:
+    """Return the trend of `outcomes` (seeds × values in their order); seeds with a missing figure are left out.
+
+    The slope of a seed is that of the straight line over the values' order: axes are mostly geometric. None with fewer than three
+    values or two seeds. Page 1963, doi 10.1080/01621459.1963.10500843.
+    """
+    import numpy as np
+
+    whole = np.asarray(outcomes, dtype=float)
+    whole = whole[np.isfinite(whole).all(axis=1)]
+    if whole.shape[0] < 2 or whole.shape[1] < 3:
+        return None
+    found = slopes(whole)
+    return Trend(float(found.mean()), sign_flip(found.tolist()), _page(whole), len(whole))
+
+
+def slopes(outcomes: Table) -> Table:
+    """Return each seed's mean change from one value to the next; NaN for a seed with a missing figure."""
+    import numpy as np
+
+    at = np.arange(outcomes.shape[1]) - (outcomes.shape[1] - 1) / 2
+    return outcomes @ at / (at**2).sum()
+
+
+def _page(whole: NDArray[np.float64]) -> float:
+    from scipy import stats
+
+    ways = (whole, -whole)
+    return min(1.0, 2 * min(float(stats.page_trend_test(way).pvalue) for way in ways))

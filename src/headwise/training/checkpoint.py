@@ -1,0 +1,119 @@
+"""Checkpoints: one safetensors file for tensors and state, checked, and never without a complete predecessor."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from headwise.experiments.phase import CURRENT
+from headwise.files.durable import write_bytes
+
+PREVIOUS = "checkpoint.previous.safetensors"
+# the entry of the metadata; earlier versions wrote its parts as two
+WHOLE = "checkpoint"
+COMING = "checkpoint.new.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Hold the tensors of a run and its plain state (epoch, history, draws) at the end of an epoch."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; the one before it stays until this one is complete on the disk."""
+    # copies: tied weights share storage, which the format refuses
+    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
+    state = json.dumps(checkpoint.state)
+    # one entry: the format writes several in any order, and equal runs have equal files
+    content = save(tensors, metadata={WHOLE: json.dumps({"crc32": _checksum(tensors, state), "state": state})})
+    current, coming = folder / CURRENT, folder / COMING
+    write_bytes(coming, content)
+    if current.exists():
+        os.replace(current, folder / PREVIOUS)
+    os.replace(coming, current)
+
+
+def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
+    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged."""
+    for name in (COMING, CURRENT, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            found = _read(path)
+            if path.name == COMING:
+                # the process ended just before it took its place
+                os.replace(path, folder / CURRENT)
+            return found
+        except FileNotFoundError:
+            # of several processes that read here, another gave it its place in between
+            if path.name == COMING:
+                return load_checkpoint(folder, note)
+            continue
+        except (SafetensorError, ValueError, KeyError) as error:
+            note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
+    return None
+
+
+def drop_previous(folder: Path) -> None:
+    """Remove what a finished run no longer needs; its last checkpoint stays."""
+    for name in (COMING, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def drop_all(folder: Path) -> None:
+    """Remove every checkpoint of a run that must start again."""
+    for name in (COMING, CURRENT, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    content = path.read_bytes()
+    tensors = load(content)
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    if WHOLE in metadata:
+        metadata = json.loads(metadata[WHOLE])
+    if int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
+        raise ValueError("its checksum does not match its content")
+    return Checkpoint(tensors, json.loads(metadata["state"]))
+
+
+def _checksum(tensors: dict[str, Tensor], state: str) -> int:
+    value = zlib.crc32(state.encode())
+    for name in sorted(tensors):
+        content: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content, zlib.crc32(name.encode(), value))
+    return value
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split an optimizer's state into tensors by name and plain values by name."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, value in entries.items():
+            (tensors if isinstance(value, Tensor) else plain)[f"{index}.{name}"] = value
+    return tensors, plain
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    """Give an optimizer its state back; its settings come from the configuration."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **plain}.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,33 @@
+"""Divergence: a loss that is no number, or a smoothed loss that rose far above its minimum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headwise.experiments.task import Task
+from headwise.results.records import Divergence
+
+
+@dataclass
+class Smoothed:
+    """Hold the moving average of the loss over a whole run, which starts at the first, and its least value."""
+
+    mean: float | None = None
+    least: float = math.inf
+
+    def first_bad(self, task: Task, losses: list[float], step: int) -> Divergence | None:
+        """Take the losses of the steps after `step`, counted from 1 over the run; give the first that shows a divergence."""
+        factor, weight = task.divergence_factor, task.divergence_smoothing
+        for at, loss in enumerate(losses, step + 1):
+            if not math.isfinite(loss):
+                return Divergence(step=at, why="not finite", detail=f"the loss was {loss}")
+            if factor is None:
+                continue
+            self.mean = loss if self.mean is None else weight * self.mean + (1 - weight) * loss
+            # a loss that may be negative has no factor over its minimum
+            if 0 < factor * self.least < self.mean:
+                rose = f"the smoothed loss rose to {self.mean:.4g}, {self.mean / self.least:.3g} times its minimum"
+                return Divergence(step=at, why="loss rose", detail=rose)
+            self.least = min(self.least, self.mean)
+        return None

@@ -1,0 +1,187 @@
+"""Evaluate: metrics from sums over a whole split, the same whatever the batches and however many processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from headwise.experiments.evaluation import Evaluation, Sums
+from headwise.experiments.metric import Rows
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.training.batches import evaluation_batches, lengths_of, make_batch, run_model
+from headwise.training.examples import Examples, describe, place, size, take
+from headwise.training.faults import at_fault
+from headwise.training.part import Part
+from headwise.training.train import Training
+
+# sums of the core's own, where a task's count() gives no loss
+LOSS, WEIGHT = "headwise.loss", "headwise.weight"
+
+
+@torch.no_grad()
+def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
+    """Give the metrics of an evaluation by name, in evaluation mode; a figure that is no number stays NaN.
+
+    Raises StudyError where `count` or `finish` gives something that cannot be used.
+    """
+    task, accelerator = training.task, training.accelerator
+    if evaluation.limit is not None:
+        examples = take(examples, slice(0, evaluation.limit))
+    lengths, device = lengths_of(task, examples), place(examples)
+    parts = evaluation_batches(task, size(examples), lengths, accelerator.process_index, accelerator.num_processes)
+    # the plain model: an evaluation may call more of it than its forward, and processes may have unequal numbers of batches
+    model = accelerator.unwrap_model(training.model)
+    if accelerator.num_processes > 1:
+        _share_buffers(model)
+    model.eval()
+    found: dict[str, Any] = {}
+    with explained(task, evaluation, examples):
+        for index in parts:
+            for name, value in count_batch(task, evaluation, model, take(examples, index.to(device))).items():
+                found[name] = add(found[name], value, name, task) if name in found else value
+    if accelerator.num_processes > 1:
+        found = _over_processes(task, found, device)
+    return finished(task, evaluation, found)
+
+
+def made_in(part: Part, evaluations: list[Evaluation]) -> list[Evaluation]:
+    """Give the evaluations that are made in a phase: all of them in the last one."""
+    return [one for one in evaluations if part.following is None or one.when in ("phase", "epoch")]
+
+
+@contextmanager
+def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterator[None]:
+    """Name the evaluation, its examples and the task's own line where something raises that says none of it."""
+    try:
+        yield
+    except (StudyError, ImportError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise StudyError(
+            f"{type(task).__name__} fails in the evaluation {evaluation.name!r} of {describe(examples)}: {at_fault(task, error)}"
+        ) from error
+
+
+def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
+    """Give the sums over one batch, floating ones in double precision, the loss among them."""
+    batch = make_batch(task, examples, None, evaluation.batch)
+    output = (evaluation.output or run_model)(model, batch.inputs)
+    sums = (evaluation.count or task.count)(output, batch.targets)
+    if not isinstance(sums, dict) or not all(isinstance(value, (Tensor, Rows)) for value in sums.values()):
+        raise StudyError(f"{type(task).__name__}.count gave {describe(sums)}; give a dict of tensors (sums, or Rows).")
+    plain = evaluation.output is None and evaluation.count is None
+    if plain and "loss" not in sums and type(task).count is not Task.count:
+        weight = torch.as_tensor(task.weight(batch.targets)).double()
+        sums = sums | {LOSS: task.loss(output, batch.targets).double() * weight, WEIGHT: weight}
+    return {name: _wide(value) for name, value in sums.items()}
+
+
+def forward_of(evaluation: Evaluation) -> Callable[[Any, Any], Any]:
+    """Give what reads the inputs of an evaluation in one pass: the plain forward, unless its batches are its own."""
+    return evaluation.output or run_model if evaluation.batch is not None else run_model
+
+
+def answer(training: Training, evaluation: Evaluation, examples: Examples) -> None:
+    """Run the model on a batch of an evaluation, for those who watch it meanwhile."""
+    batch = make_batch(training.task, examples, None, evaluation.batch)
+    forward_of(evaluation)(training.accelerator.unwrap_model(training.model), batch.inputs)
+
+
+def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tensor | Rows:
+    """Add two sums, or put rows together; raise StudyError for a sum whose shape changes."""
+    if isinstance(one, Rows) and isinstance(other, Rows):
+        return Rows(torch.cat([one.tensor, other.tensor]))
+    if isinstance(one, Rows) or isinstance(other, Rows) or one.shape != other.shape:
+        shapes = " and then ".join(
+            f"rows {tuple(value.tensor.shape)}" if isinstance(value, Rows) else str(tuple(value.shape))
+            for value in (one, other)
+        )
+        raise StudyError(
+            f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every batch. Sum "
+            "over examples and tokens first, or give Rows(tensor) to keep one row an example."
+        )
+    # a batch may give its sum on another device than the one before
+    return one + other.to(one.device)
+
+
+def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[str, float]:
+    """Give the metrics of all sums; raise StudyError where `finish` raises or gives what is not declared."""
+    owner, known = type(task).__name__, [metric.name for metric in task.all_metrics()]
+    loss = {"loss": sums[LOSS] / sums[WEIGHT]} if LOSS in sums else {}
+    plain = {
+        name: value.tensor if isinstance(value, Rows) else value
+        for name, value in sums.items()
+        if name not in (LOSS, WEIGHT)
+    }
+    try:
+        found = (evaluation.finish or task.finish)(plain)
+        if not isinstance(found, dict):
+            raise TypeError(f"it gave {describe(found)}, not a dict")
+        numbers = {name: float(value) for name, value in (loss | found).items()}
+    except Exception as error:
+        raise StudyError(
+            f"{owner}.finish could not make the metrics of {evaluation.name!r} from {describe(plain)}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    foreign = sorted(set(numbers) - set(known))
+    if foreign:
+        raise StudyError(
+            f"{owner} gave the metric {foreign[0]!r}, which it does not declare; its metrics are {', '.join(known)}. Add "
+            f"Metric({foreign[0]!r}) to metrics, or leave it out."
+        )
+    return numbers
+
+
+def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:
+    """Raise StudyError for a metric that is no number though the loss is: the metric is at fault, not the training."""
+    bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if bad and math.isfinite(metrics.get("loss", 0.0)):
+        raise StudyError(
+            f"{type(task).__name__}: the metric {bad[0]!r} of {evaluation!r} is {metrics[bad[0]]}, while the loss "
+            "is a number. Let finish() say what an undefined figure counts as."
+        )
+
+
+def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
+    """Raise StudyError where the outcomes of a finished run lack the one that decides."""
+    primary = task.primary()
+    if primary not in outcomes:
+        place, _, name = primary.rpartition("/")
+        given = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
+        raise StudyError(
+            f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave {given or 'no metric'}. Let "
+            f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
+        )
+
+
+def _wide(value: Tensor | Rows) -> Tensor | Rows:
+    if isinstance(value, Rows):
+        return value
+    return value.double() if value.is_floating_point() else value.long()
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
+    for buffer in model.buffers():
+        # a view of another tensor cannot be sent as it lies
+        whole = buffer.contiguous()
+        torch.distributed.broadcast(whole, 0)
+        if whole is not buffer and not torch.equal(whole, buffer):
+            buffer.copy_(whole)
+
+
+def _over_processes(task: Task, own: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Add what all processes counted, in the order of their ranks; one without any example counts nothing."""
+    moved = {name: Rows(v.tensor.cpu()) if isinstance(v, Rows) else v.cpu() for name, v in own.items()}
+    whole: dict[str, Any] = {}
+    for counted in gather_object([moved]):
+        for name, value in counted.items():
+            whole[name] = add(whole[name], value, name, task) if name in whole else value
+    return whole

@@ -1,0 +1,201 @@
+"""One run: a folder that can be left at any moment and gone on with, to the same numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import nn
+
+from headwise.experiments.task import has_mean_metric
+from headwise.files.durable import append_line, read_lines, restore_lines, write_json
+from headwise.files.errors import StudyError
+from headwise.results.digests import HEALTH, digests
+from headwise.results.records import Divergence, RunResult
+from headwise.training.batches import epoch_steps
+from headwise.training.checkpoint import drop_previous, save_checkpoint
+from headwise.training.damage import clear_damage
+from headwise.training.examples import move, size
+from headwise.training.held import Held
+from headwise.training.job import Order, is_first_process
+from headwise.training.outcome import describe_epoch, describe_result, judge, measure
+from headwise.training.part import Part, part_of
+from headwise.training.preflight import evaluations_of
+from headwise.training.prepare import Carried, accelerator_of, leave, prepare
+from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
+from headwise.training.splits import training_examples
+from headwise.training.state import RunState, checkpoint_of, load_state, restore
+from headwise.training.times import save_times, with_times, without_times
+from headwise.training.train import Training, train_epoch
+
+# seconds; a worker that was killed frees its lock at once, one that is ending needs a moment
+LOCK_PATIENCE = 20.0
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def execute(order: Order, tell: Tell) -> RunResult:
+    """Carry out one run, from its last whole checkpoint where there is one, and give its result."""
+    order.folder.mkdir(parents=True, exist_ok=True)
+    if is_first_process():
+        try:
+            with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+                clear_damage(order, lambda text: tell({"event": "note", "text": text}))
+                return order.result() or _execute(order, tell)
+        except Timeout:
+            raise StudyError(
+                f"another process works on {order.folder}. Wait for it, or choose another --out."
+            ) from None
+    return order.result() or _execute(order, tell)
+
+
+def _execute(order: Order, tell: Tell) -> RunResult:
+    torch.set_num_threads(order.configuration.threads)
+    if is_first_process():
+        write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
+    task = order.task()
+    state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
+    state = with_times(state, order.folder)
+    _restore_streams(order, state)
+    carried: Carried | None = None
+    result: RunResult | None = None
+    while result is None:
+        state, carried, result = _phase(order, part_of(task, state.phase), state, tensors, carried, tell)
+        tensors = None
+    if is_first_process():
+        result = result.model_copy(update={"digests": digests(order.folder)})
+        write_json(order.folder / "result.json", result.model_dump(mode="json"))
+        drop_previous(order.folder)
+    return result
+
+
+def _phase(
+    order: Order,
+    part: Part,
+    state: RunState,
+    tensors: dict[str, torch.Tensor] | None,
+    before: Carried | None,
+    tell: Tell,
+) -> tuple[RunState, Carried | None, RunResult | None]:
+    """Carry out one phase: give the state after it and what it leaves to the next, or the result of the run."""
+    task, final = part.task, order.configuration.purpose == "final"
+    train, validation = training_examples(task, order.configuration, part.phase.data)
+    accelerator = accelerator_of(order, task)
+    device = accelerator.device
+    held_out = None if validation is None else move(validation, device)
+    held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
+
+    def look_ahead(model: nn.Module) -> None:
+        if part.number == 0 and tensors is None and is_due(order):
+            _rehearse(order, part, model, held)
+
+    training = prepare(order, part, accelerator, train, before, look_ahead)
+    try:
+        if tensors is not None:
+            restore(training, state, tensors)
+        elif state.phase:
+            _keep(order, training, state)
+        state, divergence = _train(order, part, training, held, state, tell)
+        outcomes: dict[str, float] = {}
+        if divergence is None:
+            outcomes, divergence = _of_phase(training, held, part)
+        if part.following is not None and divergence is None:
+            return state.following(outcomes), leave(training, part), None
+        result = describe_result(order, training, state.history, divergence, held, state.outcomes | outcomes)
+        return state, None, result
+    finally:
+        # the next run of this process must find nothing of this one
+        if training.watch is not None:
+            training.watch.remove()
+        if training.regularized is not None and not training.regularized.removed:
+            training.regularized.remove(discard=True)
+
+
+def _rehearse(order: Order, part: Part, model: nn.Module, held: Held) -> None:
+    """Try what comes after the first steps: it should not be found wrong hours later."""
+    found = rehearse(part, model, held)
+    if part.following is None:
+        rehearse_summary(part.task, found)
+    else:
+        rehearse_later(order, model, of_phase(part, found))
+    passed(order)
+
+
+def _train(
+    order: Order, part: Part, training: Training, held: Held, state: RunState, tell: Tell
+) -> tuple[RunState, Divergence | None]:
+    """Train a phase from the state to its end or its divergence, an epoch at a time."""
+    while not _is_over(training, state):
+        progress = _progress(part, training, held, state, tell)
+        epoch = train_epoch(training, held.train, len(state.history) + 1, progress)
+        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, held)
+        if training.rates is not None:
+            judged = line.metrics.get("validation/loss")
+            training.rates.after_epoch(training.step - training.first_step, epoch.loss if judged is None else judged)
+        state = state.after(line, training)
+        if is_first_process():
+            append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
+        if epoch.divergence is not None:
+            return state, epoch.divergence
+        _keep(order, training, state)
+    return state, None
+
+
+def _is_over(training: Training, state: RunState) -> bool:
+    if training.last_step is not None:
+        return training.step >= training.last_step
+    return state.done >= training.task.epochs
+
+
+def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
+    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>; a loss that is no number is a divergence."""
+    wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
+    found = measure(training, wanted, "phase")
+    # those of the last phase are judged with all the others
+    divergence = judge(training, wanted, found) if part.following is not None else None
+    return {f"{part.phase.name}/{name}": value for name, value in found.items()}, divergence
+
+
+def _restore_streams(order: Order, state: RunState) -> None:
+    """Make the streams hold what the checkpoint knows: what a killed process wrote beyond it is trained again."""
+    if not is_first_process():
+        return
+    restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
+    if order.watch:
+        # a reading of step n was taken before the update n + 1
+        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < state.step]
+        restore_lines(order.folder / HEALTH, kept)
+
+
+def _keep(order: Order, training: Training, state: RunState) -> None:
+    if is_first_process():
+        # first the times: a checkpoint without them would have lost them
+        save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
+        save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
+
+
+def _progress(
+    part: Part, training: Training, held: Held, state: RunState, tell: Tell
+) -> Callable[[int, float, float], None]:
+    task = training.task
+    per_epoch = epoch_steps(task, size(held.train), training.lengths, training.seed)
+    total = task.steps or per_epoch * task.epochs
+    before, start = training.step - training.first_step, time.perf_counter()
+    name = task.metric_name if has_mean_metric(task) else ""
+
+    def report(step: int, loss: float, metric: float) -> None:
+        share = min(1.0, (before + step) / total)
+        left = (time.perf_counter() - start) / step * (total - before - step)
+        epochs = -(-total // per_epoch) if task.steps else task.epochs
+        line = {
+            "event": "progress",
+            "epoch": state.done + 1,
+            "epochs": epochs,
+            "done": (part.number + share) / part.total,
+        }
+        tell(line | {"loss": loss, "metric": metric, "name": name, "left": max(0.0, left)})
+
+    return report

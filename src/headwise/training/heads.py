@@ -1,0 +1,114 @@
+"""Heads: statistics of `watch` read on held-out examples at the end of a run, as outcomes."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from headwise.experiments.evaluation import Evaluation
+from headwise.statistics import STATISTICS
+from headwise.statistics.weights import WEIGHT_STATISTICS
+from headwise.training.batches import cut_by_length, lengths_of
+from headwise.training.evaluate import answer
+from headwise.training.examples import Examples, first, size, take
+from headwise.training.train import Training
+from headwise.watching.figures import Figures
+from headwise.watching.matrices import Matrices
+from headwise.watching.places import Places
+from headwise.watching.recorder import Recorder
+from headwise.watching.site_observer import SiteObserver
+from headwise.watching.weights import Weights
+from headwise.watching.whole_model import MATRIX_NORM
+
+# held-out examples that are read: enough for means, and few enough to cost less than an epoch
+EXAMPLES = 512
+
+
+@torch.no_grad()
+def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
+    """Give heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
+
+    `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
+    examples are read, the first ones.
+    """
+    task, model = training.task, training.accelerator.unwrap_model(training.model)
+    names = list(task.head_statistics)
+    places, weights = Places(model, None), Weights(names)
+    recorder = Recorder(names, None, weights, training=False)
+    observers: list[SiteObserver] = []
+    try:
+        weights.look(model, [fitted.site for fitted in places.sites])
+        for fitted in places.sites:
+            observers.append(SiteObserver(fitted, recorder, places.model))
+            fitted.observer, fitted.armed = observers[-1], True
+        model.eval()
+        _run_through(training, evaluation, first(examples, EXAMPLES))
+        figures = list(_figures(recorder, places))
+        matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
+    finally:
+        for fitted in places.sites:
+            fitted.observer, fitted.armed = None, False
+        for observer in observers:
+            observer.remove()
+        places.leave()
+        recorder.clear()
+    return _outcomes(figures) | _of_matrices({one.name: value for one, value in matrices.items()})
+
+
+def _run_through(training: Training, evaluation: Evaluation, examples: Examples) -> None:
+    task, lengths = training.task, lengths_of(training.task, examples)
+    most = min(task.batch_size, task.evaluation_batch_size)
+    if lengths is None:
+        parts = list(torch.arange(size(examples)).split(most))
+    else:
+        parts = cut_by_length(task, lengths.argsort(stable=True), lengths, most)
+    for index in parts:
+        answer(training, evaluation, take(examples, index.to(training.accelerator.device)))
+
+
+def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
+    for fitted in places.sites:
+        site = fitted.site
+        for name, tally in recorder.tallies.get(site.index, {}).items():
+            figure = Figures.of(site, 0, name, tally)
+            if figure is not None:
+                yield figure
+        for name, values in recorder.of_weights.get(site.index, {}).items():
+            yield Figures.of_weights(site, 0, name, values, recorder.heads[site.index])
+
+
+def _outcomes(figures: list[Figures]) -> dict[str, float]:
+    shared = Counter((figure.statistic, figure.depth) for figure in figures)
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(figure.statistic for figure in figures):
+        everything: list[float] = []
+        for figure in (figure for figure in figures if figure.statistic == name):
+            layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
+            values = {
+                f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
+                for r in figure.records()
+            }
+            everything += values.values()
+            found[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
+            if figure.per != "layer":
+                found |= {f"heads/{name}/{where}": value for where, value in values.items()}
+        found[f"heads/{name}/mean"] = statistics.fmean(everything)
+        worse = _worse(name)
+        if worse is not None:
+            found[f"heads/{name}/worst"] = (max if worse == "high" else min)(everything)
+    return found
+
+
+def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
+    """Give heads/matrix_norm/<matrix>, and their mean and greatest."""
+    found = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
+    whole = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
+    return found | {f"heads/{MATRIX_NORM}/{name}": value for name, value in whole.items()}
+
+
+def _worse(name: str) -> str | None:
+    kind = STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]
+    return kind.worse

@@ -1,0 +1,60 @@
+"""Maps: what the first and the last layer of a trained model look at, in one held-out example, kept for a picture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.experiments.evaluation import Evaluation
+from headwise.results.maps_record import LayerMaps, MapsRecord
+from headwise.statistics.maps import first_map
+from headwise.training.evaluate import answer
+from headwise.training.examples import Examples, first
+from headwise.training.train import Training
+from headwise.watching.observed import reading_of
+from headwise.watching.places import Places, WatchedSite
+
+# tokens of a map that a picture still shows
+MOST = 65
+# of weights, which a picture shows as colours
+DIGITS = 3
+
+
+class _Mapping:
+    """Keep the map of the first call of one site in evaluation mode."""
+
+    def __init__(self) -> None:
+        self.weights: Tensor | None = None
+        self.tokens = 0
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        if self.weights is None:
+            self.tokens = call.queries
+            self.weights = first_map(reading_of(call, out))[:, :MOST, :MOST].cpu()
+
+
+@torch.no_grad()
+def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
+    """Give the maps of the first and last self attention on the first example, as the softmax gives them."""
+    model = training.accelerator.unwrap_model(training.model)
+    places = Places(model, None)
+    inside = [place for place in places.sites if not place.site.is_cross]
+    chosen = list(dict.fromkeys([*inside[:1], *inside[-1:]]))
+    seen: list[tuple[WatchedSite, _Mapping]] = [(place, _Mapping()) for place in chosen]
+    try:
+        for place, mapping in seen:
+            place.observer, place.armed = mapping, True
+        model.eval()
+        answer(training, evaluation, first(examples, 1))
+    finally:
+        places.leave()
+    return MapsRecord(
+        tokens=max((mapping.tokens for _, mapping in seen), default=0),
+        layers=[_layer(place, mapping.weights) for place, mapping in seen if mapping.weights is not None],
+    )
+
+
+def _layer(place: WatchedSite, weights: Tensor) -> LayerMaps:
+    heads = [[[round(weight, DIGITS) for weight in row] for row in rows] for rows in weights.tolist()]
+    return LayerMaps(layer=place.site.name, depth=place.site.depth, heads=heads)

@@ -1,0 +1,189 @@
+"""What is written down of an epoch, of a phase and of a finished run."""
+
+from __future__ import annotations
+
+import math
+
+from headwise.experiments.evaluation import Evaluation
+from headwise.files.durable import write_json
+from headwise.files.errors import StudyError
+from headwise.files.provenance import device_hardware
+from headwise.results.digests import HEALTH
+from headwise.results.maps_record import MAPS
+from headwise.results.records import Divergence, EpochLine, RunResult
+from headwise.training.alerts import alert_outcomes
+from headwise.training.cost import flops_per_step, inference_seconds, seconds_per_step
+from headwise.training.evaluate import evaluate, refuse_nan, refuse_undecided
+from headwise.training.head_rates import head_rates
+from headwise.training.heads import read_heads
+from headwise.training.held import Held
+from headwise.training.job import Order, is_first_process
+from headwise.training.maps import read_maps
+from headwise.training.summary import summarized
+from headwise.training.train import Epoch, Training
+from headwise.training.watched import watched_outcomes
+
+# what an evaluation may name itself after: each of these is more or at least as frequent as the one before
+RHYTHMS = ("end", "phase", "epoch")
+
+
+def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, held: Held) -> EpochLine:
+    """Describe one epoch as a line of the metric stream, with the evaluations made after every epoch."""
+    metrics: dict[str, float | None] = {"train/loss": epoch.loss}
+    if epoch.metric is not None:
+        metrics[f"train/{training.task.metric_name}"] = epoch.metric
+    if epoch.divergence is None:
+        metrics |= measure(training, held, "epoch")
+    return EpochLine(
+        epoch=number,
+        phase=phase,
+        step=training.step,
+        steps=epoch.steps,
+        seconds=round(epoch.seconds, 4),
+        apart=epoch.apart.model_copy(update={"seconds": round(epoch.apart.seconds, 4)}),
+        learning_rate=training.optimizer.param_groups[0]["lr"],
+        metrics=metrics,
+    )
+
+
+def measure(training: Training, held: Held, least: str) -> dict[str, float]:
+    """Make the evaluations that are made at least so often, as outcomes <evaluation>/<metric>."""
+    found: dict[str, float] = {}
+    for evaluation in held.evaluations:
+        if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
+            continue
+        examples = held.examples(evaluation)
+        if examples is not None:
+            values = evaluate(training, evaluation, examples)
+            found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+    return found
+
+
+def describe_result(
+    order: Order,
+    training: Training,
+    history: list[EpochLine],
+    divergence: Divergence | None,
+    held: Held,
+    outcomes: dict[str, float],
+) -> RunResult:
+    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last step.
+
+    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number though
+    the loss is one.
+    """
+    metrics: dict[str, float | None] = {}
+    if divergence is None:
+        measured = _at_the_end(training, history, held)
+        divergence = judge(training, held, measured)
+        if divergence is None:
+            metrics |= outcomes | measured
+            metrics |= _derived(training, outcomes | measured)
+            if order.configuration.purpose == "final":
+                refuse_undecided(training.task, metrics)
+    metrics.setdefault(training.task.primary(), None)
+    if order.watch:
+        metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+        if divergence is None:
+            metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
+        metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
+    metrics |= _costs(order, training, history, held, finished=divergence is None)
+    return RunResult(
+        format=2,
+        status="finished" if divergence is None else "diverged",
+        arm=order.configuration.arm,
+        seed=order.configuration.seed,
+        hash=order.identity,
+        metrics=metrics,
+        divergence=divergence,
+        steps=divergence.step if divergence else training.step,
+        epochs=len(history),
+        phases=list(dict.fromkeys(line.phase for line in history)),
+        cost_is_indicative=not order.alone,
+        watched=order.watch,
+        config=order.configuration.model_dump(mode="json"),
+        commit=order.environment.get("commit"),
+        versions=order.environment.get("versions"),
+        hardware={**(order.environment.get("hardware") or {}), **device_hardware(training.accelerator.device)},
+    )
+
+
+def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dict[str, float]:
+    """Make all evaluations; what the last epoch measured of held-out data already is taken from there."""
+    last = history[-1].metrics
+    known = {
+        name: value
+        for name, value in last.items()
+        if value is not None and any(_belongs(name, e) for e in held.evaluations if e.when == "epoch")
+    }
+    missing = [e for e in held.evaluations if not any(_belongs(name, e) for name in known)]
+    return known | measure(training, held.only(missing), "end")
+
+
+def _belongs(name: str, evaluation: Evaluation) -> bool:
+    # the stream's figures of training are means over the steps, not an evaluation
+    return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
+
+
+def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
+    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric that is none."""
+    for evaluation in held.evaluations:
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
+        if not math.isfinite(metrics.get("loss", 0.0)):
+            why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
+            return Divergence(step=training.step, why="not finite", detail=why)
+    for evaluation in held.evaluations:
+        metrics = {
+            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
+        }
+        refuse_nan(training.task, evaluation.name, metrics)
+    return None
+
+
+def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
+    """Give the gaps train − test, and what the task itself derives from the outcomes."""
+    task = training.task
+    names = [metric.name for metric in task.all_metrics()]
+    gaps = {
+        f"gap/{name}": outcomes[f"train/{name}"] - outcomes[f"test/{name}"]
+        for name in names
+        if f"train/{name}" in outcomes and f"test/{name}" in outcomes
+    }
+    own = summarized(task, outcomes)
+    undefined = [name for name, value in own.items() if not math.isfinite(value)]
+    if undefined:
+        raise StudyError(
+            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an undefined figure "
+            "counts as, or leave it out."
+        )
+    return gaps | own
+
+
+def _costs(
+    order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
+) -> dict[str, float | None]:
+    """Measure the costs last: nothing that follows can be changed by it."""
+    if training.watch is not None:
+        # its readings are of training, and it stands where the heads are read now
+        training.watch.remove()
+        training.watch = None
+    model = training.accelerator.unwrap_model(training.model)
+    costs: dict[str, float | None] = {
+        "seconds_per_step": seconds_per_step(history),
+        "peak_memory_bytes": training.clock.memory.peak,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    heads: dict[str, float] = {}
+    if finished and order.configuration.purpose == "final":
+        deciding, judged = held.judged()
+        if training.task.head_statistics:
+            heads = read_heads(training, deciding, judged)
+        if training.task.shows_maps:
+            maps = read_maps(training, deciding, judged)
+            if is_first_process():
+                write_json(order.folder / MAPS, maps.model_dump(mode="json"))
+        costs["inference_seconds_per_example"] = inference_seconds(training, deciding, judged)
+        costs["flops_per_step"] = flops_per_step(training, held.train)
+    return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

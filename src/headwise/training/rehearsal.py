@@ -1,0 +1,144 @@
+"""What is tried before a run takes its first step: its evaluations on a few examples, its summary, and every later phase.
+
+What would be told after hours is then told at once: a split that is not there, a count that raises, weights that the next
+phase does not find.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.experiments.configuration import RunConfiguration
+from headwise.experiments.evaluation import Evaluation
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.training.batches import first_batch, lengths_of
+from headwise.training.built_model import build_model
+from headwise.training.evaluate import count_batch, explained, finished, made_in
+from headwise.training.examples import move
+from headwise.training.held import Held
+from headwise.training.job import Order
+from headwise.training.part import Part, part_of
+from headwise.training.preflight import FIRST, check_first_batch, devices_of, evaluations_of
+from headwise.training.splits import training_examples
+from headwise.training.start import check_carried, check_learned, shapes_of, start_shapes
+from headwise.training.summary import summarized
+
+# what a wrong name or a wrong type raises, whatever the figures are
+MISTAKES = (KeyError, NameError, AttributeError, TypeError)
+
+# configurations of which one run passed in this process: those of other seeds need not be tried again
+_passed: set[str] = set()
+
+
+def is_due(order: Order) -> bool:
+    """Tell whether a run is to be tried: once in a process for each task, its settings and its device."""
+    return _key(order) not in _passed
+
+
+def passed(order: Order) -> None:
+    """Say that a run was tried and may train."""
+    _passed.add(_key(order))
+
+
+def rehearse(part: Part, model: nn.Module, held: Held) -> dict[str, float]:
+    """Make the evaluations of a phase on a few examples each, by the plain model; give what they found by outcome name.
+
+    Raises StudyError for a split, a batch, a count or a finish that fails, naming the evaluation.
+    """
+    found: dict[str, float] = {}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices_of(model)):
+            for evaluation in made_in(part, held.evaluations):
+                values = _few(part.task, evaluation, model, held)
+                found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+    finally:
+        model.train(was_training)
+    return found
+
+
+def rehearse_summary(task: Task, outcomes: dict[str, float]) -> None:
+    """Let the task derive its own outcomes from those of the rehearsal.
+
+    Raises StudyError for names that cannot be; figures of an untrained model may be such that nothing can be derived.
+    """
+    try:
+        summarized(task, outcomes)
+    except StudyError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, MISTAKES):
+            raise
+
+
+def rehearse_later(order: Order, plain: nn.Module, outcomes: dict[str, float]) -> None:
+    """Build every phase after the first and try it; `plain` is the plain model of the first, `outcomes` what it gave.
+
+    Raises StudyError for a phase whose data, weights to carry or parameters to learn are not there, naming the phase.
+    """
+    task, configuration = order.task(), order.configuration
+    device = next(plain.parameters()).device
+    shapes, before, known = shapes_of(plain), task.phases()[0].name, dict(outcomes)
+    for number in range(1, len(task.phases())):
+        part = part_of(task, number)
+        try:
+            model, found = _try_phase(part, configuration, device, shapes, before)
+        except StudyError as error:
+            name = f"phase {part.phase.name!r}"
+            raise error if str(error).startswith(name) else StudyError(f"{name}: {error}") from error
+        shapes, before = shapes_of(model), part.phase.name
+        known |= found | of_phase(part, found)
+    rehearse_summary(part_of(task, len(task.phases()) - 1).task, known)
+
+
+def of_phase(part: Part, outcomes: dict[str, float]) -> dict[str, float]:
+    """Name the outcomes of a phase's end: <phase>/<evaluation>/<metric>."""
+    names = [evaluation.name for evaluation in evaluations_of(part.task) if evaluation.when == "phase"]
+    return {f"{part.phase.name}/{name}": value for name, value in outcomes.items() if name.rpartition("/")[0] in names}
+
+
+def _try_phase(
+    part: Part, configuration: RunConfiguration, device: torch.device, shapes: dict[str, tuple[int, ...]], before: str
+) -> tuple[nn.Module, dict[str, float]]:
+    task, phase = part.task, part.phase
+    train, validation = training_examples(task, configuration, phase.data)
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+        model = build_model(task).to(device)
+    if phase.folder is not None:
+        check_carried(phase, model, start_shapes(phase.folder), str(phase.folder))
+    elif phase.start == "previous":
+        check_carried(phase, model, shapes, f"phase {before!r}")
+    check_learned(phase, model)
+    check_first_batch(task, model, train, last=part.following is None)
+    few, held_out = (_first(task, examples, device) for examples in (train, validation))
+    held = Held(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
+    return model, rehearse(part, model, held)
+
+
+def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> dict[str, float]:
+    examples = held.few(evaluation, FIRST)
+    if examples is None:
+        return {}
+    # the longest example may be any
+    lengths_of(task, held.ahead(evaluation))
+    with explained(task, evaluation, examples):
+        sums = count_batch(task, evaluation, model, examples)
+    try:
+        return finished(task, evaluation, sums)
+    except StudyError as error:
+        if not isinstance(error.__cause__, (ArithmeticError, ValueError)):
+            raise
+        # undefined for so few examples, which says nothing of all of them
+        return dict.fromkeys((metric.name for metric in task.all_metrics()), float("nan"))
+
+
+def _first(task: Task, examples: Any, device: torch.device) -> Any:
+    return None if examples is None else move(first_batch(task, examples, FIRST), device)
+
+
+def _key(order: Order) -> str:
+    told = order.configuration.model_dump(mode="json", include={"task", "task_source", "settings", "purpose"})
+    return f"{told} {order.device} {order.data}"

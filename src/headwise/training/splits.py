@@ -1,0 +1,81 @@
+"""Which examples a run trains, chooses and is judged on. The test split is asked for by final runs alone."""
+
+from __future__ import annotations
+
+import torch
+
+from headwise.experiments.configuration import RunConfiguration, derive
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.training.examples import Examples, describe, fault, size, take
+from headwise.training.faults import at_fault
+
+
+def training_examples(
+    task: Task, configuration: RunConfiguration, split: str = "train"
+) -> tuple[Examples, Examples | None]:
+    """Give the training and validation examples; a trial without a validation split holds out part of the training."""
+    train, validation = examples_of(task, split), examples_of(task, "validation")
+    if train is None:
+        raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs training examples.")
+    if configuration.purpose == "trial" and validation is None:
+        train, validation = _hold_out(task, train)
+    if task.train_size is not None:
+        if task.train_size > size(train):
+            raise StudyError(
+                f"train_size {task.train_size} is more than the {size(train)} training examples of "
+                f"{type(task).__name__}. Choose a smaller --train-size."
+            )
+        chosen = torch.randperm(size(train), generator=_generator(configuration.seed, "train_size"))
+        train = take(train, chosen[: task.train_size])
+    return train, validation
+
+
+def held_out_examples(task: Task, split: str = "test") -> Examples:
+    """Give the examples of a held-out split; a smaller `test_size` takes the same ones for all seeds and methods."""
+    test = examples_of(task, split)
+    if test is None:
+        raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs {split} examples.")
+    if task.test_size is None or (split != "test" and task.test_size >= size(test)):
+        return test
+    if task.test_size > size(test):
+        raise StudyError(
+            f"test_size {task.test_size} is more than the {size(test)} {split} examples of {type(task).__name__}. "
+            "Choose a smaller --test-size."
+        )
+    return take(test, torch.randperm(size(test), generator=_generator(0, "test_size"))[: task.test_size])
+
+
+def examples_of(task: Task, split: str) -> Examples | None:
+    """Give a split as the task has it, or None; raise StudyError, saying what was given, where it is none."""
+    try:
+        examples = task.data(split)
+    except (StudyError, ImportError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise StudyError(f"{type(task).__name__}.data({split!r}) fails: {at_fault(task, error)}") from error
+    if examples is None:
+        return None
+    wrong = fault(examples)
+    if wrong is not None:
+        raise StudyError(
+            f"{type(task).__name__}.data({split!r}) gave {describe(examples)}: {wrong}. Give (inputs, targets) or a dict of "
+            "tensors, with the same number of examples, at least one, in every first dimension."
+        )
+    return examples
+
+
+def _hold_out(task: Task, train: Examples) -> tuple[Examples, Examples]:
+    count = task.held_out
+    if not 0 < count < size(train):
+        raise StudyError(
+            f"tuning needs a validation split: {type(task).__name__}.data('validation') gave None and held_out is "
+            f"{count} of {size(train)} training examples. Give one of the two."
+        )
+    # the same examples for all seeds and methods: trials of all arms are judged alike
+    order = torch.randperm(size(train), generator=_generator(0, "held_out"))
+    return take(train, order[:-count]), take(train, order[-count:])
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive(seed, name))

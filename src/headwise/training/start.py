@@ -1,0 +1,106 @@
+"""Weights that a phase starts from: those of the phase before, or of a checkpoint's folder."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from headwise.experiments.phase import CURRENT, Phase, checkpoint_files
+from headwise.files.errors import StudyError
+
+Shapes = dict[str, tuple[int, ...]]
+
+SHOWN = 4
+
+
+def read_start(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint's folder by name.
+
+    Raises StudyError where a file is damaged.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in checkpoint_files(folder):
+        try:
+            weights |= load_file(path)
+        except SafetensorError as error:
+            raise StudyError(
+                f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
+            ) from error
+    own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
+    is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CURRENT).is_file()
+    return own if is_run else weights
+
+
+def start_shapes(folder: Path) -> Shapes:
+    """Give the shapes of the weights of a checkpoint's folder by name; raises what `read_start` raises."""
+    return {name: tuple(tensor.shape) for name, tensor in read_start(folder).items()}
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    """Give the shapes of a model's weights by name."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
+    """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
+
+    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place, and
+    where what the model names in `same_in_checkpoints` differs.
+    """
+    mine = model.state_dict(keep_vars=True)
+    wanted = check_carried(phase, model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, origin)
+    # what both must share although no shape tells: the digest of a vocabulary
+    for name in set(getattr(model, "same_in_checkpoints", ())) & set(wanted):
+        if not torch.equal(weights[name].cpu(), mine[name].cpu()):
+            raise StudyError(
+                f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were learned on "
+                "different ones. Start from another folder."
+            )
+    with torch.no_grad():
+        for name in wanted:
+            mine[name].copy_(weights[name])
+
+
+def check_carried(phase: Phase, model: nn.Module, given: Shapes, origin: str) -> list[str]:
+    """Return the names of the weights that a phase carries over.
+
+    Raises StudyError where a wanted weight is missing or of another shape, or a given one has no place.
+    """
+    mine = shapes_of(model)
+    wanted = [name for name in mine if matches(name, phase.carry)]
+    problems = [f"it has no {name}" for name in wanted if name not in given]
+    problems += [
+        f"its {name} is {given[name]}, the model's {mine[name]}"
+        for name in wanted
+        if name in given and given[name] != mine[name]
+    ]
+    problems += [f"the model has no {name}" for name in given if name not in mine and matches(name, phase.carry)]
+    if problems or not wanted:
+        more = f", and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        what = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
+        raise StudyError(
+            f"phase {phase.name!r} cannot start from {origin}: {what}. Name the weights that both have in the phase's carry=."
+        )
+    return wanted
+
+
+def check_learned(phase: Phase, model: nn.Module) -> list[str]:
+    """Return the names of the parameters that a phase trains; raise StudyError where it names none of the model's."""
+    names = [name for name, _ in model.named_parameters()]
+    learned = [name for name in names if matches(name, phase.learn)]
+    if not learned:
+        patterns = ", ".join(phase.learn)
+        raise StudyError(
+            f"phase {phase.name!r} learns {patterns}, which matches no parameter of the model: {', '.join(names[:6])} …"
+        )
+    return learned
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a parameter's name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,90 @@
+"""The state of a run between two epochs, and its way into a checkpoint and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headwise.results.records import EpochLine, Record
+from headwise.training.checkpoint import (
+    Checkpoint,
+    flatten_optimizer,
+    load_checkpoint,
+    restore_optimizer,
+)
+from headwise.training.divergence import Smoothed
+from headwise.training.train import Training
+
+MODEL, OPTIMIZER = "model.", "optimizer."
+
+
+class RunState(Record):
+    """Hold the plain part of a checkpoint: where the run stands, what it measured, what its parts need to go on."""
+
+    phase: int = 0
+    # epochs of this phase
+    done: int = 0
+    step: int = 0
+    first_step: int = 0
+    history: list[EpochLine] = []
+    # of the phases before
+    outcomes: dict[str, float] = {}
+    optimizer: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
+    draws: dict[str, Any] | None = None
+    # bytes of one step; with the times of the history it is kept beside the checkpoint
+    peak_memory: int | None = None
+    smoothed: tuple[float | None, float] = (None, math.inf)
+
+    def after(self, line: EpochLine, training: Training) -> RunState:
+        """Give the state after one more epoch."""
+        changes = {"done": self.done + 1, "history": [*self.history, line], "step": training.step}
+        return self.model_copy(update=changes)
+
+    def following(self, outcomes: dict[str, float]) -> RunState:
+        """Give the state at the start of the next phase, before anything of it is built."""
+        changes = {"phase": self.phase + 1, "done": 0, "first_step": self.step, "outcomes": self.outcomes | outcomes}
+        return self.model_copy(update=changes)
+
+
+def load_state(folder: Path, note: Callable[[str], None]) -> tuple[RunState, dict[str, Tensor] | None]:
+    """Read the newest whole checkpoint of a run: its state and tensors; a fresh state and None where there is none."""
+    found = load_checkpoint(folder, note)
+    return (RunState(), None) if found is None else (RunState.model_validate(found.state), found.tensors)
+
+
+def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
+    """Give the checkpoint of a training: all that it goes on from, and nothing else."""
+    moments, plain = flatten_optimizer(training.optimizer)
+    model = training.accelerator.unwrap_model(training.model).state_dict()
+    tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}
+    parts = {
+        "optimizer": plain,
+        "rates": training.rates.state() if training.rates is not None else {},
+        "draws": training.regularized.state() if training.regularized is not None else None,
+        "smoothed": (training.smoothed.mean, training.smoothed.least),
+    }
+    return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
+
+
+def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> None:
+    """Put a freshly prepared training back to where the checkpoint left it."""
+    model = {k.removeprefix(MODEL): t for k, t in tensors.items() if k.startswith(MODEL)}
+    moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
+    training.accelerator.unwrap_model(training.model).load_state_dict(model)
+    restore_optimizer(training.optimizer, moments, state.optimizer)
+    training.step, training.first_step = state.step, state.first_step
+    if training.last_step is not None and training.task.steps is not None:
+        training.last_step = state.first_step + training.task.steps
+    training.clock.memory.peak = state.peak_memory
+    training.smoothed = Smoothed(*state.smoothed)
+    if training.rates is not None and state.rates:
+        training.rates.load_state(state.rates)
+    if training.regularized is not None and state.draws is not None:
+        training.regularized.load_state(state.draws)
+    if training.watch is not None:
+        training.watch.step_to(training.step)
