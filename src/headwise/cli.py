@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | audit | methods`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | audit | methods | studies`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -179,6 +179,14 @@ def report(
     from headwise.reporting.command import run
 
     run(folders, export)
+
+
+@app.command()
+def studies() -> None:
+    """List the studies: name, question, arms and seeds."""
+    from headwise.studies.listing import print_studies
+
+    print_studies()
 
 
 @app.command()
