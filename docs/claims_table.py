@@ -13,7 +13,7 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from headwise.experiments.arms.arm import canonical_arms
+from headwise.experiments.arm import canonical_arms
 from headwise.experiments.configuration import BASELINE
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError

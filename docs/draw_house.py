@@ -140,6 +140,19 @@ class House:
         both = [a for a in self.arrows if a.importer in floors and a.imported in floors]
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
+    def folder(self, module: str) -> str:
+        """Give the folder, as a dotted name, in which the file of a module lies."""
+        return module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
+
+    def mutual(self) -> list[Arrow]:
+        """Give the imports between two folders, at any depth, that import each other."""
+        between: dict[tuple[str, str], list[Arrow]] = {}
+        for arrow in self.arrows:
+            pair = self.folder(arrow.importer), self.folder(arrow.imported)
+            if pair[0] != pair[1]:
+                between.setdefault(pair, []).append(arrow)
+        return [arrow for (a, b), arrows in between.items() if (b, a) in between for arrow in arrows]
+
     def circles(self) -> list[Arrow]:
         """Give the imports that lie on a circle of files: from each of these files one comes back to it."""
         below: dict[str, set[str]] = {module: set() for module in self.files}

@@ -27,6 +27,23 @@ def test_no_files_import_each_other(plan):
     assert not wrong, "imports on a circle:\n" + "\n".join(map(str, wrong))
 
 
+def test_no_folders_import_each_other(plan):
+    wrong = plan.House().mutual()
+    assert not wrong, "imports between two folders in both directions:\n" + "\n".join(map(str, wrong))
+
+
+def test_two_folders_that_import_each_other_are_found(plan, tmp_path):
+    source = tmp_path / "src" / "tiny"
+    for name in ("", "above", "above/inside"):
+        (source / name).mkdir(parents=True, exist_ok=True)
+        (source / name / "__init__.py").write_text("")
+    (source / "above" / "a.py").write_text("from tiny.above.inside.b import x\n")
+    (source / "above" / "c.py").write_text("x = 1\n")
+    (source / "above" / "inside" / "b.py").write_text("from tiny.above.c import x\n")
+    assert sorted(a.importer for a in plan.House(source).mutual()) == ["tiny.above.a", "tiny.above.inside.b"]
+    assert not plan.House(source).circles()
+
+
 def test_a_room_is_on_one_floor_and_exists(plan):
     rooms = [room for floor in plan.FLOORS for room in floor]
     assert len(rooms) == len(set(rooms))

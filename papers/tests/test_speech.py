@@ -15,7 +15,7 @@ from made_up_data import WORDS, write_an4
 from small_studies import carry
 from torch import nn
 
-from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arm import read_arm
 from headwise.study import Phase, Study, StudyError
 from headwise.training.start import carry_over
 

@@ -12,7 +12,7 @@ from headwise_papers.tasks.translator import Translator, greedy
 from made_up_data import write_multi30k
 from small_studies import carry
 
-from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arm import read_arm
 from headwise.study import Phase, Study, StudyError
 from headwise.training.start import carry_over
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise import RelaxedAttention
-from headwise.hosts.declared import is_cross
+from headwise.hosts.layers.declared import is_cross
 from headwise.hosts.transformers.adapter import eager_function
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.site import describe

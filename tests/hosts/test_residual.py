@@ -13,7 +13,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale
-from headwise.hosts.residual import obstacle, projection_dropout
+from headwise.hosts.layers.residual import obstacle, projection_dropout
 
 
 class OneForAll(nn.Module):

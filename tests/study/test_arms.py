@@ -8,11 +8,11 @@ from small_studies import PLACE
 
 from headwise.comparing.check_arms import check_arms
 from headwise.core.schedule import ByDepth, Ramp, VShape
-from headwise.experiments.arms.arm import SAME, canonical_arms, read_arm
-from headwise.experiments.arms.settings import read_setting
-from headwise.experiments.arms.sweep import read_sweep
-from headwise.experiments.arms.timed import read_timed
+from headwise.experiments.arm import SAME, canonical_arms, read_arm
+from headwise.experiments.arm_settings import read_setting
+from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task_source import load_task
+from headwise.experiments.timed_settings import read_timed
 from headwise.files.errors import StudyError
 from headwise.studies.registry import load_study, study_names
 from headwise.training.fit import fit

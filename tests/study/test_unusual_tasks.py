@@ -9,8 +9,8 @@ from unusual_tasks import Colour, Unusual
 from headwise.comparing.check_arms import check_arms
 from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
-from headwise.experiments.arms.arm import read_arm
-from headwise.experiments.arms.settings import read_settings
+from headwise.experiments.arm import read_arm
+from headwise.experiments.arm_settings import read_settings
 from headwise.experiments.task_source import build_task, load_task
 from headwise.files.errors import StudyError
 from headwise.studies.registry import Installed, load_study, study_names

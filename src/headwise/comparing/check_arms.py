@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.experiments.arms.arm import Arm, read_arm
+from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError

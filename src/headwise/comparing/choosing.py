@@ -10,10 +10,10 @@ from headwise.comparing.claim_check import canonical_claims
 from headwise.comparing.request import Request
 from headwise.core.settings import suggest
 from headwise.engines.slurm_options import read_slurm_options
-from headwise.experiments.arms.arm import canonical_arms, refuse_equal_arms
-from headwise.experiments.arms.settings import read_settings
-from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.arm import canonical_arms, refuse_equal_arms
+from headwise.experiments.arm_settings import read_settings
 from headwise.experiments.study import Study
+from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task, installed_task, load_task
 from headwise.files.errors import StudyError

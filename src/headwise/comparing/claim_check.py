@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headwise.core.settings import suggest
-from headwise.experiments.arms.arm import read_arm
-from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.arm import read_arm
 from headwise.experiments.evaluation import Evaluation
 from headwise.experiments.study import Study
+from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.results.outcome_names import COSTS, DIVERGED

@@ -17,7 +17,7 @@ from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
 from headwise.comparing.tune import tune
-from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arm import read_arm
 from headwise.experiments.study import Study
 from headwise.experiments.task import Task
 from headwise.files.durable import read_json, write_json

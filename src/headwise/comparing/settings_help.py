@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin
 
 from headwise.comparing.choosing import find_study, scaled
 from headwise.comparing.request import Request, Studies
-from headwise.experiments.arms.settings import write_setting
+from headwise.experiments.arm_settings import write_setting
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.study import Study
 from headwise.experiments.task import Task

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.order_queue import run_orders
-from headwise.experiments.arms.arm import Arm, read_arm
+from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.configuration import RunConfiguration, derive
 from headwise.experiments.metric import Metric
 from headwise.files.errors import StudyError

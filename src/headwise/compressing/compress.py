@@ -19,7 +19,7 @@ from headwise.compressing.record import Compressed, LayerCut, Pair
 from headwise.compressing.refusals import reason
 from headwise.compressing.site_cut import SiteCut, cut_site, parameters_of
 from headwise.hosts.bare_site import bare_sites
-from headwise.hosts.candidate import Candidate
+from headwise.hosts.layers.candidate import Candidate
 from headwise.projections import ProjectionError, capture
 from headwise.projections.inputs import feed
 from headwise.regularizing.handle_place import HANDLE

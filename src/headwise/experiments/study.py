@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from headwise.experiments.arms.arm import read_arm
-from headwise.experiments.arms.sweep import read_sweep
+from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE, RunConfiguration
+from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.experiments.task_place import source_file
 from headwise.experiments.task_source import file_digests, files_read, source_digest

@@ -17,7 +17,7 @@ from headwise.core.kernels_ran import KernelsRan
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.hosts.candidate import Adapter
+from headwise.hosts.layers.candidate import Adapter
 from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
 
 Observer = Callable[[Call, Tensor], None]

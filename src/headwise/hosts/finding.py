@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from headwise.core.site import Site, number
-from headwise.hosts.candidate import Candidate
-from headwise.hosts.declared import is_cross, looks_like_attention, over_channels
-from headwise.hosts.remedies import LOAD_SDPA
+from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import is_cross, looks_like_attention, over_channels
+from headwise.hosts.layers.remedies import LOAD_SDPA
 from headwise.hosts.sdpa import adapter as sdpa
 from headwise.hosts.torch_mha import adapter as torch_mha
 from headwise.hosts.transformers import adapter as transformers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headwise.core.site import Site
-from headwise.hosts.candidate import Adapter
+from headwise.hosts.layers.candidate import Adapter
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.owner import Owner
 from headwise.regularizing.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwise import projections
-from headwise.hosts.hooks import Hooks
+from headwise.hosts.layers.hooks import Hooks
 from headwise.projections.adapted import base_of, is_adapted
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.learned_parameters import is_own

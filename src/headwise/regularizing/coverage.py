@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts.candidate import Candidate
+from headwise.hosts.layers.candidate import Candidate
 from headwise.regularizing.fitted_site import Fitted
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headwise.hosts.bare_site import BareSite
-from headwise.hosts.candidate import Candidate
+from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from headwise.core.site import Site
-from headwise.hosts.declared import LIKE
+from headwise.hosts.layers.declared import LIKE
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from headwise import hosts, projections
 from headwise.core.site import Site
-from headwise.hosts.declared import LIKE
+from headwise.hosts.layers.declared import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
 from headwise.projections.leaves import leaves

@@ -14,8 +14,8 @@ from headwise.core.method import Method
 from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, bare_sites
-from headwise.hosts.candidate import Candidate
-from headwise.hosts.refusal import refusal
+from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.refusal import refusal
 from headwise.regularizing.example_run import learn_from_example
 from headwise.regularizing.handle_place import HANDLE
 

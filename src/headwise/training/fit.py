@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from headwise.experiments.arms.arm import Arm
+from headwise.experiments.arm import Arm
 
 if TYPE_CHECKING:
     from headwise.regularizing.handle import Regularized

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from headwise.experiments.arms.arm import read_arm
+from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import derive
 from headwise.experiments.phase import Phase
 from headwise.experiments.task import Task

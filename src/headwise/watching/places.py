@@ -10,7 +10,7 @@ from torch import nn
 from headwise import hosts
 from headwise.core.site import Site
 from headwise.hosts.bare_site import BareSite, ForwardHooks, bare_sites
-from headwise.hosts.candidate import Candidate
+from headwise.hosts.layers.candidate import Candidate
 from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.plan import Where, no_site, selection

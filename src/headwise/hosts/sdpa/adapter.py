@@ -12,12 +12,12 @@ from headwise import projections
 from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.candidate import Candidate
-from headwise.hosts.code import calls, passes_true, uses
-from headwise.hosts.declared import attends_across, looks_like_attention, other_positions, over_channels
-from headwise.hosts.hooks import Hooks
-from headwise.hosts.hosted_site import HostedSite
-from headwise.hosts.residual import projection_dropout
+from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.code import calls, passes_true, uses
+from headwise.hosts.layers.declared import attends_across, looks_like_attention, other_positions, over_channels
+from headwise.hosts.layers.hooks import Hooks
+from headwise.hosts.layers.hosted_site import HostedSite
+from headwise.hosts.layers.residual import projection_dropout
 from headwise.hosts.sdpa import call, flex, open_sites
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.masked import visible
-from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 
 
 def newest_last(

@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.attention.softmax import fused
 from headwise.core.live_sites import live_sites
 from headwise.core.masked import hide_other_regions
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.sdpa.cache import newest_last
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from headwise.core.live_sites import live_sites
 from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.code import forward_of, names_used, reached
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.code import forward_of, names_used, reached
+from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import Shape

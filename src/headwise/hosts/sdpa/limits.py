@@ -10,8 +10,8 @@ from torch import Tensor
 from headwise.core.method import Method
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.hosted_site import HostedSite
-from headwise.hosts.refusal import refusal
+from headwise.hosts.layers.hosted_site import HostedSite
+from headwise.hosts.layers.refusal import refusal
 from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Served, Shape, batch
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.core import recompute as passes
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.hosted_site import HostedSite
 
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"

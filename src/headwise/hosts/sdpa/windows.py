@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from headwise.core.site import Site
-from headwise.hosts.code import uses
-from headwise.hosts.declared import shifts_windows
+from headwise.hosts.layers.code import uses
+from headwise.hosts.layers.declared import shifts_windows
 from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
 
 # Attention inside of windows that the module itself, or the block around it, cuts.

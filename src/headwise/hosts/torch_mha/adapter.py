@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from headwise.core.forward import Entered
 from headwise.core.method import touches_call
 from headwise.core.site import Site
-from headwise.hosts.candidate import Candidate
-from headwise.hosts.declared import is_cross
-from headwise.hosts.hosted_site import HostedSite
-from headwise.hosts.residual import projection_dropout
+from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import is_cross
+from headwise.hosts.layers.hosted_site import HostedSite
+from headwise.hosts.layers.residual import projection_dropout
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.attention.softmax import fused
-from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 
 
 @dataclass(frozen=True)

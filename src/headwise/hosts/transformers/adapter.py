@@ -15,12 +15,12 @@ from torch import nn
 
 from headwise import projections
 from headwise.core.site import Site
-from headwise.hosts.candidate import Candidate
-from headwise.hosts.code import calls
-from headwise.hosts.hooks import Hooks
-from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
-from headwise.hosts.remedies import LOAD_SDPA, SET_SDPA
-from headwise.hosts.residual import projection_dropout
+from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.code import calls
+from headwise.hosts.layers.hooks import Hooks
+from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
+from headwise.hosts.layers.residual import projection_dropout
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.routed import KEY, PLACE
 from headwise.hosts.transformers.site import describe

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.hosted_site import HostedSite, asks_for_own_tokens
+from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.transformers.routed import Routed
 
 

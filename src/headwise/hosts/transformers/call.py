@@ -11,8 +11,8 @@ from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.hosted_site import HostedSite
-from headwise.hosts.remedies import LOAD_SDPA, SET_SDPA
+from headwise.hosts.layers.hosted_site import HostedSite
+from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.transformers.cache import newest_last
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed
 

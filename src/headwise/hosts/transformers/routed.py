@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headwise.core.site import Site
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.hosted_site import HostedSite
 
 # Our name among transformers' attention implementations, and where a routed module keeps its adapter.
 KEY = "headwise"

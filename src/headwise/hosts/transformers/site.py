@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from headwise.core.site import Site
-from headwise.hosts.code import names_used
-from headwise.hosts.declared import is_cross, other_positions, shifts_windows
+from headwise.hosts.layers.code import names_used
+from headwise.hosts.layers.declared import is_cross, other_positions, shifts_windows
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.names import (
     COMPARED_DIM,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.site import Site
-from headwise.hosts.code import forward_of, names_used, reached
+from headwise.hosts.layers.code import forward_of, names_used, reached
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:

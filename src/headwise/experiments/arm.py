@@ -8,13 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.experiments.arms.pieces import cut, split
-from headwise.experiments.arms.settings import read_settings, write_setting
-from headwise.experiments.arms.timed import Timed, is_timed, read_timed
-from headwise.experiments.arms.where import Where, read_where
+from headwise.experiments.arm_pieces import cut, split
+from headwise.experiments.arm_settings import read_settings, write_setting
 from headwise.experiments.configuration import BASELINE, SAME
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
+from headwise.experiments.timed_settings import Timed, is_timed, read_timed
+from headwise.experiments.where import Where, read_where
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from headwise.hosts.code import forward_of, names_used, speaks_of_attention
+from headwise.hosts.layers.code import forward_of, names_used, speaks_of_attention
 
 LIKE = re.compile(r"attention|attn|mhsa|gpsa", re.IGNORECASE)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headwise.core.forward import Entered
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.hosted_site import HostedSite
 
 
 class Hooks:

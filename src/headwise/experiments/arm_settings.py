@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from headwise.core.settings import suggest
-from headwise.experiments.arms.pieces import split
+from headwise.experiments.arm_pieces import split
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 

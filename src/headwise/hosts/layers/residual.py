@@ -7,8 +7,8 @@ from torch import nn
 from headwise import projections
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.branch_walk import BranchEnd, Walk, drops
-from headwise.hosts.code import forward_of
+from headwise.hosts.layers.branch_walk import BranchEnd, Walk, drops
+from headwise.hosts.layers.code import forward_of
 from headwise.projections import ProjectionError
 
 

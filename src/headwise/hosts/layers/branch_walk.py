@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from headwise.hosts.code import names_used
+from headwise.hosts.layers.code import names_used
 
 
 class BranchEnd(Exception):

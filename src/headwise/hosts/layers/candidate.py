@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headwise.core.site import Site
-from headwise.hosts.hosted_site import HostedSite
+from headwise.hosts.layers.hosted_site import HostedSite
 
 
 class Adapter(Protocol):

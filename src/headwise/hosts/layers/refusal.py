@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts import residual
+from headwise.hosts.layers import residual
 
 
 def refusal(method: Method, site: Site) -> str | None:

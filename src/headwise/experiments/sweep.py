@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from headwise.experiments.arms.arm import Arm, read_arm
+from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.configuration import BASELINE
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError

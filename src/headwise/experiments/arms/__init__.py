@@ -1,1 +1,0 @@
-"""Arms: what is compared. Their text is label, key and command-line argument at once."""
