@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from headwise.core.site import Site
 from headwise.statistics.weights import WEIGHT_STATISTICS, Product, read_weights, weight_reading, weight_reasons
-from headwise.statistics.weights.imbalance import conserved
-from headwise.statistics.weights.pseudo_rank import PseudoRank
+from headwise.statistics.weights.balance import conserved
+from headwise.statistics.weights.ranks import PseudoRank
 
 F64 = torch.float64
 

@@ -3,33 +3,31 @@
 import torch
 
 from headwise.files.entry_points import entry_points, load
-from headwise.statistics.attention_distance import AttentionDistance
-from headwise.statistics.attention_entropy import AttentionEntropy
-from headwise.statistics.entropy_floor_centred import EntropyFloorCentred
-from headwise.statistics.entropy_floor_spectral import EntropyFloorSpectral
-from headwise.statistics.entropy_share import EntropyShare
-from headwise.statistics.final_cosine import FinalCosine
-from headwise.statistics.final_high_frequency import FinalHighFrequency
-from headwise.statistics.gradient_cosine import GradientCosine
-from headwise.statistics.head_redundancy import HeadRedundancy
-from headwise.statistics.high_frequency import HighFrequency
-from headwise.statistics.layer_redundancy import LayerRedundancy
-from headwise.statistics.layer_redundancy_mean import LayerRedundancyMean
-from headwise.statistics.logit_bound import LogitBound
-from headwise.statistics.lowest_entropy import LowestEntropy
-from headwise.statistics.max_logit import MaxLogit
-from headwise.statistics.nonlocal_functional import NonlocalFunctional
+from headwise.statistics.entropy import (
+    AttentionEntropy,
+    EntropyFloorCentred,
+    EntropyFloorSpectral,
+    EntropyShare,
+    LowestEntropy,
+)
+from headwise.statistics.logits import LogitBound, MaxLogit
+from headwise.statistics.mass import AttentionDistance, PeakedRows, SinkMass
 from headwise.statistics.output_norm import OutputNorm
-from headwise.statistics.peaked_rows import PeakedRows
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading, SiteFacts
+from headwise.statistics.redundancy import HeadRedundancy, LayerRedundancy, LayerRedundancyMean
 from headwise.statistics.row_figures import RowFigures
-from headwise.statistics.sink_mass import SinkMass
+from headwise.statistics.similarity import (
+    FinalCosine,
+    FinalHighFrequency,
+    HighFrequency,
+    StreamCosine,
+    StreamHighFrequency,
+    TokenCosine,
+)
+from headwise.statistics.smoothing import GradientCosine, NonlocalFunctional
 from headwise.statistics.statistic import Statistic
-from headwise.statistics.stream_cosine import StreamCosine
-from headwise.statistics.stream_high_frequency import StreamHighFrequency
 from headwise.statistics.tally import Tally
-from headwise.statistics.token_cosine import TokenCosine
 
 # The registry: tests, tables and `watch` walk it.
 STATISTICS: dict[str, type[Statistic]] = {

@@ -15,7 +15,7 @@ from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
 from headwise.statistics import STATISTICS
-from headwise.statistics.floor import largest_eigenvalue
+from headwise.statistics.entropy import largest_eigenvalue
 from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 
 # The statistic of activations that needs the query and key weights as well.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.statistics.floor import entropy_floor
+from headwise.statistics.entropy import entropy_floor
 
 TOKENS = (4, 16, 64)
 # Norms, from where the floor still hangs on the number of keys to where it falls exponentially: log T plus these.

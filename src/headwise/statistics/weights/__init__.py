@@ -3,15 +3,10 @@
 import torch
 from torch import Tensor
 
-from headwise.statistics.weights.effective_rank import EffectiveRank
-from headwise.statistics.weights.frobenius_norm import FrobeniusNorm
-from headwise.statistics.weights.imbalance import Imbalance
-from headwise.statistics.weights.nuclear_gap import NuclearGap
-from headwise.statistics.weights.nuclear_norm import NuclearNorm
+from headwise.statistics.weights.balance import Imbalance, NuclearGap
+from headwise.statistics.weights.norms import FrobeniusNorm, NuclearNorm, SpectralNorm
 from headwise.statistics.weights.product import Product
-from headwise.statistics.weights.pseudo_rank import PseudoRank
-from headwise.statistics.weights.spectral_norm import SpectralNorm
-from headwise.statistics.weights.stable_rank import StableRank
+from headwise.statistics.weights.ranks import EffectiveRank, PseudoRank, StableRank
 from headwise.statistics.weights.weight_reading import WeightReading, weight_reading
 from headwise.statistics.weights.weight_statistic import WeightStatistic
 

@@ -1,4 +1,4 @@
-"""The pseudo-rank of a head's product."""
+"""Ranks of a head's product, by three definitions."""
 
 import torch
 from torch import Tensor
@@ -29,3 +29,34 @@ class PseudoRank(WeightStatistic):
         count = (short.sum(-1) + 1) * (reached[:, -1] > 0)
         share = count.to(product.spectrum.dtype) / (product.width if self.of_model else product.size)
         return torch.where(reached[:, -1].isnan(), torch.nan, share)
+
+
+class EffectiveRank(WeightStatistic):
+    """Gives exp(entropy of σ/Σσ) of each head: d when all singular values are equal, 1 when one is left; 0 for zeros.
+
+    Roy and Vetterli 2007, "The effective rank", EUSIPCO.
+    """
+
+    name = "effective_rank"
+    unit = "dimensions"
+    worse = "low"
+
+    def of(self, product: Product) -> Tensor:
+        total = product.spectrum.sum(-1, keepdim=True)
+        share = product.spectrum / total.clamp(min=1e-30)
+        return torch.special.entr(share).sum(-1).exp() * (total[:, 0] > 0)
+
+
+class StableRank(WeightStatistic):
+    """Gives Σσ² / σ₁² of each head: between 1 and d, robust against small singular values; 0 for a product of zeros.
+
+    Rudelson and Vershynin 2007, arXiv math/0503442.
+    """
+
+    name = "stable_rank"
+    unit = "dimensions"
+    worse = "low"
+
+    def of(self, product: Product) -> Tensor:
+        largest = product.spectrum[:, :1]
+        return (product.spectrum / largest.clamp(min=1e-30)).square().sum(-1) * (largest[:, 0] > 0)

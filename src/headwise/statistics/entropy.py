@@ -1,0 +1,133 @@
+"""Entropy of attention: how many keys a query attends to, and how far that could fall."""
+
+import torch
+from torch import Tensor
+
+from headwise.statistics.reading import SiteFacts
+from headwise.statistics.row_figures import RowFigures
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.tally import Tally
+
+
+class AttentionEntropy(Statistic):
+    """Averages H_i = −Σ_j A_ij log A_ij over real queries.
+
+    Zhai et al. 2023, arXiv 2303.06296. A is the softmax before dropout; a learned sink counts as one more column, since its mass is
+    part of the softmax. Computed as log Z − Σ e^D·D / Z with D = s − max, which keeps its digits when entropy collapses.
+    """
+
+    name = "attention_entropy"
+    unit = "nats"
+    reduction = "mean over real queries with a key"
+    needs = ("entropy",)
+    worse = "low"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return rows.mean(rows.entropy)
+
+
+class EntropyShare(Statistic):
+    """Averages H_i / log(allowed keys of row i) over real queries: 1 is uniform attention, 0 is one key.
+
+    The range of entropy differs between the rows of a causal or padded call, so each row is divided by its own. A query with one
+    key has no range and is left out; a learned sink counts as a key.
+    """
+
+    name = "entropy_share"
+    unit = "share of log(keys)"
+    reduction = "mean over real queries with at least two keys"
+    needs = ("entropy",)
+    worse = "low"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        columns = (rows.queries.counts + rows.columns_of_softmax).clamp_min(2)
+        return rows.mean(rows.entropy / columns.log(), least=2)
+
+
+class LowestEntropy(Statistic):
+    """Takes the smallest row entropy of each head, in nats.
+
+    A query that has one key has entropy 0 by construction and is left out. On a sample of the queries it is only an upper bound
+    of the true minimum, and its record is marked `sampled`.
+    """
+
+    name = "lowest_entropy"
+    unit = "nats"
+    reduction = "minimum over real queries with at least two keys"
+    needs = ("entropy",)
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return rows.extremum(rows.entropy, "min", least=2)
+
+
+def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
+    """Returns the minimum of the entropy (nats) of softmax(a) over ‖a‖₂ ≤ size with `keys` entries; 0 for one key.
+
+    Theorem 3.1 of Zhai et al. 2023, arXiv 2303.06296: with β = exp(−σ√(T/(T−1))), log(1 + (T−1)β) + σ√(T(T−1))β / (1 + (T−1)β).
+    """
+    several = keys > 1
+    keys = keys.clamp_min(2)
+    beta = torch.exp(-size * (keys / (keys - 1)).sqrt())
+    rest = (keys - 1) * beta
+    floor = torch.log1p(rest) + size * (keys * (keys - 1)).sqrt() * beta / (1 + rest)
+    return torch.where(several, floor, 0.0)
+
+
+def largest_eigenvalue(gram: Tensor) -> Tensor:
+    """Returns the largest eigenvalue of each symmetric matrix; NaN where a matrix is not finite, as a diverged run has it."""
+    finite = gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(torch.where(finite[..., None, None], gram, 0.0))
+    return torch.where(finite, values[..., -1], torch.nan)
+
+
+class EntropyFloorCentred(Statistic):
+    """Averages over real queries the floor of Theorem 3.1 at σ_i = ‖a_i − ā_i‖, the row's logits about their mean.
+
+    Zhai et al. 2023, arXiv 2303.06296; softmax ignores the mean of a row, so the centred norm may stand for the spectral one and is much
+    tighter. Row i counts its own allowed keys, so causal and masked calls use the causal form; with no mask the norm is found
+    from sums over keys alone. A row with one key has floor 0.
+    """
+
+    name = "entropy_floor_centred"
+    unit = "nats"
+    reduction = "mean over real queries with a key"
+    needs = ("centred",)
+
+    def tally(self, rows: RowFigures) -> Tally:
+        columns = rows.queries.counts + rows.columns_of_softmax
+        return rows.mean(entropy_floor(rows.centred, columns.to(rows.centred.dtype)))
+
+
+# Gram matrices up to this size are decomposed; of larger ones the Frobenius norm is taken, a looser and still valid bound.
+LARGEST_GRAM = 1024
+
+
+class EntropyFloorSpectral(Statistic):
+    """Averages the floor of Theorem 3.1 at σ = scale · ‖W_K W_Qᵀ‖₂ · ‖X Xᵀ‖₂ over real queries, X the real tokens.
+
+    Zhai et al. 2023, arXiv 2303.06296. Causal and masked rows count their own keys. Almost vacuous at real sizes: it is the theorem's own
+    form, shown beside the centred one. It needs logits that are scale · x_i W_Qᵀ W_K x_j and nothing else.
+    """
+
+    name = "entropy_floor_spectral"
+    unit = "nats"
+    reduction = "mean over real queries with a key"
+
+    def applies(self, facts: SiteFacts) -> str | None:
+        if not facts.self_attention:
+            return "the theorem is about one sequence that attends to itself"
+        if facts.product_obstacle is not None:
+            return f"logits are not x W_Qᵀ W_K x: {facts.product_obstacle}"
+        if facts.bias or facts.sinks:
+            return "logits are not x W_Qᵀ W_K x: " + ("a bias is added" if facts.bias else "a learned sink is added")
+        if not facts.hidden:
+            return "the host does not show what enters the layer"
+        return None if facts.product_norm else "the query and key weights of the heads were not found"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        reading, queries = rows.reading, rows.queries
+        x = reading.without_padding(reading.given(reading.hidden))
+        gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
+        largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
+        size = abs(reading.factor) * reading.given(reading.product_norm).float() * largest[:, None]
+        return queries.mean(entropy_floor(size[..., None], queries.counts.expand(reading.batch, reading.heads, -1)))
