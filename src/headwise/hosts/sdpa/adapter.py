@@ -17,7 +17,7 @@ from headwise.hosts.code import calls, passes_true, uses
 from headwise.hosts.declared import attends_across, looks_like_attention, other_positions, over_channels
 from headwise.hosts.hooks import Hooks
 from headwise.hosts.hosted_site import HostedSite
-from headwise.hosts.residual import projection_dropout
+from headwise.hosts.residual import last_before_sum
 from headwise.hosts.sdpa import call, flex, open_sites
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared
@@ -60,8 +60,8 @@ class SdpaAdapter:
         )
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
-        # Where a dropout stands before the residual, the branch is whole behind it.
-        last = output if output is None else projection_dropout(self.site) or output
+        # Where a dropout or norm stands before the residual, the branch is whole behind it.
+        last = output if output is None else last_before_sum(self.site) or output
         self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
