@@ -13,7 +13,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale
-from headwise.hosts.residual import obstacle, last_before_sum
+from headwise.hosts.residual import last_before_sum, obstacle
 
 
 class OneForAll(nn.Module):

@@ -189,10 +189,9 @@ def test_what_a_schedule_comes_to_is_allowed_over_all_of_it_or_it_is_refused(cls
     site = fitted(DropHead())[1].fitted[1].site
     for low in (strong, 0.0, -1.0, 1.0, 1e60, float("inf"), float("nan")):
         chosen = Strengths()
+        settings = {VShape: (low, strong, 7, 20), Ramp: (strong, low, 20), ByDepth: (strong, low)}[schedule]
         try:
-            made = {VShape: lambda: VShape(low, strong, 7, 20), Ramp: lambda: Ramp(strong, low, 20)}.get(
-                schedule, lambda: ByDepth(strong, low)
-            )()
+            made = schedule(*settings)
             chosen.set([method], cls, {name: made})
         except ValueError:
             continue

@@ -20,7 +20,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.code import names_used
 
-
 # What changes neither the order nor the shape of the tokens.
 SAME_TOKENS = frozenset("to type_as type float half bfloat16 contiguous clone checkpoint_name".split())
 
