@@ -86,6 +86,13 @@ def test_ssmax_counts_the_keys_that_each_query_may_see(form):
     torch.testing.assert_close(attend_with([SSMax()], q, k, v, form=form, causal=True)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_ssmax_keeps_double_precision(form):
+    q, k, v = (x.double() for x in made())
+    powers = torch.tensor(float(T), dtype=torch.float64) ** (0.5 * q @ k.mT / D**0.5)
+    got = attend_with([SSMax(scale=0.5)], q, k, v, form=form)[0]
+    torch.testing.assert_close(got, powers / powers.sum(-1, keepdim=True) @ v, rtol=1e-13, atol=1e-14)
+
+
 def test_ssmaxs_scale_is_learned_or_stays():
     q, k, _ = made()
     learned, fixed = fitted(SSMax(), q, k), fitted(SSMax(learned=False), q, k)
