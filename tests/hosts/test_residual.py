@@ -377,3 +377,48 @@ def test_a_norm_behind_which_nothing_can_stand_is_refused_by_name(tmp_path, way,
     net = written(tmp_path, way)
     with pytest.raises(ValueError, match=rf"0\.attn.*LayerScale {told}.*where="):
         headwise.regularize(net, headwise.LayerScale(), where=["0.attn"], example=tokens())
+
+
+@pytest.mark.parametrize("rank", [None, 12])
+def test_the_branch_of_latent_attention_needs_its_output_projection_alone(rank):
+    from transformers import DeepseekV3Config, DeepseekV3Model
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    latent = {"q_lora_rank": rank, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    net = DeepseekV3Model(DeepseekV3Config(**sizes, **latent, num_key_value_heads=4, first_k_dense_replace=2)).eval()
+    twin = copy.deepcopy(net)
+    for layer in twin.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda module, args, y: 0.1 * y)
+    headwise.regularize(net, headwise.LayerScale(start=0.1))
+    ours, theirs = (model(IDS).last_hidden_state for model in (net, twin))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Processor:
+    """Computes the attention of a layer that hands it over, as diffusers' processors do; it is no module."""
+
+    def __call__(self, attn, x):
+        q, k, v = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (attn.to_q, attn.to_k, attn.to_v))
+        return attn.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ByProcessor(nn.Module):
+    """Hands its attention to an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(32, 32) for _ in range(4))
+        self.processor, self.act = Processor(), F.gelu
+
+    def forward(self, x):
+        return self.act(self.processor(self, x))
+
+
+def test_a_layer_that_hands_its_attention_to_a_processor_is_told_so():
+    net = nn.ModuleDict({"attn": type("Attention", (ByProcessor,), {})()})
+    with pytest.raises(
+        ValueError, match=r"attn .*hands the attention to self\.processor \(Processor\), an object that is no module"
+    ) as told:
+        headwise.regularize(net, headwise.DropHead())
+    assert "calls neither" not in str(told.value)

@@ -21,7 +21,7 @@ def last_before_sum(site: Site) -> nn.Module | None:
     """
     model, start = site.model, site.module
     if site.host != "torch":
-        start = projections.of(site).need("o", "what acts on the branch", of="rows")[0].module
+        start = projections.output(site, "what acts on the branch").module
     name = next((n for n, m in model.named_modules() if m is start), "") if model is not None else ""
     if model is None:
         return None

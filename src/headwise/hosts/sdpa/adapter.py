@@ -55,9 +55,7 @@ class SdpaAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = (
-            projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
-        )
+        output = projections.output(fitted.site, "what acts on the branch").module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
         # Where a dropout or norm stands before the residual, the branch is whole behind it.

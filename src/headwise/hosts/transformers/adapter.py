@@ -134,7 +134,7 @@ class TransformersAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            output = projections.of(self.site).need("o", "what acts on the branch", of="rows")[0].module
+            output = projections.output(self.site, "what acts on the branch").module
             self.handles += hooks.follow(output, last_before_sum(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
