@@ -214,6 +214,19 @@ def test_lsa_hides_each_tokens_own_key_and_divides_by_its_temperature(form):
     torch.testing.assert_close(out, weights(q / 2.0, k, ~torch.eye(T, dtype=torch.bool)) @ v)
 
 
+def test_lsa_learns_a_temperature_for_each_head_or_one_for_the_layer(form):
+    q, k, v = made()
+    by_head = torch.tensor([0.5, 1.0, 3.0])
+    for method, temperature in ((LSA(), by_head), (LSA(per="layer"), torch.tensor([2.0]))):
+        fit = fitted(method, q, k, temperature=temperature)
+        assert [p.shape for p in fit.site.module.parameters()] == [temperature.shape]
+        out, _ = attend_with([method], q, k, v, form=form, fitted=fit)
+        wanted = weights(q / temperature[:, None, None], k, ~torch.eye(T, dtype=torch.bool)) @ v
+        torch.testing.assert_close(out, wanted)
+    with pytest.raises(ValueError, match="LSA: per must be one of 'head', 'layer', got 'token'"):
+        LSA(per="token")
+
+
 def test_lsa_leaves_the_only_key_that_a_query_has(form):
     q, k, v = made()
     mask = torch.ones(T, T, dtype=torch.bool)
