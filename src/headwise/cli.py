@@ -16,8 +16,9 @@ try:
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
+from headwise_papers.registry import Installed, study_names
+
 from headwise.files.errors import is_for_users
-from headwise.studies.registry import Installed, study_names
 
 app = typer.Typer(
     name="headwise",
@@ -184,7 +185,7 @@ def report(
 @app.command()
 def studies() -> None:
     """List the studies: name, question, arms and seeds."""
-    from headwise.studies.listing import print_studies
+    from headwise_papers.listing import print_studies
 
     print_studies()
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
+    from headwise_papers.vision_transformer import VisionTransformer as VisionTransformer
+
     from headwise.comparing.compare import compare as compare
     from headwise.experiments.batch import Batch as Batch
     from headwise.experiments.evaluation import Evaluation as Evaluation
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from headwise.files.errors import StudyError as StudyError
     from headwise.results.records import Claim as Claim
     from headwise.results.records import ClaimTest as ClaimTest
-    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
 __all__ = [
     "Batch",
@@ -50,7 +51,7 @@ _HOME = {
     "Study": "headwise.experiments.study",
     "StudyError": "headwise.files.errors",
     "Task": "headwise.experiments.task",
-    "VisionTransformer": "headwise.studies.vision_transformer",
+    "VisionTransformer": "headwise_papers.vision_transformer",
     "compare": "headwise.comparing.compare",
 }
 

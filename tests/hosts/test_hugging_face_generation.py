@@ -131,3 +131,26 @@ def test_carried_values_refuse_keys_that_are_not_the_layers_own_tokens() -> None
     regularize(model, NeuTRENO(strength=0.6))
     with pytest.raises(RuntimeError, match=r"attends from 64 tokens to 16 keys that are not these tokens.*where="):
         model(pixel_values=pixels)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@pytest.mark.parametrize("method", [XSA(), NeuTRENO(strength=0.6), ValueResidual(mix=0.5)], ids=repr)
+def test_layers_that_take_over_the_keys_of_earlier_ones_know_their_own_tokens(method, static) -> None:
+    from transformers import DynamicCache, Gemma3nForCausalLM, Gemma3nTextConfig, StaticCache
+
+    torch.manual_seed(0)
+    # Values are mixed token by token, which windows of other lengths than the first layer's do not allow.
+    sliding = "full_attention" if isinstance(method, ValueResidual) else "sliding_attention"
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"vocab_size": 50, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    layers = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": [sliding, "full_attention"] * 2}
+    more = {"altup_num_inputs": 2, "sliding_window": 4, "activation_sparsity_pattern": [0.0] * 4, "pad_token_id": 0}
+    model = Gemma3nForCausalLM(Gemma3nTextConfig(**sizes, **layers, **more)).eval()
+    ids = torch.arange(1, 19).view(2, 9)
+    plain = model(input_ids=ids, use_cache=False).logits
+    regularize(model, method)
+    whole = model(input_ids=ids, use_cache=False).logits
+    assert (whole - plain).abs().max() > 1e-3
+    cache = StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
+    pieces = [model(input_ids=part, past_key_values=cache).logits for part in ids.split([6, 1, 1, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=2e-5)

@@ -13,7 +13,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale
-from headwise.hosts.layers.residual import obstacle, projection_dropout
+from headwise.hosts.layers.residual import last_before_sum, obstacle
 
 
 class OneForAll(nn.Module):
@@ -221,7 +221,7 @@ def test_bart_drops_by_a_function_call(p):
 def test_a_dropout_elsewhere_is_not_the_branchs():
     for net in (nn.Sequential(Alone(0.3)), nn.Sequential(nn.MultiheadAttention(32, 4, dropout=0.2))):
         site = headwise.sites(net)[0]
-        assert projection_dropout(site) is None
+        assert last_before_sum(site) is None
         assert obstacle(site) is None
 
 
@@ -253,3 +253,172 @@ def test_a_dropout_that_keeps_no_p_counts_as_one_where_the_source_is_missing():
     )
     exec(code, space)
     assert "source cannot be read" in obstacle(headwise.sites(nn.Sequential(space["Hidden"]()))[0])
+
+
+def _post_norm(family):
+    """Give a tiny causal model whose attention branch passes a norm before the residual, and the places of these norms."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32, "pad_token_id": 0}
+    if family == "Olmo2":
+        del sizes["head_dim"]
+    name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    net = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, name)(**sizes))
+    norm = "post_self_attn_layernorm" if family == "Glm4" else "post_attention_layernorm"
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net.eval(), [f"model.layers.{i}.{norm}" for i in (0, 1)]
+
+
+IDS = torch.arange(1, 13).view(2, 6)
+POST_NORMS = ["Gemma2", "Gemma3", "Glm4", "Olmo2"]
+
+
+@pytest.mark.parametrize("family", POST_NORMS)
+def test_a_branch_that_is_normalised_is_scaled_where_it_enters_the_residual(family):
+    net, places = _post_norm(family)
+    twin = copy.deepcopy(net)
+    for place in places:
+        twin.get_submodule(place).register_forward_hook(lambda module, args, y: 0.1 * y)
+    before = net(IDS).logits
+    handle = headwise.regularize(net, headwise.LayerScale(start=0.1))
+    torch.testing.assert_close(net(IDS).logits, twin(IDS).logits, rtol=1e-5, atol=1e-5)
+    # Before the norm the factor would be taken away again.
+    assert (net(IDS).logits - before).abs().max() > 1e-2
+    handle.remove(discard=True)
+    assert torch.equal(net(IDS).logits, before)
+    assert not any(m._forward_hooks for m in net.modules() if m is not net)
+
+
+@pytest.mark.parametrize("family", POST_NORMS)
+def test_a_branch_that_is_normalised_is_moved_apart_behind_its_norm(family):
+    net, places = _post_norm(family)
+    twin = copy.deepcopy(net)
+
+    def apart(module, args, y):
+        unit = torch.nn.functional.normalize(y, dim=-1)
+        alike = (unit @ unit.mT).masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), float("-inf"))
+        return y + 0.5 * (y - alike.softmax(-1) @ y)
+
+    for place in places:
+        twin.get_submodule(place).register_forward_hook(apart)
+    headwise.regularize(net, headwise.ContraNorm(strength=0.5))
+    ours, theirs = (model(IDS, use_cache=False).logits for model in (net, twin))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", POST_NORMS)
+def test_a_branch_that_is_normalised_is_left_out_whole_and_the_others_are_scaled_up(family):
+    net, places = _post_norm(family)
+    twin, entering = copy.deepcopy(net), []
+    headwise.regularize(net, headwise.BranchDrop(p=0.5), seed=1)
+    for model in (net, twin):
+        model.get_submodule(places[0]).register_forward_hook(lambda module, args, y: entering.append(y))
+        model.train()(IDS.repeat(8, 1))
+    ratio = entering[0] / entering[1]
+    assert set(ratio.round(decimals=3).unique().tolist()) == {0.0, 2.0}
+    assert all(len(sample.round(decimals=3).unique()) == 1 for sample in ratio)
+
+
+def written(tmp_path, way):
+    """Give a block whose forward is this text, in a file that can be read."""
+    import importlib.util
+
+    text = (
+        "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nfrom small_models import Attention\n"
+        "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.attn, self.norm, self.mlp = Attention(32), nn.LayerNorm(32), nn.Linear(32, 32)\n"
+        "        self.drop, self.drop_path, self.first, self.none = nn.Dropout(0.0), nn.Tanh(), False, None\n"
+        "    def forward(self, x):\n" + "".join(f"        {line}\n" for line in way.split("; "))
+    )
+    path = tmp_path / "written_block.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("written_block", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return nn.Sequential(module.Block())
+
+
+@pytest.mark.parametrize(
+    ("way", "last"),
+    [
+        ("return x + self.norm(self.attn(x))", "0.norm"),
+        ("y = self.attn(x); y = self.norm(y.to(x.dtype)); return x + y", "0.norm"),
+        ("return x + self.drop(self.norm(self.attn(x)))", "0.drop"),
+        ("return x + self.norm(self.drop(self.attn(x)))", "0.norm"),
+        ("return x + self.drop_path(self.norm(self.attn(x)))", "0.norm"),
+        ("y = self.attn(x) if self.none is None else self.none(x); return x + self.norm(y)", "0.norm"),
+        # What follows the norm is another part, and its sum begins before the norm.
+        ("y = self.attn(x); return y + self.mlp(self.norm(y))", None),
+        ("x = x + self.attn(x); return x + self.mlp(self.norm(x))", None),
+        ("return self.norm(x + self.attn(x))", None),
+        ("return self.mlp(self.norm(self.attn(x)))", None),
+        ("y = self.attn(self.norm(x)) if self.first else self.norm(self.attn(x)); return x + y", "0.norm"),
+        ("y = self.norm(self.attn(x)) if self.first else self.attn(self.norm(x)); return x + y", None),
+    ],
+)
+def test_the_norm_before_the_residual_is_found(tmp_path, way, last):
+    net = written(tmp_path, way)
+    found = last_before_sum(headwise.sites(net)[0])
+    assert found is (None if last is None else net.get_submodule(last))
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("return x + F.layer_norm(self.attn(x), (32,))", "normalises the attention branch by a function call in Block"),
+        ("return x + self.norm(self.attn(x).flip(1))", "may bring the tokens of the attention branch into another layout"),
+    ],
+)
+def test_a_norm_behind_which_nothing_can_stand_is_refused_by_name(tmp_path, way, told):
+    net = written(tmp_path, way)
+    with pytest.raises(ValueError, match=rf"0\.attn.*LayerScale {told}.*where="):
+        headwise.regularize(net, headwise.LayerScale(), where=["0.attn"], example=tokens())
+
+
+@pytest.mark.parametrize("rank", [None, 12])
+def test_the_branch_of_latent_attention_needs_its_output_projection_alone(rank):
+    from transformers import DeepseekV3Config, DeepseekV3Model
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    latent = {"q_lora_rank": rank, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    net = DeepseekV3Model(DeepseekV3Config(**sizes, **latent, num_key_value_heads=4, first_k_dense_replace=2)).eval()
+    twin = copy.deepcopy(net)
+    for layer in twin.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda module, args, y: 0.1 * y)
+    headwise.regularize(net, headwise.LayerScale(start=0.1))
+    ours, theirs = (model(IDS).last_hidden_state for model in (net, twin))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Processor:
+    """Computes the attention of a layer that hands it over, as diffusers' processors do; it is no module."""
+
+    def __call__(self, attn, x):
+        q, k, v = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (attn.to_q, attn.to_k, attn.to_v))
+        return attn.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ByProcessor(nn.Module):
+    """Hands its attention to an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(32, 32) for _ in range(4))
+        self.processor, self.act = Processor(), F.gelu
+
+    def forward(self, x):
+        return self.act(self.processor(self, x))
+
+
+def test_a_layer_that_hands_its_attention_to_a_processor_is_told_so():
+    net = nn.ModuleDict({"attn": type("Attention", (ByProcessor,), {})()})
+    with pytest.raises(
+        ValueError, match=r"attn .*hands the attention to self\.processor \(Processor\), an object that is no module"
+    ) as told:
+        headwise.regularize(net, headwise.DropHead())
+    assert "calls neither" not in str(told.value)

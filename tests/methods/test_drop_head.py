@@ -1,7 +1,9 @@
 import pytest
 import torch
 from naive import qkv
+from torch import nn
 
+import headwise
 from headwise.methods import DropHead
 from headwise.regularizing.standalone import attend_with
 
@@ -56,3 +58,14 @@ def test_without_rescaling_heads_that_stay_keep_their_values():
     stays = (out != 0).flatten(2).any(-1)
     assert 0 < stays.float().mean() < 1
     assert torch.equal(out, plain * stays[..., None, None])
+
+
+def test_a_layer_with_one_head_is_not_applicable_and_an_error_where_no_other_is_left():
+    one, four = (nn.MultiheadAttention(16, heads, batch_first=True) for heads in (1, 4))
+    handle = headwise.regularize(nn.ModuleList([one, four]), DropHead())
+    assert [f.site.name for f in handle.fitted] == ["1"]
+    assert "not applicable" in str(handle.report()).split("\n")[1]
+    handle.remove()
+    for where in (["0"], lambda site: site.name == "0"):
+        with pytest.raises(ValueError, match=r"0: .*DropHead always keeps one head, and this layer has no other"):
+            headwise.regularize(nn.ModuleList([one, four]), DropHead(), where=where)

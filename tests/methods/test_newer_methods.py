@@ -86,6 +86,13 @@ def test_ssmax_counts_the_keys_that_each_query_may_see(form):
     torch.testing.assert_close(attend_with([SSMax()], q, k, v, form=form, causal=True)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_ssmax_keeps_double_precision(form):
+    q, k, v = (x.double() for x in made())
+    powers = torch.tensor(float(T), dtype=torch.float64) ** (0.5 * q @ k.mT / D**0.5)
+    got = attend_with([SSMax(scale=0.5)], q, k, v, form=form)[0]
+    torch.testing.assert_close(got, powers / powers.sum(-1, keepdim=True) @ v, rtol=1e-13, atol=1e-14)
+
+
 def test_ssmaxs_scale_is_learned_or_stays():
     q, k, _ = made()
     learned, fixed = fitted(SSMax(), q, k), fitted(SSMax(learned=False), q, k)
@@ -205,6 +212,19 @@ def test_lsa_hides_each_tokens_own_key_and_divides_by_its_temperature(form):
     q, k, v = made()
     out, _ = attend_with([LSA()], q, k, v, form=form, fitted=fitted(LSA(), q, k, temperature=torch.tensor(2.0)))
     torch.testing.assert_close(out, weights(q / 2.0, k, ~torch.eye(T, dtype=torch.bool)) @ v)
+
+
+def test_lsa_learns_a_temperature_for_each_head_or_one_for_the_layer(form):
+    q, k, v = made()
+    by_head = torch.tensor([0.5, 1.0, 3.0])
+    for method, temperature in ((LSA(), by_head), (LSA(per="layer"), torch.tensor([2.0]))):
+        fit = fitted(method, q, k, temperature=temperature)
+        assert [p.shape for p in fit.site.module.parameters()] == [temperature.shape]
+        out, _ = attend_with([method], q, k, v, form=form, fitted=fit)
+        wanted = weights(q / temperature[:, None, None], k, ~torch.eye(T, dtype=torch.bool)) @ v
+        torch.testing.assert_close(out, wanted)
+    with pytest.raises(ValueError, match="LSA: per must be one of 'head', 'layer', got 'token'"):
+        LSA(per="token")
 
 
 def test_lsa_leaves_the_only_key_that_a_query_has(form):

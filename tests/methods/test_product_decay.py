@@ -40,6 +40,18 @@ def test_the_penalty_and_its_gradient_are_those_of_the_products(groups):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("cls", [ProductDecay, NuclearDecay])
+def test_double_precision_is_kept(cls):
+    net = model().double()
+    handle = headwise.regularize(net, cls(strength=0.5))
+    net(ids())
+    made = [p for layer in net.layers for p in products(layer)]
+    want = sum(0.25 * p.square().sum() if cls is ProductDecay else 0.5 * torch.linalg.matrix_norm(p, "nuc") for p in made)
+    got = handle.loss()
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
+
+
 def test_it_counts_once_per_loss_and_not_in_evaluation():
     net = model()
     handle = headwise.regularize(net, ProductDecay(strength=1.0))

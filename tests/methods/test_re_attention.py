@@ -50,6 +50,19 @@ def test_it_is_a_batch_norm_behind_a_convolution_over_heads_in_training_and_eval
     torch.testing.assert_close(out, norm(mixing(weights(q, k))) @ v, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("form", ["fast", "textbook"])
+def test_the_hosts_dropout_acts_before_the_mixing(form, norm):
+    mixing, batch_norm = layers()
+    q, k, v = qkv()
+    fit = fitted(norm)
+    torch.manual_seed(3)
+    out, _ = attend_with(fit.methods, q, k, v, fitted=fit, form=form, dropout=0.4)
+    torch.manual_seed(3)
+    mixed = mixing(torch.nn.functional.dropout(weights(q, k), 0.4))
+    torch.testing.assert_close(out, (batch_norm(mixed) if norm == "batch" else mixed) @ v, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", ["fast", "textbook"])
 def test_without_the_norm_it_mixes_heads_alone(form):
     q, k, v = qkv()

@@ -89,6 +89,20 @@ def test_a_schedule_that_is_set_later_needs_after_step_too():
         train(model, handle, after=False)
 
 
+def test_a_schedule_that_a_resumed_run_brings_needs_after_step_too():
+    _, handle = fitted(DropHead(p=0.1))
+    handle.set(DropHead, p=Ramp(0.0, 0.3, 10))
+    model, resumed = fitted(DropHead(p=0.1))
+    resumed.load_state(handle.state())
+    with pytest.raises(RuntimeError, match=r"after_step\(\) was not called .* DropHead"):
+        train(model, after=False)
+
+
+def test_a_method_that_needs_no_call_may_be_trained_without_one():
+    model, _ = fitted(DropHead(p=0.1), NeuTRENO())
+    train(model, loss=False, after=False, steps=5)
+
+
 @pytest.mark.parametrize("method", [AttnScale(), SigmaReparam()], ids=repr)
 def test_an_optimizer_made_before_the_learned_parameters_is_told(method):
     torch.manual_seed(0)

@@ -9,7 +9,10 @@ import torch
 from small_models import Own
 
 import headwise
-from headwise import ByDepth, DropHead, DropKey, NeuTRENO, Ramp, VShape
+from headwise import BranchDrop, ByDepth, DropHead, DropKey, NeuTRENO, Ramp, SoftCap, Temperature, VShape
+from headwise.core.method import REGISTRY
+from headwise.core.schedule import extremes
+from headwise.regularizing.strengths import Strengths
 
 
 def fitted(*methods):
@@ -156,3 +159,51 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_a_schedule_in_a_constructor_is_pointed_to_set():
     with pytest.raises(TypeError, match=r"DropHead\.p must be a number, got Ramp.*regularized\.set\(DropHead, p=\.\.\.\)"):
         DropHead(p=Ramp(0.0, 0.4, 20))
+
+
+@pytest.mark.parametrize(("method", "name"), [(Temperature(value=2.0), "value"), (SoftCap(cap=5.0), "cap")], ids=repr)
+def test_a_schedule_that_passes_a_forbidden_value_on_its_way_is_refused(method, name):
+    _, handle = fitted(method)
+    before = strengths(handle, name)
+    with pytest.raises(ValueError, match=rf"{name} must be positive and finite, got 0\.0, which VShape\(.* comes to"):
+        handle.set(type(method), **{name: VShape(start=2.0, end=1.0, warmup=5, total=20)})
+    assert strengths(handle, name) == before
+
+
+def test_a_value_that_single_precision_rounds_to_a_forbidden_one_is_refused():
+    _, handle = fitted(BranchDrop(p=0.1), Temperature(value=1.0))
+    with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1\.0"):
+        handle.set(BranchDrop, p=1 - 1e-9)
+    with pytest.raises(ValueError, match=r"value must be positive and finite, got 0\.0"):
+        handle.set(Temperature, value=Ramp(1.0, 1e-60, steps=10))
+
+
+LIVE = [(cls, name) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.") for name in cls.live]
+
+
+@pytest.mark.parametrize("schedule", [VShape, Ramp, ByDepth])
+@pytest.mark.parametrize(("cls", "name"), LIVE, ids=lambda x: getattr(x, "__name__", x))
+def test_what_a_schedule_comes_to_is_allowed_over_all_of_it_or_it_is_refused(cls, name, schedule):
+    method = cls(**cls.strong)
+    strong = getattr(method, name)
+    site = fitted(DropHead())[1].fitted[1].site
+    for low in (strong, 0.0, -1.0, 1.0, 1e60, float("inf"), float("nan")):
+        chosen = Strengths()
+        settings = {VShape: (low, strong, 7, 20), Ramp: (strong, low, 20), ByDepth: (strong, low)}[schedule]
+        try:
+            made = schedule(*settings)
+            chosen.set([method], cls, {name: made})
+        except ValueError:
+            continue
+        for step in range(25):
+            value = float(torch.tensor(chosen.at(method, name, step, site), dtype=torch.float32))
+            assert abs(value) < float("inf")
+            method.replace(**{name: value})
+            assert min(extremes(made)) <= chosen.at(method, name, step, site) <= max(extremes(made))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_schedule_between_numbers_that_are_none_is_refused(bad):
+    for make in (lambda: VShape(0.1, bad, 5, 20), lambda: Ramp(bad, 0.1, 5), lambda: ByDepth(0.1, bad)):
+        with pytest.raises(ValueError, match=rf"needs finite numbers, got .*={bad}"):
+            make()

@@ -116,6 +116,11 @@ class Call:
         times = self.batch // self.samples
         return draw if times == 1 else draw.repeat_interleave(times, dim=0)
 
+    def take_dropout(self) -> float:
+        """Give the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is left then."""
+        p, self.dropout = self.dropout, 0.0
+        return p
+
     def allowed(self) -> Tensor | None:
         """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
 

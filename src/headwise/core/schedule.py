@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ def number(value: Any) -> Any:
 def _plain(one: Any) -> None:
     for field in fields(one):
         object.__setattr__(one, field.name, number(getattr(one, field.name)))
+    if not all(math.isfinite(getattr(one, field.name)) for field in fields(one)):
+        raise ValueError(f"{type(one).__name__} needs finite numbers, got {one!r}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,10 @@ Schedule = VShape | ByDepth | Ramp
 
 
 def extremes(value: float | Schedule) -> tuple[float, ...]:
-    """Give the least and the greatest strength that a number or a schedule comes to."""
+    """Give the strengths between which a number or a schedule moves; all that it comes to lies between two of them."""
     if isinstance(value, ByDepth):
         return value.first, value.last
-    return (value.start, value.end) if isinstance(value, VShape | Ramp) else (value,)
+    if isinstance(value, VShape):
+        # Its lowest point lies in the middle.
+        return value.start, 0.0, value.end
+    return (value.start, value.end) if isinstance(value, Ramp) else (value,)

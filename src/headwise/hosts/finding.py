@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from torch import nn
 
 from headwise.core.site import Site, number
 from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.declared import is_cross, looks_like_attention, over_channels
+from headwise.hosts.layers.code import forward_of, names_used
+from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels
 from headwise.hosts.layers.remedies import LOAD_SDPA
 from headwise.hosts.sdpa import adapter as sdpa
 from headwise.hosts.torch_mha import adapter as torch_mha
@@ -17,6 +21,12 @@ EXPLICIT = (
     "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
     f"F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, {LOAD_SDPA}, or "
     "call F.scaled_dot_product_attention in it"
+)
+
+
+PROCESSOR = (
+    "its forward hands the attention to self.{name} ({kind}), an object that is no module, and headwise does not follow what runs "
+    "there, fused attention or not: call F.scaled_dot_product_attention in the layer's own forward"
 )
 
 
@@ -34,7 +44,7 @@ def find(model: nn.Module) -> list[Candidate]:
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
         if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            reason = over_channels(module) or EXPLICIT
+            reason = over_channels(module) or _by_processor(module) or EXPLICIT
             found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])
@@ -62,3 +72,17 @@ def sites(model: nn.Module) -> list[Site]:
 def _wraps(module: nn.Module) -> bool:
     # Of nested attention-like modules the innermost is the one to name.
     return any(looks_like_attention(inner) for inner in module.modules() if inner is not module)
+
+
+def _by_processor(module: nn.Module) -> str:
+    """Say that a layer has its attention computed by an object of its own, as diffusers' layers have; empty where it has none."""
+    named = names_used(forward_of(module))
+    for name, part in vars(module).items():
+        called = getattr(type(part), "__call__", None)  # noqa: B004  # its code is read, not whether there is one
+        if name in named and inspect.isfunction(called) and _attends(type(part), called):
+            return PROCESSOR.format(name=name, kind=type(part).__name__)
+    return ""
+
+
+def _attends(cls: type, called: Any) -> bool:
+    return bool(LIKE.search(cls.__name__)) or sdpa.NAME in names_used(called)

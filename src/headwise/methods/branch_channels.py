@@ -10,7 +10,7 @@ from headwise.projections import ProjectionError
 def branch_channels(site: Site, method: str) -> int:
     """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
-        return projections.of(site).need("o", method, of="rows")[0].width
+        return projections.output(site, method).width
     except ProjectionError:
         assert site.hidden is not None  # the plan refuses sites without what `shapes` names
         return site.hidden

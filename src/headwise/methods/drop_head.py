@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headwise.core.call import Call
 from headwise.core.method import Method
+from headwise.core.site import Site
 
 
 class DropHead(Method):
@@ -13,8 +14,8 @@ class DropHead(Method):
 
     Zhou et al. 2020, arXiv 2004.13342.
 
-    Drawn per sample and query head while training, before the output projection. One head always stays; with one head
-    nothing happens. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names no rescale.
+    Drawn per sample and query head while training, before the output projection. One head always stays; a layer
+    that has no other is refused. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names no rescale.
     The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
     """
 
@@ -28,6 +29,9 @@ class DropHead(Method):
 
     def check(self) -> None:
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
+
+    def refuse(self, site: Site) -> str | None:
+        return "always keeps one head, and this layer has no other" if site.heads == 1 else None
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         draw = call.uniform_draw(self, (call.samples, call.heads))

@@ -17,19 +17,24 @@ class LSA(Method):
 
     Locality self-attention: Lee, Lee and Song 2021, arXiv 2112.13492 (vision transformers on small data sets).
 
-    In training and evaluation. The temperature is one number per layer, starting at 1 on top of the host's own scale, as
-    the paper's starts at √d; `diagonal=False` learns the temperature alone. Causal layers are refused, for the first
-    token sees nothing but itself. Matrix-free with a mask of the diagonal.
+    In training and evaluation. The temperature is one number per head, as in the authors' code, or with `per="layer"` one for all
+    heads; it starts at 1 on top of the host's own scale, as the paper's starts at √d. `diagonal=False` learns the temperature
+    alone. Causal layers are refused, for the first token sees nothing but itself. Matrix-free with a mask of the diagonal.
+    State dicts of headwise 0.2 hold one number per layer: `per="layer"` loads them.
     """
 
     diagonal: bool = True
+    per: str = "head"
 
     no_neutral = "the diagonal is masked whatever the temperature is"
     strong = {}
     acts = "both"
     learns = True
     self_only = True
-    shapes = ()
+    shapes = ("heads",)
+
+    def check(self) -> None:
+        self.choose("per", "head", "layer")
 
     def refuse(self, site: Site) -> str | None:
         if self.diagonal and site.causal:
@@ -42,12 +47,14 @@ class LSA(Method):
         return self.diagonal
 
     def build(self, site: Site, state: MethodState) -> None:
-        # One number in a vector: FSDP2 shards no scalars.
-        state.parameter("temperature", torch.ones(1))
+        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        # One number in a vector, where it is one: FSDP2 shards no scalars.
+        state.parameter("temperature", torch.ones(site.heads if self.per == "head" else 1))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         # One number for all queries: its gradient is a long sum, which half precision would round away.
-        return (at_least_fp32(q) / call.state(self).tensor("temperature")).to(q.dtype), k, v
+        temperature = call.state(self).tensor("temperature")[:, None, None]
+        return (at_least_fp32(q) / temperature).to(q.dtype), k, v
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         kept = self.keep(call)

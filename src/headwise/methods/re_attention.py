@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.core import key_means
@@ -26,7 +27,7 @@ class ReAttention(Method):
     samples, queries and keys: by the batch while training (under DDP by that of each process, as torch's batch norm), by the kept mean
     and variance in evaluation. With
     `norm="none"` a trained model does not change at once. What no query may see stays 0 and out of mean and variance, which the
-    original's norm fills. The paper's bias is left out, for the norm takes it away. Matrix-free where nothing is read from the
+    original's norm fills. The host's own dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left out, for the norm takes it away. Matrix-free where nothing is read from the
     batch, as Σ_g mix[h, g]·A_g·V_h, one map for each head; quicker only where the matrix is large. Batch statistics need it.
     """
 
@@ -56,6 +57,8 @@ class ReAttention(Method):
             state.buffer("variance", torch.ones(site.heads), saved=True)
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
+        if call.dropout > 0:
+            a = F.dropout(a, call.take_dropout())
         mixed = (self._mix(call, a) @ a.flatten(2)).view(a.shape)
         if self.norm == "none":
             return mixed

@@ -43,4 +43,5 @@ class SSMax(Method):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         scale = call.state(self).tensor("scale")[:, None, None]
-        return q * (scale * call.allowed_counts().log()).to(q.dtype), k, v
+        counts = call.allowed_counts().to(torch.promote_types(q.dtype, torch.float32))
+        return q * (scale * counts.log()).to(q.dtype), k, v

@@ -9,7 +9,7 @@ from torch import nn
 from headwise.core.site import Site
 from headwise.projections import named
 from headwise.projections.adapted import base_of, is_adapted, obstacle
-from headwise.projections.block import ProjectionError
+from headwise.projections.block import Block, ProjectionError
 from headwise.projections.perturbation import probed
 from headwise.projections.probe import Unclear
 from headwise.projections.sharded import below
@@ -67,6 +67,24 @@ def of(site: Site) -> Projections:
         _tell(site, kept)
     _follow(site, kept)
     return kept
+
+
+def output(site: Site, who: str) -> Block:
+    """Give the block of the output projection alone, which its name tells where q, k and v are no plain matrices (latent attention).
+
+    Raises:
+        ProjectionError: naming the site, the reason and the remedy, where there is none that can be told.
+    """
+    try:
+        return of(site).need("o", who, of="rows")[0]
+    except ProjectionError as error:
+        leaf = named.by_name(site, _parent(site, site.model)).get("o")
+        if leaf is None or leaf.transposed:
+            raise
+        alone = named.block("o", leaf, slice(0, leaf.columns), 1, leaf.columns, site)
+        if reason := alone.unreadable():
+            raise ProjectionError(f"{who} needs the output projection; {alone.where} {reason}") from error
+        return alone
 
 
 def _follow(site: Site, found: Projections) -> None:

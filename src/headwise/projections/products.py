@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.projections.block import Block, ProjectionError
 from headwise.projections.finding import of
 from headwise.projections.site_projections import Projections
 
 
-def factors(found: Projections, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
-    """Give the factors (A, B) of the products A^T B of each query head: keys and queries, output and values.
+def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
+    """Give the factors (A, B) of the products A^T B of each query head, in fp32 or wider: keys and queries, output and values.
 
     Each (H, d, C): grouped keys and values are repeated, so that gradients of a shared one sum over its group.
     A site without an output projection has the first product only.
     """
-    q, k = (block.by_head(dtype) for block in found.need("qk", of="patches"))
+    q, k = (at_least_fp32(block.by_head(None)) for block in found.need("qk", of="patches"))
     made = [(_repeated(k, len(q)), q)]
     if found.o is not None and found.v is not None:
-        o, v = (block.by_head(dtype) for block in output_and_values(found))
+        o, v = (at_least_fp32(block.by_head(None)) for block in output_and_values(found))
         made.append((o, _repeated(v, len(o))))
     return made
 

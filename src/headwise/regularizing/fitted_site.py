@@ -56,7 +56,7 @@ class Fitted:
         self.ran = KernelsRan()
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
-        # Says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word.
+        # Says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs no such word.
         self.later: Entered | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:

@@ -209,8 +209,7 @@ class Regularized:
         self._alive()
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
-        if not self._forgotten.stepped:
-            self._forgotten.listen()
+        self._look_out()
 
     def _check_reached(self) -> None:
         if self.fitted:
@@ -244,6 +243,12 @@ class Regularized:
         check_progress(state, self.fitted, self._strengths, self.methods)
         self.step = load_progress(state, self.fitted, self._strengths, self.methods)
         self.checked = bool(self.step)
+        self._look_out()
+
+    def _look_out(self) -> None:
+        """Look anew for what is forgotten, as a strength that was chosen may need after_step()."""
+        if not self._forgotten.stepped:
+            self._forgotten.listen()
 
     def report(self) -> Coverage:
         """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable, and why."""

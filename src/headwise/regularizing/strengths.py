@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
 
 from headwise.core import schedule
 from headwise.core.method import Method
@@ -116,4 +119,15 @@ def _check(method: Method, name: str, value: float | Schedule) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
     for strength in extremes(value):
+        # Methods read a strength in fp32, where 1e-60 is 0 and 1e60 infinite.
+        for read in (strength, float(torch.tensor(strength, dtype=torch.float32))):
+            _check_number(method, name, read, value)
+
+
+def _check_number(method: Method, name: str, strength: float, value: float | Schedule) -> None:
+    try:
         method.replace(**{name: strength})
+    except ValueError as error:
+        raise (ValueError(f"{error}, which {value!r} comes to") if isinstance(value, Schedule) else error) from None
+    if not math.isfinite(strength):
+        raise ValueError(f"{type(method).__name__}.{name} must be finite in fp32, got {value!r}")

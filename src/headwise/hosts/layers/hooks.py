@@ -45,19 +45,19 @@ class Hooks:
         edited = self.fitted.enter(tokens)
         return x if edited is tokens else from_tokens(module, edited, x.shape)
 
-    def follow(self, output: nn.Module, dropout: nn.Module | None) -> list[Any]:
-        """Hook the output projection, or the dropout that its result passes on the way to the residual; give the hooks' handles."""
-        if dropout is None:
+    def follow(self, output: nn.Module, last: nn.Module | None) -> list[Any]:
+        """Hook the output projection, or the dropout or norm that its result passes last before the residual; give the handles."""
+        if last is None:
             return [output.register_forward_hook(self.after)]
         # One dropout may serve several calls of a layer: the first one after the projection is the branch's.
-        return [output.register_forward_hook(self.before_dropout), dropout.register_forward_hook(self.after_dropout)]
+        return [output.register_forward_hook(self.before_last), last.register_forward_hook(self.after_last)]
 
-    def before_dropout(self, module: nn.Module, args: Any, output: Any) -> None:
+    def before_last(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take note that the branch has left the output projection."""
         self.arrived.put(module)
 
-    def after_dropout(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Show what leaves the branch's dropout to the `branch` stages, in the layout of the projection before it."""
+    def after_last(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Show what enters the residual to the `branch` stages, in the layout of the projection before it."""
         projection = self.arrived.take()
         return output if projection is None else self.after(projection, args, output)
 

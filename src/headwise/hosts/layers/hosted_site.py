@@ -22,7 +22,7 @@ class HostedSite(CallContext, Protocol):
     # what calls showed of the site: heads, sizes, whether it pools
     seen: dict[str, Any]
     entered: Entered
-    # says of a pass that its branch waits for the dropout before the residual; None where a host needs no such word
+    # says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs no such word
     later: Entered | None
 
     @property

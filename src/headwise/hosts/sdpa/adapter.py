@@ -17,7 +17,7 @@ from headwise.hosts.layers.code import calls, passes_true, uses
 from headwise.hosts.layers.declared import attends_across, looks_like_attention, other_positions, over_channels
 from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.layers.hosted_site import HostedSite
-from headwise.hosts.layers.residual import projection_dropout
+from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.sdpa import call, flex, open_sites
 from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.windows import declared
@@ -55,13 +55,11 @@ class SdpaAdapter:
 
     def attach(self, fitted: HostedSite) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
-        output = (
-            projections.of(fitted.site).need("o", "branch", of="rows")[0].module if fitted.needs("branch") else None
-        )
+        output = projections.output(fitted.site, "what acts on the branch").module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
-        # Where a dropout stands before the residual, the branch is whole behind it.
-        last = output if output is None else projection_dropout(self.site) or output
+        # Where a dropout or norm stands before the residual, the branch is whole behind it.
+        last = output if output is None else last_before_sum(self.site) or output
         self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),

@@ -13,7 +13,7 @@ from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.declared import is_cross
 from headwise.hosts.layers.hosted_site import HostedSite
-from headwise.hosts.layers.residual import projection_dropout
+from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.torch_mha.call import Arguments, attend, fits
 
 
@@ -85,7 +85,7 @@ class TorchAdapter:
         self.fitted = fitted
         # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share, stays.
         self.module.__dict__["forward"] = self.forward
-        dropout = projection_dropout(self.site) if fitted.needs("branch") else None
+        dropout = last_before_sum(self.site) if fitted.needs("branch") else None
         if dropout is not None:
             fitted.later = Entered()
             self.dropout = dropout.register_forward_hook(self.leave)
@@ -108,7 +108,7 @@ class TorchAdapter:
         self.fitted, self.native, self.dropout = None, [], None
 
     def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Show the module's result to the `branch` stages where it has passed the dropout before the residual."""
+        """Show the module's result to the `branch` stages where it has passed the dropout or norm before the residual."""
         fitted = self.fitted
         if fitted is None or fitted.later is None or fitted.later.take() is None:
             return output

@@ -20,7 +20,7 @@ from headwise.hosts.layers.code import calls
 from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
-from headwise.hosts.layers.residual import projection_dropout
+from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.routed import KEY, PLACE
 from headwise.hosts.transformers.site import describe
@@ -134,8 +134,8 @@ class TransformersAdapter:
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
-            output = projections.of(self.site).need("o", "what acts on the branch", of="rows")[0].module
-            self.handles += hooks.follow(output, projection_dropout(self.site))
+            output = projections.output(self.site, "what acts on the branch").module
+            self.handles += hooks.follow(output, last_before_sum(self.site))
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""

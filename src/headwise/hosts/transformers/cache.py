@@ -41,10 +41,16 @@ def newest_last(
 
 
 def _layer(adapter: Routed) -> Any:
-    """Give the cache's layer of this module, or None without a cache."""
+    """Give the cache's layer that holds the keys of this module, or None without a cache."""
     index = getattr(adapter.site.module, "layer_idx", None)
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
-    return layers[index] if index is not None and index < len(layers) else None
+    if index is None or index >= len(layers):
+        return None
+    # Layers that take over the keys of an earlier one have a place in the cache without any (Gemma 3n): they are those of the
+    # last layer before it that has its own, of the same kind (sliding or not).
+    kinds = getattr(adapter.site.module.config, "layer_types", None) or [None] * len(layers)
+    own = [i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))]
+    return layers[own[-1]] if own else None
 
 
 def _rotated(layer: Any, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
