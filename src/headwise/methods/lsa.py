@@ -30,6 +30,7 @@ class LSA(Method):
     learns = True
     self_only = True
     shapes = ()
+    rowwise = True
 
     def refuse(self, site: Site) -> str | None:
         if self.diagonal and site.causal:
