@@ -37,7 +37,7 @@ def wanted_of(name: str, s: Tensor, a: Tensor, real: Tensor) -> Tensor:
     """Give the penalty of a reader from the logits (B, H, T, N) that act and the weights they make."""
     lse, squares = s.logsumexp(-1), a.square().sum(-1)
     entropy = -(a * a.clamp(min=1e-300).log()).sum(-1)
-    mean_of_real = lambda x: (x.mean(1) * real).sum() / real.sum()  # noqa: E731
+    mean_of_real = lambda x: (x.mean(1) * real).sum() / real.sum()
     if name == "ZLoss":
         return 0.5 * mean_of_real(lse.square())
     if name == "EntropyPenalty":
