@@ -88,10 +88,20 @@ OF_INPUTS = {
 OF_LOGITS = {
     "Temperature(value=0.5)": lambda s, q, k: rescaled(s, s / 0.5),
     "SoftCap(cap=0.7)": lambda s, q, k: rescaled(s, 0.7 * (s / 0.7).tanh()),
-    "LSA()": lambda s, q, k: s.masked_fill(torch.eye(T, dtype=torch.bool) & ((s > NEVER).sum(-1, keepdim=True) > 1), NEVER),
+    "LSA()": lambda s, q, k: s.masked_fill(
+        torch.eye(T, dtype=torch.bool) & ((s > NEVER).sum(-1, keepdim=True) > 1), NEVER
+    ),
     "LinearAttention()": lambda s, q, k: rescaled(s, (features(q) @ features(k).mT).log()),
 }
-OF_WEIGHTS = ["DropAttention(p=0.4)", "RelaxedAttention(gamma=0.3)", "DropHead(p=0.5)", "GFSA()", "ReAttention()", "NeuTRENO()", "XSA()"]
+OF_WEIGHTS = [
+    "DropAttention(p=0.4)",
+    "RelaxedAttention(gamma=0.3)",
+    "DropHead(p=0.5)",
+    "GFSA()",
+    "ReAttention()",
+    "NeuTRENO()",
+    "XSA()",
+]
 DRAWN = ['DropKey(p=0.4, unit="column")', 'DropKey(p=0.4, unit="element")']
 SINK = "AttentionSink(logit=2.0)"
 NEIGHBOURS = ["", *dict.fromkeys([*OF_INPUTS, *OF_LOGITS, *OF_WEIGHTS, *DRAWN]), SINK]
@@ -147,7 +157,9 @@ class Case:
         return out.detach(), penalty.detach(), self.named(grads)
 
     def named(self, grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
-        return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(self.leaves.items(), grads, strict=True)}
+        return {
+            n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(self.leaves.items(), grads, strict=True)
+        }
 
     def kept(self) -> Tensor | None:
         """Give the keys that the neighbour's draw left, asked for as the method itself asks."""
@@ -179,7 +191,9 @@ class Case:
         if (kept := self.kept()) is not None:
             s = s.masked_fill(~kept, NEVER)
         sinks = torch.full((H,), 2.0, dtype=torch.float64) if name == SINK else given.get("sinks")
-        column = torch.full((B, H, T, 1), NEVER).double() if sinks is None else sinks.view(1, -1, 1, 1).expand(B, H, T, 1)
+        column = (
+            torch.full((B, H, T, 1), NEVER).double() if sinks is None else sinks.view(1, -1, 1, 1).expand(B, H, T, 1)
+        )
         a = torch.cat([s, column], -1).softmax(-1)[..., :-1]
         real = seen.any(2).any(1) if "mask" in given else torch.ones(B, T, dtype=torch.bool)
         penalty = wanted_of(type(self.methods[0]).__name__, s, a, real)

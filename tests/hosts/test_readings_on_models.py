@@ -8,7 +8,6 @@ from tiny_timm import WHOLE, images, made
 import headwise
 from headwise import AttentionSink, ZLoss
 
-
 LOADED = [(name, how) for name in ("GptOss", "Gemma2", "T5", "Llama") for how in FAMILIES[name].implementations]
 
 
