@@ -11,6 +11,8 @@ from torch import Tensor
 import headwise
 from headwise import methods as all_methods
 from headwise.attention import computation as attention
+from headwise.attention.matrix import ON_ROWS
+from headwise.core.call import Call
 from headwise.core.method import REGISTRY, TWINS, Method
 from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
@@ -53,14 +55,18 @@ def two_forms() -> list[Method]:
     found = [
         cls(**cls.strong)
         for cls in classes
+        # What reads A without its matrix alone reads it on the matrix too.
         if any(cls.overrides(stage) and any(map(cls.overrides, twins)) for stage, twins in TWINS.items())
+        or (cls.overrides("read_free") and cls.__name__ != "QKClip")
     ]
     return found + [build(text) for text in VARIANTS]
 
 
 def acting_in_the_call() -> list[Method]:
-    stages = ("inputs", "logits", "weights", "read", "output")
-    found = [cls(**cls.strong) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    stages = ("inputs", "logits", "weights", "read", "read_free", "output")
+    # QKClip alone stands on the weights of a layer; tests/methods/test_qk_clip.py cuts it into blocks.
+    own = (cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods") and cls.__name__ != "QKClip")
+    found = [cls(**cls.strong) for cls in own]
     return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
 
 
@@ -163,8 +169,6 @@ def fused_expected(method: Method, kind: str) -> bool:
     if text.startswith("LinearAttention") and kind in ("left padded", "sliding", "bias"):
         # Which keys are seen differs between queries.
         return False
-    if "sinks" in kind and method.overrides("read"):
-        return False
     return not (text.startswith("Temperature") and kind == "bias")
 
 
@@ -197,18 +201,112 @@ def test_both_forms_agree_under_host_dropout(method: Method, kind: str) -> None:
         assert kernels == {"explicit"}
 
 
+def cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lower the limit above which the matrix is made in blocks; give the list that will hold each block's queries."""
+    sizes: list[int] = []
+    block = Call.block
+
+    def counted(call: Call, queries: slice) -> Call:
+        sizes.append(queries.stop - queries.start)
+        return block(call, queries)
+
+    monkeypatch.setattr(attention, "WHOLE", 4 * B * H * T)
+    monkeypatch.setattr(Call, "block", counted)
+    return sizes
+
+
 @pytest.mark.parametrize("kind", ["plain", "causal", "left padded", "bias"])
 @pytest.mark.parametrize("method", acting_in_the_call(), ids=repr)
 def test_blocks_of_queries_give_what_the_whole_matrix_gives(
     method: Method, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run([method], kind, "textbook")
-    monkeypatch.setattr(attention, "WHOLE", 4 * B * H * T)
+    sizes = cut_into_blocks(monkeypatch)
     blocks = run([method], kind, "textbook")
+    on_rows = any(map(method.overrides, ON_ROWS))
+    assert bool(sizes) == (method.rowwise or not on_rows)
     assert_close(blocks[0], whole[0], torch.float32, "output")
     assert_close(blocks[1], whole[1], torch.float32, "penalty")
     for name, grad in whole[2].items():
         assert_close(blocks[2][name], grad, torch.float32, f"gradient of {name}")
+
+
+def on_rows() -> list[type[Method]]:
+    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    return [cls for cls in classes if any(map(cls.overrides, ON_ROWS))]
+
+
+@pytest.mark.parametrize("cls", on_rows(), ids=lambda cls: cls.__name__)
+def test_every_method_of_the_package_that_sees_rows_says_whether_they_may_be_seen_apart(cls: type[Method]) -> None:
+    assert "rowwise" in vars(cls)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in on_rows() if not cls.rowwise], ids=lambda cls: cls.__name__)
+def test_a_method_that_is_not_rowwise_needs_its_rows_together(
+    cls: type[Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run([cls(**cls.strong)], "causal", "textbook")
+    cut_into_blocks(monkeypatch)
+    monkeypatch.setattr(cls, "rowwise", True)
+    try:
+        blocks = run([cls(**cls.strong)], "causal", "textbook")
+    except (RuntimeError, ValueError):
+        return
+    same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(blocks[:2], whole[:2], strict=True)]
+    assert not all(same)
+
+
+def mixing_queries() -> dict[str, type[Method]]:
+    """Give methods as a stranger writes them, who read nothing of blocks."""
+
+    class MixesWeights(Method):
+        """Takes half of the mean over queries from the weights."""
+
+        neutral = {}
+
+        def weights(self, a: Tensor, call: Call) -> Tensor:
+            return a - 0.5 * a.mean(-2, keepdim=True)
+
+    class MixesLogits(Method):
+        """Takes the mean over queries from the logits."""
+
+        neutral = {}
+
+        def logits(self, s: Tensor, call: Call) -> Tensor:
+            return s - s.mean(-2, keepdim=True)
+
+    class MixesReading(Method):
+        """Penalises the mean weight of each key."""
+
+        neutral = {}
+        penalizes = True
+
+        def read(self, a: Tensor, call: Call) -> None:
+            call.penalize(self, a.mean(-2).square().sum(-1).sum(-1), per="sample")
+
+    return {cls.__name__: REGISTRY.pop(cls.__name__) for cls in (MixesWeights, MixesLogits, MixesReading)}
+
+
+@pytest.mark.parametrize("cls", mixing_queries().values(), ids=lambda cls: cls.__name__)
+def test_a_strangers_method_that_mixes_queries_is_right_at_any_size(
+    cls: type[Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, _ = tensors("plain", torch.float64)
+    q, k, v = (inputs[name].double() for name in "qkv")
+    s = q @ k.mT / D**0.5
+    if cls.__name__ == "MixesLogits":
+        s = s - s.mean(-2, keepdim=True)
+    a = s.softmax(-1)
+    penalty = a.mean(-2).square().sum(-1).sum(-1).mean()
+    if cls.__name__ == "MixesWeights":
+        a = a - 0.5 * a.mean(-2, keepdim=True)
+    cut_into_blocks(monkeypatch)
+    # With methods around it that may be cut into blocks.
+    for methods in ([cls()], [build("ZLoss(strength=0.0)"), cls(), build("SoftCap(cap=1e5)")]):
+        out, found = attend_with(methods, q, k, v)
+        torch.testing.assert_close(out, a @ v, rtol=1e-8, atol=1e-8)
+        if cls.__name__ == "MixesReading":
+            torch.testing.assert_close(found.double(), penalty, rtol=1e-6, atol=0.0)
 
 
 def sharing_a_stage() -> list[tuple[Method, Method]]:

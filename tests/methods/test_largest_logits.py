@@ -66,3 +66,25 @@ def test_queries_that_do_not_count_are_left_out(fused, monkeypatch):
     got = largest_logits(q, k, None, False, 0.3, real)
     wanted = definition(q, k, real[:, None, :, None].expand(B, 1, T, N), False, 0.3)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def channels_first(*shape, dtype=torch.float32):
+    """Give a tensor whose last dimension is not contiguous in memory, as models that keep channels before tokens make it."""
+    g = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape[:2], shape[3], shape[2], generator=g).to(dtype).transpose(2, 3)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_dimension_that_is_not_contiguous_is_read_as_it_is(kind, which):
+    q, k = channels_first(B, H, T, D), channels_first(B, H, N, D)
+    q, k = (q if which != "k" else q.contiguous()), (k if which != "q" else k.contiguous())
+    mask, causal = KINDS[kind]
+    got = largest_logits(q, k, mask, causal, 0.3)
+    torch.testing.assert_close(got.double(), definition(q, k, mask, causal, 0.3), rtol=1e-5, atol=1e-7)
+
+
+def test_a_tensor_that_steps_over_channels_is_read_as_it_is():
+    q, k = (torch.randn(B, H, n, 2 * D, generator=torch.Generator().manual_seed(n))[..., ::2] for n in (T, N))
+    got = largest_logits(q, k, None, False, 0.3)
+    torch.testing.assert_close(got.double(), definition(q, k, None, False, 0.3), rtol=1e-5, atol=1e-7)

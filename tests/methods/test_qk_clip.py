@@ -8,6 +8,7 @@ from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
 from headwise import DropKey, QKClip, SoftCap, Temperature
+from headwise.attention import computation
 from headwise.projections import capture
 
 SIZE = WIDTH // HEADS
@@ -65,6 +66,16 @@ def test_all_forwards_of_a_step_count_and_the_next_step_starts_anew():
     torch.testing.assert_close(state.tensor("largest"), want, rtol=1e-5, atol=1e-6)
     handle.after_step()
     assert (state.tensor("largest") == float("-inf")).all()
+
+
+def test_blocks_of_queries_find_the_largest_logit_of_all(monkeypatch):
+    net, batch = model(), ids()
+    want = largest(net, batch)
+    # Beside a method that needs the matrix.
+    handle = headwise.regularize(net, QKClip(threshold=1e6), SoftCap(cap=1e5), where=["layers.0"])
+    monkeypatch.setattr(computation, "WHOLE", 2 * HEADS * batch.numel())
+    loss_of(net, batch)
+    torch.testing.assert_close(handle.fitted[0].states[0].tensor("largest"), want, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_does_not_count_and_the_state_dict_stays_plain():

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attention.kernels.row_statistics import attend_rows
+from headwise.attention.matrix_free_readings import sink_share
 from headwise.attention.softmax import fused, fused_causal, takes_causal_and_mask
 from headwise.core.call import Call
 
@@ -69,8 +70,7 @@ class FusedMap:
         return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)
 
     def _beside_a_sink(self, v: Tensor) -> Tensor:
-        """Give A v where one more column, of logit b and without a value, takes weight: out · sigmoid(lse - b)."""
+        """Give A v where one more column, of logit b and without a value, takes weight."""
         assert self.sinks is not None
         out, lse, _, _ = attend_rows(self.q, self.k, v, self.mask, self.causal, self.scale)
-        share = torch.sigmoid(lse - self.sinks.to(lse.dtype).view(1, -1, 1))
-        return out * share.unsqueeze(-1).to(out.dtype)
+        return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)

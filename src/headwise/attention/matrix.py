@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,27 +11,34 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.matrix_free_readings import MatrixFreeReadings
+from headwise.attention.matrix_readings import MatrixReadings
 from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.method import Method
+
+# The stages that see rows of the matrix.
+ON_ROWS = ("logits", "weights", "read", "read_free")
 
 
 def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: int) -> tuple[Tensor, Tensor | None]:
     """Compute on the matrix, as the papers write it; in blocks of queries where it has more than `limit` entries.
 
-    A method that reads or writes the matrix and needs all its rows at once has it whole, and so has a host that wants the weights.
+    A method that reads or writes the matrix has it whole unless it declares that it is rowwise, and so has a host that wants the
+    weights.
     """
     size = call.batch * call.heads * call.keys
-    together = any((m.overrides("read") or m.overrides("weights")) and not m.rowwise for m in active)
+    together = any(not m.rowwise and any(map(m.overrides, ON_ROWS)) for m in active)
     whole = need_weights or together or size * call.queries <= limit
     if whole:
         return _matrix(call, active, call.q, call.k, call.v)[:2]
     step = max(1, limit // size)
     outs, sums = [], []
+    # Blocks hold what they are cut from until backward: were the penalties there too, neither would ever be freed.
+    source = copy.copy(call)
+    source.penalties = []
     # A block keeps nothing for backward but its queries: the memory stays that of one block.
     for start in range(0, call.queries, step):
-        part = call.block(slice(start, min(start + step, call.queries)))
+        part = source.block(slice(start, min(start + step, call.queries)))
         run = partial(_part, part, active)
         if torch.is_grad_enabled():
             out, *found = checkpoint(run, part.q, call.k, call.v, use_reentrant=False)
@@ -45,9 +53,9 @@ def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: i
 
 # Penalties leave a block as results: a checkpointed function may have no other effect, for it runs twice.
 def _part(part: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    part.penalties = []
     out = _matrix(part, active, q, k, v)[0]
-    return (out, *(x for pair in part.penalties for x in pair))
+    found, part.penalties = part.penalties, []
+    return (out, *(x for pair in found for x in pair))
 
 
 def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,9 +67,11 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
     for method in active:
         if method.overrides("read"):
             method.read(a, call)
-        elif method.overrides("read_free"):
-            # Its paper reads a map of the values and not the matrix: both forms are one.
-            method.read_free(MatrixFreeReadings(call, q, k, None), call)
+        elif method.overrides("read_free") and method.read_free(MatrixReadings(call, s, a), call) is NotImplemented:
+            raise TypeError(
+                f"{method!r} cannot read this call at {call.site.name}: its read_free() gave NotImplemented and it has no "
+                "read(a, call), which reads the matrix"
+            )
     for method in active:
         if method.overrides("weights"):
             a = method.weights(a, call)

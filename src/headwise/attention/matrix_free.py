@@ -44,7 +44,7 @@ class Edits:
 
 def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     """Compute one call without the matrix, or give None where some method's matrix-free form is not exact here."""
-    if call.sinks is not None and not _sinks_are_exact(call, active):
+    if call.sinks is not None and not _sinks_are_exact(call):
         return None
     edits = collect(call, active)
     if edits is None:
@@ -59,11 +59,10 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     return _build(call, edits)
 
 
-def _sinks_are_exact(call: Call, active: Sequence[Method]) -> bool:
-    """Tell whether a column without a value is one factor per row here: A is read by nobody, and no kernel drops of it."""
-    read = any(m.overrides("read") for m in active)
+def _sinks_are_exact(call: Call) -> bool:
+    """Tell whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns nothing by it."""
     learned = call.mask is not None and call.mask.requires_grad
-    return not read and not learned and call.dropout == 0
+    return not learned and call.dropout == 0
 
 
 def collect(call: Call, active: Sequence[Method]) -> Edits | None:

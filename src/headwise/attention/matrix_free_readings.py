@@ -48,9 +48,17 @@ class MatrixFreeReadings:
             self._statistics = attend_rows(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
         return self._statistics
 
+    def _share(self) -> Tensor | None:
+        """Give what a sink leaves to the keys of each row, (B, H, T), or None where there is none."""
+        sinks = self.call.sinks
+        return None if sinks is None else sink_share(self._all()[1], sinks)
+
     def output(self) -> Tensor | None:
         """Give A v where reading the statistics has computed it already, else None."""
-        return None if self._statistics is None else self._statistics[0]
+        if self._statistics is None:
+            return None
+        out, share = self._statistics[0], self._share()
+        return out if share is None else out * share.unsqueeze(-1).to(out.dtype)
 
     def lse(self) -> Tensor:
         """Give the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
@@ -62,17 +70,35 @@ class MatrixFreeReadings:
 
     def entropy(self) -> Tensor:
         """Give the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
-        return self._all()[2]
+        entropy, share, allowed = self._all()[2], self._share(), self.call.allowed()
+        if share is None:
+            return entropy
+        # Of weights c·p with Σp = 1: -Σ c·p·log(c·p) = c·(H - log c).
+        entropy = share * (entropy - share.log())
+        return entropy if allowed is None else entropy.masked_fill(~allowed.any(-1), 0.0)
 
     def sum_of_squares(self) -> Tensor:
         """Give the sum of squared weights of each row, (B, H, T) in fp32 or wider, differentiable."""
-        return self._all()[3]
+        squares, share = self._all()[3], self._share()
+        return squares if share is None else share.square() * squares
 
     def attend(self, z: Tensor) -> Tensor:
         """Give A z for z (B, H, N, D), in the dtype of z."""
-        mask = self.mask
+        mask, causal, share = self.mask, self.causal, self._share()
+        if mask is not None and causal:
+            # The kernel takes a mask or causality.
+            seen = self.call.allowed()
+            assert seen is not None
+            mask = seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
+            causal = False
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(z.dtype)
         # The kernel takes one dtype; z tells in which the reading is wanted.
         q, k = self.q.to(z.dtype), self.k.to(z.dtype)
-        return fused(q, k, z, attn_mask=mask, is_causal=self.causal, scale=self.call.scale)
+        seen_by = fused(q, k, z, attn_mask=mask, is_causal=causal, scale=self.call.scale)
+        return seen_by if share is None else seen_by * share.unsqueeze(-1).to(z.dtype)
+
+
+def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
+    """Give what a column of logit b (H,) and without a value leaves to the keys: sigmoid(lse - b), (B, H, T)."""
+    return torch.sigmoid(lse - sinks.to(lse.dtype).view(1, -1, 1))

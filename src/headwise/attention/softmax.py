@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.attention.kernels.flash_on_cpu import flash, has_flash
 from headwise.core.call import Call
 
 # The host's own function, kept before a host adapter may stand in its place.
 fused = F.scaled_dot_product_attention
-
-CAUSAL_AND_MASK = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def takes_causal_and_mask() -> bool:
@@ -21,13 +20,12 @@ def takes_causal_and_mask() -> bool:
         return False
     # Autocast and the choice of kernels (second derivatives have none but the plain one) are heeded by the public function alone.
     heeded = torch.is_autocast_enabled("cpu") or not torch.backends.cuda.flash_sdp_enabled()
-    return hasattr(torch.ops.aten, CAUSAL_AND_MASK) and not heeded
+    return has_flash() and not heeded
 
 
 def fused_causal(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, scale: float) -> Tensor:
     """Give causal attention on a CPU with what is added to the logits of each key, (B, H, 1, N): the kernel behind `fused`."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    return getattr(torch.ops.aten, CAUSAL_AND_MASK)(q, k, v, 0.0, True, attn_mask=columns, scale=scale)[0]
+    return flash(q, k, v, columns, True, scale)[0]
 
 
 def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
         query_block: the slice of queries in a block, None when all are at hand.
+        is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
     """
 
@@ -49,8 +50,10 @@ class Call:
         training: bool = False,
         hidden: Tensor | None = None,
         samples: int | None = None,
+        cross: bool = False,
     ) -> None:
         self.context = context
+        self.is_cross = cross or context.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
         # Hosts that say nothing scale by the root of the head size, as torch's kernel does.
@@ -65,8 +68,9 @@ class Call:
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
-        # set on a block of queries: the call it is cut from
+        # set on a block of queries: the call it is cut from, and where its queries stand in it if they are no slice
         self.whole: Call | None = None
+        self.positions: Tensor | None = None
         self._pass: Pass | None = None
         # None is an answer too ("all keys"): the flag says whether the mask was asked already.
         self._allowed: Tensor | None = None
@@ -175,7 +179,7 @@ class Call:
         assert allowed is not None
         real = allowed.any(-1).any(1)
         # In a cache's call, or a block's, the keys are other tokens than the queries.
-        if not self.site.is_cross and self.queries == self.keys and self.query_block is None:
+        if not self.is_cross and self.queries == self.keys and self.whole is None:
             real = real & allowed.any(2).any(1)
         return real
 
@@ -230,6 +234,13 @@ class Call:
         whole = self.whole.real_queries()
         return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
+    def query_positions(self) -> Tensor:
+        """Give where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1, t)."""
+        if self.positions is not None:
+            return self.positions
+        start = 0 if self.query_block is None else self.query_block.start
+        return torch.arange(start, start + self.queries, device=self.q.device)[None]
+
     def first_values(self) -> Tensor | None:
         """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
         return self.context.first_values(self)
@@ -253,6 +264,7 @@ class Call:
             training=self.training,
             hidden=self.hidden,
             samples=self.samples,
+            cross=self.is_cross,
         )
         part.query_block, part.whole, part.norms, part._pass = queries, self, self.norms, self._pass
         return part

@@ -70,7 +70,9 @@ class Method:
     learns: ClassVar[bool] = False
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
     commutes_with_dropout: ClassVar[bool] = False
-    rowwise: ClassVar[bool] = True
+    # Whether a query's row of the matrix is read and written without the rows of other queries, so that blocks of queries do. A
+    # method of which this is not known gets the whole matrix, at any size.
+    rowwise: ClassVar[bool] = False
     replaces_logits: ClassVar[bool] = False
     over_layers: ClassVar[str] = "sum"
     cost: ClassVar[str] = "edit"

@@ -1,4 +1,4 @@
-"""What a method may read of the attention weights without the T x N matrix."""
+"""What a method may read of the attention weights, with or without the T x N matrix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from torch import Tensor
 
 
 class RowReadings(Protocol):
-    """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for."""
+    """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for.
+
+    They are of the logits that act and the weights that these make, beside a sink too, whether the matrix is made or not. In a
+    block of queries they hold its rows. A sink's logit is in no row of logits.
+    """
 
     def lse(self) -> Tensor:
         """Give the log-sum-exp of each row of logits, (B, H, T); 0 in a row without any key."""

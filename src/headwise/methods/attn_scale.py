@@ -26,6 +26,7 @@ class AttnScale(Method):
     acts = "both"
     learns = True
     shapes = ("heads",)
+    rowwise = True
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names

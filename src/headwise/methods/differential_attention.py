@@ -42,6 +42,7 @@ class DifferentialAttention(Method):
     acts = "both"
     learns = True
     shapes = ("heads", "head_dim")
+    rowwise = True
 
     def check(self) -> None:
         number = isinstance(self.start, (int, float)) and not isinstance(self.start, bool)

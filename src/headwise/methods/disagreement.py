@@ -36,6 +36,7 @@ class Disagreement(Method):
     strong = {"strength": 100.0}
     live = ("strength",)
     penalizes = True
+    rowwise = True
 
     def check(self) -> None:
         self.choose("on", "output", "values", "position")

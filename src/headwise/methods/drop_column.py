@@ -26,6 +26,7 @@ class DropColumn(Method):
     random = True
     # Both multiply single weights, so that their order does not matter.
     commutes_with_dropout = True
+    rowwise = True
 
     def check(self) -> None:
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")

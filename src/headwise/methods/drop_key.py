@@ -29,6 +29,7 @@ class DropKey(Method):
     strong = {"p": 0.7}
     live = ("p",)
     random = True
+    rowwise = True
 
     def check(self) -> None:
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")

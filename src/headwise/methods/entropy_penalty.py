@@ -36,6 +36,7 @@ class EntropyPenalty(Method):
     strong = {"strength": 10.0}
     live = ("strength",)
     penalizes = True
+    rowwise = True
 
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")

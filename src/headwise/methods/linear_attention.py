@@ -29,6 +29,7 @@ class LinearAttention(Method):
     no_neutral = "it is another attention than the host's"
     acts = "both"
     replaces_logits = True
+    rowwise = True
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         _refuse(call)

@@ -32,6 +32,7 @@ class LSA(Method):
     learns = True
     self_only = True
     shapes = ("heads",)
+    rowwise = True
 
     def check(self) -> None:
         self.choose("per", "head", "layer")
@@ -65,13 +66,11 @@ class LSA(Method):
         return None if self.diagonal else (q, k)
 
     def keep(self, call: Call) -> Tensor | None:
-        """Give all keys but a query's own, bool (1, 1, T, N); one that may see no other keeps it."""
+        """Give all keys but a query's own, bool (B|1, 1, T, N); one that may see no other keeps it."""
         if not self.diagonal:
             return None
         # With a cache or extra keys the queries' own are the last.
-        first = call.keys - (call.whole or call).queries
-        if call.query_block is not None:
-            first += call.query_block.start
-        query = torch.arange(first, first + call.queries, device=call.q.device)
-        own = (query[:, None] == torch.arange(call.keys, device=call.q.device))[None, None]
+        whole = call.whole or call
+        query = call.query_positions() + (whole.keys - whole.queries)
+        own = query[:, None, :, None] == torch.arange(call.keys, device=call.q.device)
         return ~own | (call.allowed_counts() <= 1)

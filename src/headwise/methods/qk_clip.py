@@ -39,6 +39,7 @@ class QKClip(Method):
 
     neutral = {"threshold": 1e30}
     strong = {"threshold": 0.01}
+    rowwise = True
 
     def check(self) -> None:
         self.require(self.threshold > 0, f"threshold must be above 0, got {self.threshold}")

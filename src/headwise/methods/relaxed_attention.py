@@ -28,6 +28,7 @@ class RelaxedAttention(Method):
     neutral = {"gamma": 0.0}
     strong = {"gamma": 0.9}
     live = ("gamma",)
+    rowwise = True
 
     def check(self) -> None:
         self.require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1], got {self.gamma}")

@@ -24,6 +24,7 @@ class SoftCap(Method):
     strong = {"cap": 0.1}
     live = ("cap",)
     acts = "both"
+    rowwise = True
 
     def check(self) -> None:
         self.require(0 < self.cap < float("inf"), f"cap must be positive and finite, got {self.cap}")

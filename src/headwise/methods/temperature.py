@@ -23,6 +23,7 @@ class Temperature(Method):
     strong = {"value": 0.2}
     live = ("value",)
     acts = "both"
+    rowwise = True
 
     def check(self) -> None:
         self.require(0 < self.value < float("inf"), f"value must be positive and finite, got {self.value}")

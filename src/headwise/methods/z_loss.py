@@ -12,8 +12,9 @@ class ZLoss(Method):
 
     The z-loss of PaLM (Chowdhery et al. 2022, arXiv 2204.02311) on the logits of attention instead of those of the output.
 
-    strength · mean(L²), L the logarithm of the softmax's denominator, over real queries and heads, summed over layers.
-    It bounds drift of the logits' level and not their spread. L is read before a host's soft-cap and without a sink.
+    strength · mean(L²), L the log-sum-exp of the logits of the keys, over real queries and heads, summed over layers. The
+    logits are those that act: with masks, position biases, soft-caps and what other methods make of them. The logit of a
+    sink, which no query and no key makes, is not among them. It bounds drift of the logits' level and not their spread.
     """
 
     strength: float = 1e-4
@@ -22,6 +23,7 @@ class ZLoss(Method):
     strong = {"strength": 10.0}
     live = ("strength",)
     penalizes = True
+    rowwise = True
 
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")

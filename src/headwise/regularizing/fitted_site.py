@@ -97,7 +97,8 @@ class Fitted:
             self.seen = shapes_of(self.site, q, k, hidden)
         check_heads(self.site, q)
         if self.here.needs("branch"):
-            self.called.put((q.shape[2], k.shape[2], settings.get("mask"), bool(settings.get("causal"))))
+            given = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
+            self.called.put((q.shape[2], k.shape[2], *given))
         if settings.get("causal") and self.site.causal is None:
             learn_causal(self.site, self.methods)
         active = [m for m in self.active(training) if touches_call(m) and not self.here.adds_nothing(m)]
@@ -166,7 +167,7 @@ class Fitted:
 
     def _as_called(self, y: Tensor, training: bool) -> Call:
         """Give a call of one head with the mask of the attention call whose result y (B, T, C) is."""
-        queries, keys, mask, causal = self.called.take() or (y.shape[1], y.shape[1], None, False)
+        queries, keys, mask, causal, cross = self.called.take() or (y.shape[1], y.shape[1], None, False, False)
         if self.site.pooled or queries > keys:
             # The keys are other tokens than those that leave.
             keys, mask, causal = queries, None, False
@@ -174,7 +175,9 @@ class Fitted:
             # A token of the layer is real where it is for any head.
             mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
         q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
-        return Call(self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples)
+        return Call(
+            self, q, k, k, scale=1.0, mask=mask, causal=causal, training=training, samples=self.samples, cross=cross
+        )
 
     def samples_in(self, batch: int) -> int | None:
         """Give how many samples a call of `batch` rows holds: fewer on windowed sites, where rows are windows."""

@@ -33,12 +33,17 @@ class SiteFacts(NamedTuple):
 
 
 class LogitBlock(NamedTuple):
-    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may see whom."""
+    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may see whom.
+
+    `samples` and `positions` (b|1, r) tell which samples and which of their queries these are.
+    """
 
     q: Tensor
     k: Tensor
     mask: Tensor | None
     allowed: Tensor | None
+    samples: slice
+    positions: Tensor
 
 
 @dataclass(frozen=True, eq=False)

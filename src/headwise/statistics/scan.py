@@ -75,7 +75,7 @@ class Logits:
         positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
         mask = self.reading.mask_at(samples, positions, None if sampled else rows)
         mask = None if mask is None else mask[..., : k.shape[2]]
-        return LogitBlock(q, k, mask, None if seen is None else seen > 0)
+        return LogitBlock(q, k, mask, None if seen is None else seen > 0, samples, positions)
 
     def _hide(self, logits: Tensor, samples: slice, rows: slice) -> Tensor | None:
         reading, sampled, width = self.reading, self.queries.sampled, logits.shape[-1]

@@ -46,7 +46,15 @@ def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor |
     hidden = call.hidden
     optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden, stream)]
     observed(
-        seen, number, *[t.detach() for t in tensors], *optional, call.causal, call.scale, call.softcap, call.training
+        seen,
+        number,
+        *[t.detach() for t in tensors],
+        *optional,
+        call.causal,
+        call.scale,
+        call.softcap,
+        call.training,
+        call.is_cross,
     )
 
 
@@ -66,6 +74,7 @@ def observed(
     scale: float,
     softcap: float | None,
     training: bool,
+    cross: bool,
 ) -> None:
     """Bring the tensors of a call to the observer with this number when the graph runs."""
     # An operator that changes nothing and gives nothing would be cut out of the graph.
@@ -85,6 +94,7 @@ def observed(
         sinks=sinks,
         training=training,
         hidden=hidden,
+        cross=cross,
     )
     observer.take(call, out, stream)
 

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
+from headwise.attention.softmax import logits as made
 from headwise.core.call import Call
 from headwise.core.masked import MASKED
 from headwise.core.method import Method
@@ -44,7 +45,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
         hidden=hidden,
         output=out,
         real_queries=real,
-        self_attention=not site.is_cross,
+        self_attention=not call.is_cross,
         windowed=site.windowed,
         product_norm=product if isinstance(product, Tensor) else None,
         product_obstacle=obstacle,
@@ -68,10 +69,15 @@ class LogitEdit:
 
     def __init__(self, call: Call, methods: list[Method]) -> None:
         self.call, self.methods = call, methods
+        self.together = any(not method.rowwise for method in methods)
+        self._whole: Tensor | None = None
 
     def __call__(self, logits: Tensor, block: LogitBlock) -> Tensor:
         """Edit logits (b, H, r, w); forbidden keys come in and go out as -inf."""
+        if self.together:
+            return self._cut(block, logits.shape[-1]).to(logits.dtype)
         part = copy.copy(self.call)
+        part.whole, part.positions = self.call, block.positions
         part.q, part.mask = block.q, block.mask
         part.k = block.k.repeat_interleave(block.q.shape[1] // block.k.shape[1], 1)
         part._allowed, part._allowed_known = block.allowed, True
@@ -79,6 +85,17 @@ class LogitEdit:
         for method in self.methods:
             logits = method.logits(logits, part)
         return logits
+
+    def _cut(self, block: LogitBlock, width: int) -> Tensor:
+        """Give the block of the whole call's edited logits: one of the methods needs the rows of all queries together."""
+        if self._whole is None:
+            edited = made(self.call, self.call.q, self.call.k)
+            for method in self.methods:
+                edited = method.logits(edited, self.call)
+            self._whole = edited
+        part = self._whole[block.samples, :, :, :width]
+        rows = block.positions[:, None, :, None].expand(*part.shape[:2], -1, width)
+        return part.gather(2, rows)
 
 
 def _obstacle(call: Call, editing: list[Method]) -> str | None:
@@ -108,7 +125,7 @@ def real_queries(call: Call) -> Tensor | None:
     In self attention a padded token is one that no query may see. The mask is reduced as it is, never expanded.
     """
     mask = call.mask
-    if mask is None or call.site.is_cross or call.queries != call.keys:
+    if mask is None or call.is_cross or call.queries != call.keys:
         return None
     mask = mask[(None,) * (4 - mask.dim())]
     seen = mask.any(2) if mask.dtype == torch.bool else mask.amax(2) > MASKED

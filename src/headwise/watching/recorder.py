@@ -119,7 +119,7 @@ class Recorder:
     def _real_queries(self, call: Call) -> Tensor | None:
         """Give the real queries; a cross attention has those of the self attention that ran before it in its stack."""
         site = call.site
-        if site.is_cross:
+        if call.is_cross:
             real = self._real.get(site.stack)
             return real if real is not None and real.shape == (call.batch, call.queries) else None
         if site.windowed:
@@ -132,7 +132,7 @@ class Recorder:
         site = call.site
         if not {"layer_redundancy", "layer_redundancy_mean"} & set(self.names):
             return None
-        stack = (site.stack, site.is_cross)
+        stack = (site.stack, call.is_cross)
         depth, before = self._before.pop(stack, (None, None))
         if site.depth + 1 < site.layers:
             self._before[stack] = (site.depth, reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.kernels.flash_on_cpu import flash, has_flash
 from headwise.attention.kernels.row_statistics import logits_block, spans
 from headwise.core.precision import at_least_fp32
 
@@ -54,10 +55,9 @@ def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale:
 
     That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at SHARP.
     """
-    private = torch.ops.aten
     shared = q.dim() == 4 and q.shape[1] == k.shape[1] and q.dtype == k.dtype
-    if shared and q.device.type == "cpu" and hasattr(private, "_scaled_dot_product_flash_attention_for_cpu"):
-        return private._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, causal, attn_mask=bias, scale=scale)[1]
+    if shared and q.device.type == "cpu" and has_flash():
+        return flash(q, k, k, bias, causal, scale)[1]
     return None
 
 

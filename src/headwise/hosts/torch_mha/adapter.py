@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.core.forward import Entered
-from headwise.core.method import touches_call
+from headwise.core.method import Method, touches_call
+from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.declared import is_cross
 from headwise.hosts.layers.hosted_site import HostedSite
+from headwise.hosts.layers.refusal import refusal
 from headwise.hosts.layers.residual import last_before_sum
-from headwise.hosts.torch_mha.call import Arguments, attend, fits
+from headwise.hosts.torch_mha.call import Arguments, across, attend, fits
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
@@ -72,6 +75,8 @@ class TorchAdapter:
         self.fitted: HostedSite | None = None
         self.native: list[int] = []
         self.dropout: Any = None
+        # why methods here have no meaning in a call that attends to other tokens than its queries
+        self.not_across: dict[Method, str] = {}
 
     @property
     def module(self) -> nn.MultiheadAttention:
@@ -83,6 +88,9 @@ class TorchAdapter:
     def attach(self, fitted: HostedSite) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
+        crossed = replace(self.site, is_cross=True)
+        reasons = {} if self.site.is_cross else {method: refusal(method, crossed) for method in fitted.methods}
+        self.not_across = {method: reason for method, reason in reasons.items() if reason is not None}
         # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share, stays.
         self.module.__dict__["forward"] = self.forward
         dropout = last_before_sum(self.site) if fitted.needs("branch") else None
@@ -168,7 +176,19 @@ class TorchAdapter:
             raise RuntimeError(
                 f"{self.site.name} was called with query, key and value of shapes {shapes}, which do not fit it"
             )
+        self._refuse_across(fitted, query, key)
         return attend(fitted, query, key, value, given)
+
+    def _refuse_across(self, fitted: HostedSite, query: Tensor, key: Tensor) -> None:
+        """Raise RuntimeError where a method that acts now has no meaning in a call to other tokens."""
+        if not self.not_across or not across(self.site, query, key):
+            return
+        for method in fitted.active(self.module.training):
+            if method in self.not_across:
+                raise RuntimeError(
+                    f"{self.site.name} is called with a key that is not its query, as cross attention is, and {method!r} "
+                    f"{self.not_across[method]}; where they are the same tokens, hand one tensor over as both, or {LEAVE_OUT}"
+                )
 
     def _nested(
         self, fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments

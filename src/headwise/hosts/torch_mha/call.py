@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.attention.softmax import fused
+from headwise.core.site import Site
 from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 
 
@@ -46,12 +47,32 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
     return padding is None or tuple(padding.shape) == wanted
 
 
+def across(site: Site, query: Tensor, key: Tensor) -> bool:
+    """Tell whether a call attends to other tokens than its queries, where the layer's name does not say that it never does."""
+    if site.is_cross:
+        return True
+    if key is query:
+        return False
+    if "self" in site.name.rpartition(".")[2].lower():
+        # Queries and keys that were made apart from the same tokens; keys of a cache come before them.
+        tokens = 1 if site.module.batch_first and query.dim() == 3 else 0
+        return query.shape[tokens] > key.shape[tokens]
+    if torch.compiler.is_compiling() or key.shape != query.shape or key.stride() != query.stride():
+        return True
+    try:
+        # Two views of one tensor, such as x.transpose(0, 1) written twice.
+        return key.data_ptr() != query.data_ptr()
+    except RuntimeError:
+        # Tensors of a transform (vmap) have no address.
+        return True
+
+
 def attend(
     fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the module's forward with the methods of `fitted` at their stages."""
     module = _module(fitted)
-    batched = query.dim() == 3
+    batched, cross = query.dim() == 3, across(fitted.site, query, key)
     query, key, value = _entered(fitted, query, key, value)
     query, key, value = _tokens_first(query, key, value, batched, module.batch_first)
     q, k, v = _heads(module, *_projected(module, query, key, value))
@@ -76,6 +97,7 @@ def attend(
         causal=causal,
         scale=None,
         dropout=dropout,
+        cross=cross,
         samples=fitted.samples_in(q.shape[0]),
     )
     if not given.need_weights or weights is None:
