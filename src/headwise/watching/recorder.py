@@ -113,9 +113,7 @@ class Recorder:
             site: {name: tally.with_tensors([next(moved) for _ in tally.tensors()]) for name, tally in found.items()}
             for site, found in self.tallies.items()
         }
-        self.of_weights = {
-            site: {name: next(moved) for name in found} for site, found in self.of_weights.items()
-        }
+        self.of_weights = {site: {name: next(moved) for name in found} for site, found in self.of_weights.items()}
         for site in [site for site in self._finite if not next(moved)]:
             self.of_weights[site] = {}
             self.reasons[site] |= dict.fromkeys(self.weights.names, NOT_FINITE)
