@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import torchvision_stub  # noqa: F401  (before timm and transformers)
-
 import torch
+import torchvision_stub  # noqa: F401  (before timm and transformers)
 from fake_cuda import FakeCuda, Waits, believe_in_cuda
 from small_models import HOSTS, fresh
 from torch import Tensor, nn
