@@ -47,6 +47,7 @@ def read_activations(
             one.observer, one.armed = observers[-1], True
         for batch in batches:
             _run(model, batch, both if None in (text, images) else "")
+        recorder.collect()
         tallies = [(site, recorder.tallies.get(site.index, {})) for site in sites]
         figures = [
             figure for site, known in tallies for name in known if (figure := Figures.of(site, 0, name, known[name]))

@@ -193,7 +193,8 @@ class Call:
         value = at_least_fp32(value)
         if per == "sample":
             total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
-            weight = torch.tensor(float(count), device=value.device)
+            # filled on the device: a tensor made of a number here would be copied there, for which the device is waited for
+            weight = torch.full((), float(count), device=value.device)
         else:
             value = value.mean(1) if value.dim() == 3 else value
             share = self._shares(value, within_samples=per == "query of sample")

@@ -104,7 +104,7 @@ class ReAttention(Method):
     def _keep(self, call: Call, mean: Tensor, variance: Tensor) -> None:
         # A recomputed layer sees a batch that was counted already.
         again = call.open_pass().again
-        share = MOMENTUM * (1 - torch.as_tensor(again, dtype=mean.dtype, device=mean.device))
+        share = MOMENTUM * (1 - torch.as_tensor(again, dtype=mean.dtype).to(mean.device, non_blocking=True))
         state = call.state(self)
         with torch.no_grad():
             for name, new in (("mean", mean), ("variance", variance)):

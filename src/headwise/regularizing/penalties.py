@@ -49,26 +49,28 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
     entries = [e for e in entries if not (isinstance(e[2], Tensor) and bool(e[2]))]
     if not entries:
         return torch.zeros((), device=device)
+    # Sums of squares stand last, so that a slice finds them: a mask would ask the device how many it holds.
+    entries.sort(key=lambda entry: entry[3] is not None)
+    plain = sum(entry[3] is None for entry in entries)
     sums = torch.stack([e[0].to(device) for e in entries])
     counts = torch.stack([e[1].to(device) for e in entries]).detach()
-    world = 1
+    squares, world = sums[plain:], 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
-    root = torch.tensor([e[3] is not None for e in entries], device=device)
     if world > 1:
         torch.distributed.all_reduce(counts)
-        if any(e[3] is not None for e in entries):
-            others = sums.detach().clone()
+        if plain < len(entries):
+            others = squares.detach().clone()
             torch.distributed.all_reduce(others)
             # The squares of the other processes belong under the root; their gradient comes from themselves.
-            sums = torch.where(root, sums + (others - sums.detach()), sums)
+            squares = squares + (others - squares.detach())
     # A call in which no query is real adds 0 to both.
     counts = counts.clamp(min=1)
-    means = (sums * world / counts).masked_fill(root, 0.0).sum()
-    if all(e[3] is None for e in entries):
+    means = (sums[:plain] * world / counts[:plain]).sum()
+    if plain == len(entries):
         return means
-    strengths = torch.stack([e[3].to(device) for e in entries if e[3] is not None])
-    norms = (strengths * sums[root].sqrt() / counts[root]).sum()
+    strengths = torch.stack([e[3].to(device, non_blocking=True) for e in entries if e[3] is not None])
+    norms = (strengths * squares.sqrt() / counts[plain:]).sum()
     # Gradients are averaged over processes, and each holds its own part of a norm's: its gradient counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
 

@@ -40,7 +40,7 @@ class Queries:
         if rows is None or rows >= reading.queries:
             positions = torch.arange(reading.queries, device=real.device)[None]
             return cls(positions, every, counts, population, population, counts, every, False)
-        order = torch.rand(real.shape, generator=generator).to(real.device).masked_fill(~real, 2.0)
+        order = torch.rand(real.shape, generator=generator).to(real.device, non_blocking=True).masked_fill(~real, 2.0)
         positions = order.topk(rows, largest=False).indices.sort(-1).values
         index = positions[:, None]
         drawn_counts = counts.expand(reading.batch, -1, -1)

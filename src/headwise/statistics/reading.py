@@ -56,7 +56,8 @@ class Reading:
     layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the model has one before it; `stream` (B,T,C) the
     residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
     of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, block)` takes
-    blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets.
+    blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets. `known_bound` is what the logits are taken to
+    stay below, where asking their device would hold it up.
     """
 
     q: Tensor
@@ -78,6 +79,7 @@ class Reading:
     product_norm: Tensor | None = None
     product_obstacle: str | None = None
     edit: Callable[[Tensor, LogitBlock], Tensor] | None = None
+    known_bound: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -154,6 +156,10 @@ class Reading:
     def key_norms(self) -> Tensor:
         """Returns ‖k_j‖ (B,Hkv,N) in fp32."""
         return torch.linalg.vector_norm(self.k, dim=-1, dtype=torch.float32)
+
+    def logit_bound(self) -> Tensor:
+        """Returns |scale|·max‖q_i‖·max‖k_j‖ (0-d), which no logit exceeds."""
+        return self.query_norms.max() * self.key_norms.max() * abs(self.factor)
 
     def real_of(self, tokens: Tensor) -> Tensor:
         """Returns 1 for a real token of `tokens` (B,T,C) and 0 for padding (B,T)."""

@@ -27,8 +27,8 @@ def precise_dtype(reading: Reading) -> torch.dtype:
     """Chooses float64 where logits may be so large that fp32 rounding hides the differences between them."""
     if reading.q.device.type == "mps" or reading.q.numel() == 0 or reading.k.numel() == 0:
         return torch.float32
-    largest = reading.query_norms.max() * reading.key_norms.max() * abs(reading.factor)
-    return torch.float64 if float(largest) > SAFE_LOGIT else torch.float32
+    bound = float(reading.logit_bound()) if reading.known_bound is None else reading.known_bound
+    return torch.float64 if bound > SAFE_LOGIT else torch.float32
 
 
 class Logits:

@@ -33,6 +33,14 @@ class Tally:
         counted = ~value.isnan()
         return cls(value.nan_to_num(0.0).sum(0), counted.sum(0).to(value.dtype), None, sampled)
 
+    def tensors(self) -> list[Tensor]:
+        """Returns the tensors it is made of, for a copy to another device."""
+        return [self.total, self.weight] if self.spread is None else [self.total, self.weight, self.spread]
+
+    def with_tensors(self, tensors: list[Tensor]) -> "Tally":
+        """Returns the same tally made of others, in the order of `tensors`."""
+        return replace(self, **dict(zip(("total", "weight", "spread"), tensors)))
+
     def add(self, other: "Tally") -> "Tally":
         """Joins the same figure of another forward or another rank; a maximum joins as a maximum."""
         if self.kind == "max":

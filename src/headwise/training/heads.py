@@ -46,6 +46,7 @@ def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -
             fitted.observer, fitted.armed = observers[-1], True
         model.eval()
         _run_through(training, evaluation, first(examples, EXAMPLES))
+        recorder.collect()
         figures = list(_figures(recorder, places))
         matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
     finally:

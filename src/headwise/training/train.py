@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -81,7 +82,9 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     for done, group in enumerate(steps, 1):
         with counted(training, training.step + done):
             loss, metric, weight = _step(training, examples, group, augment, training.step + done)
-        found[0, done - 1], found[1, done - 1], found[2, done - 1] = loss, metric, weight
+        for place_of, number in zip(found[:, done - 1], (loss, metric, weight), strict=True):
+            # a plain number that is assigned is copied to the device, for which the step would wait
+            place_of.copy_(number) if isinstance(number, Tensor) else place_of.fill_(number)
         if (now := time.perf_counter()) - training.told > 0.5:
             training.told = now
             tell(done, *found[:2, done - 1].tolist())
@@ -143,8 +146,13 @@ def _step(
         training.watch.step()
     if len(measured) == 1:
         return *measured[0], weight
-    loss, metric = (torch.stack([torch.as_tensor(part[kind]) for part in measured]).sum() for kind in (0, 1))
+    loss, metric = (_total([part[kind] for part in measured]) for kind in (0, 1))
     return loss, metric, weight
+
+
+def _total(parts: list[Any]) -> Tensor | float:
+    # plain numbers stay plain: as tensors they would be copied to the device
+    return torch.stack(parts).sum() if isinstance(parts[0], Tensor) else math.fsum(parts)
 
 
 def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: bool) -> tuple[Tensor, Tensor | float]:

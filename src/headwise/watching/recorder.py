@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import replace
 
@@ -15,7 +16,11 @@ from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
 from headwise.watching.observed import reading_of, real_queries
 from headwise.watching.packing import rank
 from headwise.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
-from headwise.watching.weights import FLOOR, Weights
+from headwise.watching.transfer import on_cpu
+from headwise.watching.weights import FLOOR, NOT_FINITE, Weights
+
+# How much larger than in the reading before logits are taken to be at most, where a device is not asked.
+GROWTH = 2.0
 
 
 class Recorder:
@@ -42,6 +47,11 @@ class Recorder:
         self._missing: dict[int, dict[str, str]] = {}
         self._calls: dict[int, int] = {}
         self._leaving: dict[int, tuple[Call, Reading]] = {}
+        # Of each site's weights: whether they are finite, 0-d.
+        self._finite: dict[int, Tensor] = {}
+        # What the logits of a site stay below: in this reading, 0-d, and in the one before.
+        self._bounds: dict[int, Tensor] = {}
+        self._known_bounds: dict[int, float] = {}
 
     @property
     def reads_streams(self) -> bool:
@@ -61,7 +71,7 @@ class Recorder:
         with torch.no_grad():
             product = self.weights.product_norms(call) if FLOOR in self.names else None
             reading = reading_of(call, out, product, self._real_queries(call))
-            reading = self._with_stream(call, reading, around, stream)
+            reading = self._with_stream(call, self._bounded(site, reading), around, stream)
             before = self._layer_before(call, reading)
             draw = self._draw(site)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
@@ -82,6 +92,34 @@ class Recorder:
             missing = reasons(reading.facts(), asked)
             self.reasons[site.index] = {k: v for k, v in self.reasons[site.index].items() if k not in asked} | missing
             self._add(site, read(reading, asked))
+
+    def _bounded(self, site: Site, reading: Reading) -> Reading:
+        """Take the size of logits from the reading before where a training would have to wait for its device to tell it."""
+        if not self.training or reading.q.device.type == "cpu" or not reading.q.numel() or not reading.k.numel():
+            return reading
+        # of which nothing is known is read with the care that large ones need
+        reading = replace(reading, known_bound=GROWTH * self._known_bounds.get(site.index, math.inf))
+        bound, known = reading.logit_bound(), self._bounds.get(site.index)
+        self._bounds[site.index] = bound if known is None else torch.maximum(bound, known.to(bound.device))
+        return reading
+
+    def collect(self) -> None:
+        """Bring what was read to the CPU, all of it by one copy from each device."""
+        tallies = [tally for found in self.tallies.values() for tally in found.values()]
+        figures = [values for found in self.of_weights.values() for values in found.values()]
+        parts = [part for tally in tallies for part in tally.tensors()]
+        moved = iter(on_cpu([*parts, *figures, *self._finite.values(), *self._bounds.values()]))
+        self.tallies = {
+            site: {name: tally.with_tensors([next(moved) for _ in tally.tensors()]) for name, tally in found.items()}
+            for site, found in self.tallies.items()
+        }
+        self.of_weights = {site: {name: next(moved) for name in found} for site, found in self.of_weights.items()}
+        for site in [site for site in self._finite if not next(moved)]:
+            self.of_weights[site] = {}
+            self.reasons[site] |= dict.fromkeys(self.weights.names, NOT_FINITE)
+        self._finite = {}
+        self._known_bounds |= {site: float(next(moved)) for site in self._bounds}
+        self._bounds = {}
 
     def _with_stream(self, call: Call, reading: Reading, around: Stream | None, stream: Tensor | None) -> Reading:
         if around is None:
@@ -113,7 +151,9 @@ class Recorder:
         if not self.weights.names:
             return
         if site.index not in self.of_weights:
-            self.of_weights[site.index], self._missing[site.index] = self.weights.figures(site)
+            self.of_weights[site.index], self._missing[site.index], finite = self.weights.figures(site)
+            if finite is not None:
+                self._finite[site.index] = finite
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
@@ -144,4 +184,4 @@ class Recorder:
     def clear(self) -> None:
         """Forget the step's figures and let go of every tensor."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
-        self._calls, self._leaving = {}, {}
+        self._calls, self._leaving, self._finite, self._bounds = {}, {}, {}, {}

@@ -158,6 +158,7 @@ class Watch:
 
     def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
+        recorder.collect()
         tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
         self._tell_missed(set(tallies))
         figures = []

@@ -21,6 +21,7 @@ from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_
 # The statistic of activations that needs the query and key weights as well.
 FLOOR = "entropy_floor_spectral"
 PRODUCTS = ("qk", "vo")
+NOT_FINITE = "the weights are not finite"
 WEIGHT_NAMES = tuple(f"{name}_{product}" for name in WEIGHT_STATISTICS for product in PRODUCTS)
 
 
@@ -43,22 +44,24 @@ class Weights:
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                     self._found[site] = str(error).splitlines()[0] + _sharded(site)
 
-    def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Give the figures (H,) or (G,) of a site's weights as they are now, and why others are missing."""
+    def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str], Tensor | None]:
+        """Give the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all are finite.
+
+        The last is a 0-d flag on the weights' device, None where there is nothing to be finite: to look at it here would wait
+        for the device.
+        """
         found = self._found.get(site, "its weights were not looked for")
         if isinstance(found, str):
-            return {}, dict.fromkeys(self.names, found)
+            return {}, dict.fromkeys(self.names, found), None
         # Adapters may have come or gone since.
         projections.of(site)
         with still(*(block.module for block in found.blocks)):
             reading = weight_reading(site, found)
-            products = reading.products.values()
-            if not all(bool(part.isfinite().all()) for product in products for part in (product.own, product.shared)):
-                # A decomposition of NaN raises, and a training that diverged is no reason to stop it.
-                return {}, dict.fromkeys(self.names, "the weights are not finite")
+            parts = [part for product in reading.products.values() for part in (product.own, product.shared)]
+            finite = torch.stack([part.isfinite().all() for part in parts]).all() if parts else None
             figures, reasons = read_weights(reading), weight_reasons(reading)
         chosen = {name: figures[name] for name in self.names if name in figures}
-        return chosen, {name: reasons[name] for name in self.names if name in reasons}
+        return chosen, {name: reasons[name] for name in self.names if name in reasons}, finite
 
     def product_norms(self, call: Call) -> Tensor | str | None:
         """Give ‖W_KᵀW_Q‖₂ of each head (H,), where it alone makes the logits of a call, or why it does not."""

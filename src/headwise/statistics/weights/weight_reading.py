@@ -57,7 +57,7 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
 
 def _product(site: Site, kind: str, own: Tensor, shared: Tensor) -> Product:
     rotary = kind == "qk" and site.rope
-    pairs = rotary_pairs(site, own.shape[1]).to(own.device) if rotary else None
+    pairs = rotary_pairs(site, own.shape[1]).to(own.device, non_blocking=True) if rotary else None
     return Product(kind, own, shared, pairs, normed=kind == "qk" and site.qk_norm)
 
 

@@ -1,0 +1,302 @@
+"""Runs training steps on fake CUDA tensors and prints, a line of JSON for each case, what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import torch
+import torchvision_stub  # noqa: F401  (before timm and transformers)
+from fake_cuda import FakeCuda, Waits, believe_in_cuda
+from small_models import HOSTS, fresh
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+import headwise
+from headwise import methods as shelf
+from headwise.core.method import REGISTRY
+
+# A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.
+TRANSFORMERS = ("llama-left-padded", "bert-padded")
+WALKED = {"sdpa": ("own",), "torch": ("torch",), "transformers": TRANSFORMERS}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COMPILED = (
+    "DropHead",
+    "EntropyPenalty",
+    "InputNoise",
+    "NeuTRENO",
+    "AttentionNormPenalty",
+    "SigmaReparam",
+    "RelaxedAttention",
+    "QKClip",
+)
+# read where they are named; they need their numbers to go on
+OF_MODEL = ["matrix_norm", "sharpness", "sharpness_share"]
+
+
+class Training:
+    """One model on the device with its methods or its watch, and steps that give what waited in each."""
+
+    def __init__(self, host: str, dtype: torch.dtype, fit: Callable[[nn.Module], Any], compiled: bool = False) -> None:
+        self.cuda, self.host = FakeCuda(), HOSTS[host]
+        model = fresh(self.host)
+        self.handle = fit(model)
+        with self.cuda:
+            model.to("cuda", dtype)
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+            args, kwargs = self.host.batch()
+            self.args = [moved(x, dtype) for x in args]
+            self.kwargs = {name: moved(x, dtype) for name, x in kwargs.items()}
+        self.model = model
+        self.run = self._compiled(model) if compiled else self._eager
+
+    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        with self.cuda:
+            return self.model(*args, **kwargs)
+
+    def _compiled(self, model: nn.Module) -> Callable[..., Any]:
+        # dynamo does not trace under a mode: the graph is traced without, and runs under it
+        def keep(graph: Any, example: Any) -> Any:
+            def run(*args: Any) -> Any:
+                with self.cuda:
+                    return graph(*args)
+
+            return make_boxed_func(run)
+
+        torch._dynamo.reset()
+        return torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+
+    def step(self) -> list[str]:
+        """Take one step and give its waits."""
+        self.cuda.forget()
+        out = self.run(*self.args, **self.kwargs)
+        out = out if isinstance(out, Tensor) else out[0]
+        with self.cuda:
+            regularized = isinstance(self.handle, headwise.Regularized)
+            loss = out.square().mean() + (self.handle.loss() if regularized else 0.0)
+            if loss.device.type != "cuda":
+                raise RuntimeError(f"the loss lies on {loss.device}")
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.handle.after_step() if regularized else self.handle.step()
+        return self.cuda.forget()
+
+
+def moved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to("cuda", dtype if tensor.is_floating_point() else None)
+
+
+Case = tuple[str, Callable[[], list[str]]]
+
+
+def methods(kind: str, dtype: str) -> Iterator[Case]:
+    """Every method on a host."""
+    for name in shelf.__all__:
+        yield name, lambda name=name: regularized(name, kind, dtype)
+
+
+def compiled() -> Iterator[Case]:
+    """A method of each kind of stage in a compiled model; the masks of transformers hold constants that torch cannot trace here."""
+    for number, name in enumerate(COMPILED):
+        at = ("sdpa", "torch")[number % 2], tuple(DTYPES)[number // 2 % 2]
+        yield f"{name} on {' in '.join(at)}", lambda name=name, at=at: regularized(name, *at, compiled=True)
+
+
+def regularized(name: str, kind: str, dtype: str, compiled: bool = False) -> list[str]:
+    method, training, refused = REGISTRY[name], None, []
+    for host in WALKED[kind]:
+        try:
+            training = Training(
+                host,
+                DTYPES[dtype],
+                lambda model, host=host: headwise.regularize(
+                    model, method(**method.strong), example=HOSTS[host].example()
+                ),
+                compiled,
+            )
+            break
+        except ValueError as error:
+            refused.append(str(error))
+    if training is None:
+        return [f"no host takes it: {refused}"]
+    # What a method does after a step meets the next one.
+    steps = 2 if compiled or method(**method.strong).overrides("after_step") else 1
+    return [wait for _ in range(steps) for wait in training.step()]
+
+
+def readings() -> Iterator[Case]:
+    """Every statistic, in steps of which every other one is a reading."""
+    for host, dtype, rows in (
+        ("own-causal", "fp32", None),
+        ("torch", "bf16", None),
+        ("llama-left-padded", "bf16", 4),
+        ("bert-padded", "fp32", None),
+    ):
+        yield f"{host} in {dtype}, rows={rows}", lambda at=(host, dtype, rows): watched(*at)
+    yield "beside a method that edits logits", edited
+    yield ", ".join(OF_MODEL), of_model
+
+
+def watched(host: str, dtype: str, rows: int | None) -> list[str]:
+    training = Training(host, DTYPES[dtype], lambda model: headwise.watch(model, every=2, rows=rows, on_alert=None))
+    found = wrong_readings(training)
+    watch = training.handle
+    read = {record["statistic"] for record in watch.records()}
+    explained = {name for reasons in watch.reasons().values() for name in reasons}
+    found += [f"{name} was not read, and nothing says why" for name in watch.names if name not in read | explained]
+    return found + [f"{len(read)} statistics read"] * (len(read) < 20)
+
+
+def edited() -> list[str]:
+    def fit(model: nn.Module) -> Any:
+        headwise.regularize(
+            model, headwise.SoftCap(cap=5.0), headwise.AttentionNormPenalty(), example=HOSTS["own"].example()
+        )
+        return headwise.watch(model, every=2, on_alert=None)
+
+    training = Training("own", torch.float32, fit)
+    handle = headwise.handle(training.model)
+    # the loop of a watched and regularized model reads the loss too
+    training.model.register_forward_hook(lambda *_: handle.drop_penalties())
+    # the second reading knows the logits of the first
+    return wrong_readings(training, steps=3)
+
+
+def wrong_readings(training: Training, steps: int = 2) -> list[str]:
+    waits = [training.step() for _ in range(steps)]
+    found = [f"step 1 is no reading and waits: {wait}" for wait in waits[1]]
+    return found + [
+        f"the reading of step {at} waits {len(of)} times: {of}"
+        for at, of in enumerate(waits)
+        if at != 1 and len(of) != 1
+    ]
+
+
+def of_model() -> list[str]:
+    def fit(model: nn.Module) -> Any:
+        return headwise.watch(model, every=2, on_alert=None, statistics=OF_MODEL, loss=lambda: loss())
+
+    training = Training("own", torch.float32, fit)
+
+    def loss() -> Tensor:
+        return training.model(*training.args).square().mean()
+
+    training.step()
+    return [f"step 1 is no reading and waits: {wait}" for wait in training.step()]
+
+
+def penalties() -> Iterator[Case]:
+    """Penalties of both kinds, means and norms, alone and together, over two micro-batches."""
+    for chosen in (
+        ["EntropyPenalty"],
+        ["AttentionNormPenalty"],
+        ["EntropyPenalty", "AttentionNormPenalty", "NuclearDecay"],
+    ):
+        yield " + ".join(chosen), lambda chosen=chosen: penalized(chosen)
+
+
+def penalized(names: list[str]) -> list[str]:
+    made = [REGISTRY[name](**REGISTRY[name].strong) for name in names]
+    training = Training(
+        "own", torch.float32, lambda model: headwise.regularize(model, *made, example=HOSTS["own"].example())
+    )
+    with training.cuda:
+        training.model(*training.args)
+    return [wait for _ in range(2) for wait in training.step()]
+
+
+def loop() -> Iterator[Case]:
+    """The training loop of a study: an epoch waits as often as it ends, however many steps it has, and once a reading."""
+
+    def epochs() -> list[str]:
+        few, many = epoch_waits(3), epoch_waits(6)
+        return [] if len(few) == len(many) else [f"3 steps wait {len(few)} times, 6 steps {len(many)} times: {many}"]
+
+    def watched_epochs() -> list[str]:
+        plain, read = epoch_waits(6), epoch_waits(6, every=2)
+        return [] if len(read) == len(plain) + 3 else [f"3 readings wait {len(read) - len(plain)} times: {read}"]
+
+    yield "an epoch", epochs
+    yield "an epoch that is watched", watched_epochs
+
+
+def epoch_waits(steps: int, every: int | None = None) -> list[str]:
+    from headwise.comparing.run.train import Training as Phase
+    from headwise.comparing.run.train import train_epoch
+    from headwise.study import Metric, Task
+
+    class Vectors(Task):
+        batch_size: int = 4
+        epochs: int = 1
+        learning_rate: float = 1e-3
+        clip: float | None = 1.0
+        accumulation: int = 2
+        metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", "share of right answers"),)
+
+        def model(self) -> nn.Module:
+            return fresh(HOSTS["own"])
+
+        def data(self, split: str) -> Any:
+            return torch.randn(8 * steps, 9, 32), torch.randint(5, (8 * steps,))
+
+        def loss(self, output: Any, targets: Any) -> Tensor:
+            return nn.functional.cross_entropy(output.mean(1), targets)
+
+        def metric(self, output: Any, targets: Any) -> Tensor:
+            return (output.mean(1).argmax(-1) == targets).float().mean()
+
+    task, cuda = Vectors(), FakeCuda()
+    model = task.model()
+    handle = headwise.regularize(
+        model, headwise.DropHead(p=0.2), headwise.AttentionNormPenalty(), example=HOSTS["own"].example()
+    )
+    watch = None if every is None else headwise.watch(model, every=every, on_alert=None)
+    accelerator = SimpleNamespace(
+        num_processes=1, process_index=0, device=torch.device("cuda"), reduce=lambda tensor, how: tensor
+    )
+    with cuda:
+        model.to("cuda")
+        examples = tuple(part.to("cuda") for part in task.data("train"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        # progress is told by the clock: never here
+        phase = Phase(task, model, optimizer, accelerator, 0, handle, watch, told=float("inf"))
+        cuda.forget()
+        train_epoch(phase, examples, 1, lambda *_: None)
+    return cuda.forget()
+
+
+GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
+    **{f"{kind}-{dtype}": lambda at=(kind, dtype): methods(*at) for kind in WALKED for dtype in DTYPES},
+    "compiled": compiled,
+    "readings": readings,
+    "penalties": penalties,
+    "loop": loop,
+}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    believe_in_cuda()
+    for group in sys.argv[1:] or GROUPS:
+        for name, case in GROUPS[group]():
+            try:
+                wrong = case()
+            except Waits as error:
+                wrong = [str(error)]
+            except Exception as error:
+                wrong = [f"{type(error).__name__}: {str(error)[:600]}", *traceback.format_tb(error.__traceback__)[-4:]]
+            print(json.dumps({"group": group, "case": name, "wrong": wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

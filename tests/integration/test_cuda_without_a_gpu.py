@@ -1,0 +1,72 @@
+"""Training on CUDA, shown without a GPU: fake tensors on "cuda" find tensors of two devices, and every wait for the device.
+
+Not seen so: numbers, Triton's and inductor's kernels, and what CUDA's own solvers wait for inside. test_cuda.py asks a real device.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+TORCH = Path(torch.__file__).parent
+COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+GROUPS = {
+    **{f"{host}-{dtype}": 30 for host in ("sdpa", "torch", "transformers") for dtype in ("fp32", "bf16")},
+    "compiled": 8,
+    "readings": 6,
+    "penalties": 3,
+    "loop": 2,
+}
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the device is preloaded as Linux does it"),
+    pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler: install g++, or name one in CXX"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a CUDA of its own: test_cuda.py asks it"),
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Run all cases in one process that has the device, and give what is wrong by group and case."""
+    device = tmp_path_factory.mktemp("device") / "cuda_without_a_gpu.so"
+    libraries = TORCH / "lib"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    built = [
+        COMPILER,
+        "-std=c++20",
+        "-O0",
+        "-shared",
+        "-fPIC",
+        abi,
+        f"-I{TORCH / 'include'}",
+        str(HERE / "cuda_without_a_gpu.cpp"),
+    ]
+    built += ["-o", str(device), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_cpu", "-lc10"]
+    compiled = subprocess.run(built, capture_output=True, text=True, timeout=300)
+    assert compiled.returncode == 0, compiled.stderr
+    # Torch asks once whether there is CUDA, while it is imported: the device must be there before.
+    environment = {**os.environ, "LD_PRELOAD": str(device)}
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "fake_cuda_cases.py")], capture_output=True, text=True, timeout=540, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    cases = defaultdict(dict)
+    for line in ran.stdout.splitlines():
+        case = json.loads(line)
+        cases[case["group"]][case["case"]] = case["wrong"]
+    return cases
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_nothing_waits_for_the_device_and_no_tensor_lies_on_another(found, group):
+    cases = found[group]
+    assert len(cases) >= GROUPS[group], f"only {len(cases)} cases ran: {list(cases)}"
+    wrong = {name: told for name, told in cases.items() if told}
+    assert not wrong, "\n".join(f"{group}, {name}:\n  " + "\n  ".join(told) for name, told in wrong.items())
