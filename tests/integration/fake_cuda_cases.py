@@ -230,9 +230,9 @@ def loop() -> Iterator[Case]:
 
 
 def epoch_waits(steps: int, every: int | None = None) -> list[str]:
-    from headwise.comparing.run.train import Training as Phase
-    from headwise.comparing.run.train import train_epoch
     from headwise.study import Metric, Task
+    from headwise.training.train import Training as Phase
+    from headwise.training.train import train_epoch
 
     class Vectors(Task):
         batch_size: int = 4
