@@ -16,7 +16,7 @@ from headwise.comparing.report.learning_curves import learning_curves
 from headwise.comparing.report.maps_section import maps_section
 from headwise.comparing.report.phases_section import phases_section
 from headwise.comparing.report.run_records import differing, repeat, runs_table, words_on_runs
-from headwise.comparing.results.analysis_record import Analysis
+from headwise.comparing.results.analysis_record import Analysis, stranger_words
 from headwise.comparing.results.folder import StudyFolder
 from headwise.pages.formats import unit_named
 from headwise.pages.shell import Section, join, page, pairs, prose
@@ -93,6 +93,7 @@ def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
     watched = [run.watched for run in study.runs.values() if run.result]
     words = [f"{run.words}." for run in analysis.damaged]
     words += ["The command below, started again, repeats what is damaged."] if words else []
+    words += [f"{stranger_words(name)}." for name in analysis.strangers]
     words += analysis.warnings
     if len(set(watched)) > 1:
         words.append(

@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from headwise.comparing.results.digests import CHECKPOINT
 from headwise.files.durable import write_bytes
 
-CURRENT = "checkpoint.safetensors"
+CURRENT = CHECKPOINT
 PREVIOUS = "checkpoint.previous.safetensors"
 # the entry of the metadata; earlier versions wrote its parts as two
 WHOLE = "checkpoint"
@@ -46,14 +47,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     os.replace(coming, current)
 
 
-def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
-    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged."""
+def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
+    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged, or of another run than `run`."""
     for name in (COMING, CURRENT, PREVIOUS):
         path = folder / name
         if not path.exists():
             continue
         try:
-            found = _read(path)
+            found = read_checkpoint(path)
+            _refuse_other(found, run)
             if path.name == COMING:
                 # the process ended just before it took its place
                 os.replace(path, folder / CURRENT)
@@ -61,7 +63,7 @@ def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | N
         except FileNotFoundError:
             # of several processes that read here, another gave it its place in between
             if path.name == COMING:
-                return load_checkpoint(folder, note)
+                return load_checkpoint(folder, note, run)
             continue
         except (SafetensorError, ValueError, KeyError) as error:
             note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
@@ -80,7 +82,14 @@ def drop_all(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Checkpoint:
+def _refuse_other(found: Checkpoint, run: str) -> None:
+    written = found.state.get("run")
+    if run and written and written != run:
+        raise ValueError(f"it is of the run {written}")
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read one file; raise SafetensorError, ValueError or KeyError where it is damaged."""
     content = path.read_bytes()
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")

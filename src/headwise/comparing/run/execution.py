@@ -10,10 +10,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch import nn
 
-from headwise.comparing.results.digests import HEALTH, digests
+from headwise.comparing.results.digests import HEALTH, digests, sealed
 from headwise.comparing.results.records import Divergence, RunResult
 from headwise.comparing.run.batches import epoch_steps
-from headwise.comparing.run.checkpoint import drop_previous, save_checkpoint
+from headwise.comparing.run.checkpoint import drop_all, drop_previous, save_checkpoint
 from headwise.comparing.run.damage import clear_damage
 from headwise.comparing.run.examples import move, size
 from headwise.comparing.run.held import Held
@@ -22,13 +22,14 @@ from headwise.comparing.run.outcome import describe_epoch, describe_result, judg
 from headwise.comparing.run.part import Part, part_of
 from headwise.comparing.run.preflight import evaluations_of
 from headwise.comparing.run.prepare import Carried, accelerator_of, leave, prepare
+from headwise.comparing.run.readings import cut_readings, mark, restore_readings, stands
 from headwise.comparing.run.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.comparing.run.splits import training_examples
 from headwise.comparing.run.state import RunState, checkpoint_of, load_state, restore
 from headwise.comparing.run.times import save_times, with_times, without_times
 from headwise.comparing.run.train import Training, train_epoch
 from headwise.comparing.task import has_mean_metric
-from headwise.files.durable import append_line, read_lines, restore_lines, write_json
+from headwise.files.durable import append_line, restore_lines, write_json
 from headwise.files.errors import StudyError
 
 # seconds; a worker that was killed frees its lock at once, one that is ending needs a moment
@@ -57,8 +58,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
     if is_first_process():
         write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     task = order.task()
-    state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
-    state = with_times(state, order.folder)
+    state, tensors = _load(order, lambda text: tell({"event": "note", "text": text}))
     _restore_streams(order, state)
     carried: Carried | None = None
     result: RunResult | None = None
@@ -67,9 +67,22 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         tensors = None
     if is_first_process():
         result = result.model_copy(update={"digests": digests(order.folder)})
-        write_json(order.folder / "result.json", result.model_dump(mode="json"))
+        write_json(order.folder / "result.json", sealed(result.model_dump(mode="json")))
         drop_previous(order.folder)
     return result
+
+
+def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
+    """Read where the run stands; without the readings that its checkpoint knows it starts again, for they stand nowhere else."""
+    state, tensors = load_state(order.folder, order.identity, note)
+    if order.watch and not stands(order.folder, state.readings):
+        note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
+        if is_first_process():
+            # in this order: left in between, the run starts from its beginning all the same
+            drop_all(order.folder)
+            (order.folder / HEALTH).unlink(missing_ok=True)
+        return RunState(run=order.identity), None
+    return with_times(state, order.folder), tensors
 
 
 def _phase(
@@ -95,9 +108,9 @@ def _phase(
     training = prepare(order, part, accelerator, train, before, look_ahead)
     try:
         if tensors is not None:
-            restore(training, state, tensors)
+            restore(training, state, tensors, order.folder)
         elif state.phase:
-            _keep(order, training, state)
+            state = _keep(order, training, state)
         state, divergence = _train(order, part, training, held, state, tell)
         outcomes: dict[str, float] = {}
         if divergence is None:
@@ -139,8 +152,11 @@ def _train(
         if is_first_process():
             append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
         if epoch.divergence is not None:
+            if order.watch and is_first_process():
+                # how long a training goes on beyond its divergence depends on the clock
+                cut_readings(order.folder, training.step)
             return state, epoch.divergence
-        _keep(order, training, state)
+        state = _keep(order, training, state)
     return state, None
 
 
@@ -165,16 +181,17 @@ def _restore_streams(order: Order, state: RunState) -> None:
         return
     restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
     if order.watch:
-        # a reading of step n was taken before the update n + 1
-        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < state.step]
-        restore_lines(order.folder / HEALTH, kept)
+        restore_readings(order.folder, state.readings, state.step)
 
 
-def _keep(order: Order, training: Training, state: RunState) -> None:
+def _keep(order: Order, training: Training, state: RunState) -> RunState:
+    """Write a checkpoint of the state, and give the state as it was written."""
     if is_first_process():
+        state = state.model_copy(update={"readings": mark(order.folder, state.readings) if order.watch else None})
         # first the times: a checkpoint without them would have lost them
         save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
         save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
+    return state
 
 
 def _progress(

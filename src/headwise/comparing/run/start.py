@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from headwise.comparing.phase import Phase
-from headwise.comparing.run.checkpoint import CURRENT
+from headwise.comparing.run.checkpoint import CURRENT, read_checkpoint
 from headwise.files.errors import StudyError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -45,8 +45,9 @@ def read_start(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in checkpoint_files(folder):
         try:
-            weights |= load_file(path)
-        except SafetensorError as error:
+            # a run's own file has a checksum
+            weights |= read_checkpoint(path).tensors if path.name == CURRENT else load_file(path)
+        except (SafetensorError, ValueError, KeyError) as error:
             raise StudyError(
                 f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
             ) from error
