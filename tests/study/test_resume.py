@@ -189,7 +189,7 @@ def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_t
     import headwise.comparing.run.checkpoint as checkpoint
 
     save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
-    coming, read = tmp_path / checkpoint.COMING, checkpoint._read
+    coming, read = tmp_path / checkpoint.COMING, checkpoint.read_checkpoint
     os.replace(tmp_path / CURRENT, coming)
 
     def read_too_late(path):
@@ -197,7 +197,7 @@ def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_t
             os.replace(coming, tmp_path / CURRENT)
         return read(path)
 
-    monkeypatch.setattr(checkpoint, "_read", read_too_late)
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_too_late)
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
 
 
