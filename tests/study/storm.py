@@ -12,8 +12,8 @@ import contextlib
 import json
 import os
 import random
-import signal
 import shutil
+import signal
 import sys
 import tempfile
 import time
