@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from headwise_papers.vision_transformer import VisionTransformer
+from headwise.studies.vision_transformer import VisionTransformer
 from timing import interleave, ratio
 from torch import nn
 

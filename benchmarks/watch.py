@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from headwise_papers.vision_transformer import VisionTransformer
+from headwise.studies.vision_transformer import VisionTransformer
 from timing import interleave, machine, ratio
 from torch import Tensor, nn
 

@@ -185,7 +185,7 @@ def report(
 @app.command()
 def studies() -> None:
     """List the studies: name, question, arms and seeds."""
-    from headwise_papers.listing import print_studies
+    from headwise.studies.listing import print_studies
 
     print_studies()
 

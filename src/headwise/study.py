@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
-    from headwise_papers.vision_transformer import VisionTransformer as VisionTransformer
+    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
     from headwise.comparing.compare import compare as compare
     from headwise.experiments.batch import Batch as Batch
@@ -51,7 +51,7 @@ _HOME = {
     "Study": "headwise.experiments.study",
     "StudyError": "headwise.files.errors",
     "Task": "headwise.experiments.task",
-    "VisionTransformer": "headwise_papers.vision_transformer",
+    "VisionTransformer": "headwise.studies.vision_transformer",
     "compare": "headwise.comparing.compare",
 }
 

@@ -1,9 +1,9 @@
 """Kill studies with SIGKILL at random moments and hold every number against a study that was never stopped.
 
-Usage: python storm.py [--kills 1000] [--seed 0] [--kinds tuned,plain,together,ray,command] [--folder FOLDER]
+Usage: python storm.py [--kills 1000] [--seed 0] [--kinds tuned,plain,together,ray,slurm,command] [--folder FOLDER]
 
-The last line is a JSON summary; the exit code is 1 when a number differs, a process or a held lock stays behind, or a file
-that an undisturbed study does not leave. Studies start as forks of this process, which has torch imported: most of their
+The last line is a JSON summary; the exit code is 1 when a number or a line of the readings differs, a study hangs, a process or a
+held lock stays behind, or a file that an undisturbed study does not leave. Studies start as forks of this process, which has torch imported: most of their
 time is theirs, not Python's. The kind `command` starts the real command instead.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 from small_studies import all_numbers, numbers
-from storm_studies import KINDS, begin, ended, ray_cluster, warm
+from storm_studies import KINDS, begin, ended, missing, ray_cluster, warm
 
 # seconds for what is left of a study whose launcher alone was killed
 PATIENCE = 60.0
@@ -35,21 +36,25 @@ class Storm:
 
     def __init__(self, seed, folder):
         self.chance, self.folder = random.Random(seed), folder
-        self.kills, self.studies, self.compared, self.faults = Counter(), Counter(), 0, []
-        self.whole, self.ray = {}, None
+        self.kills, self.victims, self.studies, self.compared = Counter(), Counter(), Counter(), 0
+        # the texts of what was found, by what it is
+        self.faults = {"differences": [], "processes_left": [], "hangs": [], "others": []}
+        self.whole, self.ray, self.family = {}, None, []
 
     def strike(self, name, kills):
         """Kill studies of one kind until `kills` are reached; each study is ended and compared before the next."""
-        whole, seconds = self.reference(KINDS[name].like or name)
-        if name in ("ray", "command"):
-            # imports take most of the time there
-            seconds = max(seconds, 20.0)
+        # its own time: interpreters that begin anew import for seconds
+        (whole, _), (_, seconds) = self.reference(KINDS[name].like or name), self.reference(name)
         left = kills
         while left > 0:
             out = self.folder / f"{name} {self.studies[name]}"
-            while left > 0 and self.killed(name, out, self.chance.uniform(0.02, 0.5 * seconds)):
-                left -= 1
+            before = self.kills[name]
+            while self.kills[name] < before + left and self.killed(name, out, self.chance.uniform(0.02, 0.8) * seconds):
+                pass
+            left -= self.kills[name] - before
             self.finish(name, out, whole)
+            if not any(self.faults.values()):
+                shutil.rmtree(out)
 
     def reference(self, name):
         """Carry out a study that is never stopped; give its folder and how many seconds it took."""
@@ -60,31 +65,56 @@ class Storm:
         return self.whole[name]
 
     def killed(self, name, out, seconds):
-        """Start a study and kill it after some seconds; tell whether it was killed before it ended by itself."""
+        """Start a study and kill it, or a process of it, after some seconds; tell whether it must be started again."""
         launcher = begin(name, out, self.ray)
         if ended(launcher, seconds):
             self.judge_end(name, out, launcher)
             return False
-        # now and then the launcher alone: what it started must end by itself
-        alone = self.chance.random() < 0.25
-        with contextlib.suppress(ProcessLookupError):
-            (os.kill if alone else os.killpg)(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+        victim = self.victim(name)
         self.kills[name] += 1
-        self.expect_nobody(name, launcher.pid)
+        self.victims[victim] += 1
+        if victim == "worker":
+            # the study itself goes on
+            self.kill_a_worker(name, launcher, out)
+            self.end(name, launcher, out)
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            (os.kill if victim == "launcher" else os.killpg)(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        if victim == "all":
+            for job in jobs_of(out):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(os.getpgid(job.pid), signal.SIGKILL)
+        # of the launcher alone: what it started must end by itself
+        self.expect_nobody(name, launcher.pid, out)
         return True
+
+    def victim(self, name):
+        """Choose what is killed: mostly all, now and then the launcher alone or, where it is replaced, one worker."""
+        chance = self.chance.random()
+        if KINDS[name].replaces and chance < 0.15:
+            return "worker"
+        return "launcher" if chance < 0.4 else "all"
+
+    def kill_a_worker(self, name, launcher, out):
+        found = workers(name, launcher, out, self.family)
+        if found:
+            with contextlib.suppress(psutil.Error):
+                self.chance.choice(sorted(found, key=lambda process: process.pid)).kill()
 
     def end(self, name, launcher, out):
         if not ended(launcher, LONGEST):
             os.killpg(launcher.pid, signal.SIGKILL)
-            self.fault(f"{out} hung for {LONGEST} s")
-        self.judge_end(name, out, launcher)
+            launcher.wait()
+            self.fault("hangs", f"{out} hung for {LONGEST} s")
+        else:
+            self.judge_end(name, out, launcher)
 
     def judge_end(self, name, out, launcher):
         if launcher.wait() != 0:
             said = Path(f"{out}.log").read_text(errors="replace")[-2000:]
-            self.fault(f"{out} ended with {launcher.wait()}: {said}")
-        self.expect_nobody(name, launcher.pid)
+            self.fault("others", f"{out} ended with {launcher.wait()}: {said}")
+        self.expect_nobody(name, launcher.pid, out)
 
     def finish(self, name, out, whole):
         """Start a study once more, which ends it, and compare all that it left with the one never stopped."""
@@ -94,29 +124,69 @@ class Storm:
             found, expected = (read(folder, part) for folder in (out, whole))
             self.compared += len(expected)
             if found != expected:
-                self.fault(f"{out}: {part} {differing(found, expected)} differ from those of a study never stopped")
+                runs = differing(found, expected)
+                self.fault("differences", f"{out}: {part} {runs} differ from those of a study never stopped")
         if left := names(out) ^ names(whole):
-            self.fault(f"{out} and a study never stopped differ in the files {sorted(left)}")
+            self.fault("differences", f"{out} and a study never stopped differ in the files {sorted(left)}")
         for lock in out.rglob("*.lock"):
             try:
                 FileLock(lock, timeout=0).acquire().lock.release()
             except Timeout:
-                self.fault(f"{lock} is still held")
+                self.fault("others", f"{lock} is still held")
 
-    def expect_nobody(self, name, session):
+    def expect_nobody(self, name, session, out):
         """Wait until no process of a study is left; Ray's workers belong to the cluster, which is looked at in the end."""
         until = time.monotonic() + PATIENCE
-        while found := members(session):
+        while found := [*members(session), *jobs_of(out)]:
             if time.monotonic() > until:
-                self.fault(f"{name}: {[(p.pid, p.name()) for p in found]} stayed behind")
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(session, signal.SIGKILL)
+                self.fault("processes_left", f"{name}: {[p.pid for p in found]} stayed behind")
+                for process in found:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
                 return
             time.sleep(0.05)
 
-    def fault(self, text):
-        self.faults.append(text)
+    def fault(self, kind, text):
+        self.faults[kind].append(text)
         print(f"FAULT {text}", flush=True)
+
+    def summary(self):
+        """Give the one line of JSON: kills by kind and by victim, and how much of each fault was found."""
+        counts = {kind: len(texts) for kind, texts in self.faults.items()}
+        told = {"kills": sum(self.kills.values()), "by_kind": dict(self.kills), "by_victim": dict(self.victims)}
+        return told | {"studies": dict(self.studies), "compared": self.compared, **counts, "faults": self.faults}
+
+
+def workers(name, launcher, out, family):
+    """Give the processes of a study that carry out runs and are replaced when they die."""
+    if name == "ray":
+        return [p for one in family if one.is_running() for p in descendants(one) if "carry_out_remotely" in title(p)]
+    if name == "slurm":
+        return [child for job in jobs_of(out) for child in descendants(job)]
+    return descendants(psutil.Process(launcher.pid))
+
+
+def descendants(process):
+    with contextlib.suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []
+
+
+def title(process):
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def jobs_of(out):
+    """Give the processes of submitit, which belong to no session of a study and name its folder."""
+    return [process for process in psutil.process_iter() if f"{out}/slurm" in title(process) and alive(process)]
+
+
+def alive(process):
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def members(session):
@@ -134,17 +204,12 @@ def read(out, part):
     if not (out / part).is_dir():
         return {}
     found = all_numbers(out) if part == "runs" else {f.name: numbers(f) for f in sorted((out / part).iterdir())}
-    for _, result in found.values():
-        if result["config"]["processes"] > 1:
-            # the threads of the process group move this figure by some bytes
-            del result["metrics"]["cost/peak_memory_bytes"]
     return {name: (*found[name], readings(out / part / name / "health.jsonl")) for name in found}
 
 
 def readings(path):
-    # an alert is raised once in a process: a study that was stopped may tell one again
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [record for record in map(json.loads, lines) if "alert" not in record]
+    """Give the lines of a health file as they stand: readings and alerts, in their order."""
+    return path.read_text().splitlines() if path.exists() else None
 
 
 def differing(found, expected):
@@ -152,7 +217,9 @@ def differing(found, expected):
 
 
 def names(out):
-    return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    # scripts and logs of jobs are named by the jobs' numbers
+    found = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    return {str(path) for path in found if path.parts[0] != "slurm"}
 
 
 def main():
@@ -163,6 +230,9 @@ def main():
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     chosen = asked.kinds.split(",")
+    for name in [name for name in chosen if missing(name)]:
+        print(f"{name}: left out, {missing(name)} is not installed", flush=True)
+        chosen.remove(name)
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="storm-"))
     folder.mkdir(parents=True, exist_ok=True)
     warm()
@@ -171,15 +241,13 @@ def main():
     wanted = {name: max(1, round(asked.kills * KINDS[name].share / total)) for name in chosen}
     wanted[chosen[0]] += asked.kills - sum(wanted.values())
     for name in chosen:
-        with ray_cluster() if name == "ray" else contextlib.nullcontext((None, [])) as (storm.ray, family):
+        with ray_cluster() if name == "ray" else contextlib.nullcontext((None, [])) as (storm.ray, storm.family):
             storm.strike(name, wanted[name])
-        if alive := [process for process in family if process.is_running()]:
-            storm.fault(f"ray: {alive} stayed behind")
+        if left := [process for process in storm.family if process.is_running()]:
+            storm.fault("processes_left", f"ray: {left} stayed behind")
         print(f"{name}: {storm.kills[name]} kills, {storm.studies[name]} studies", flush=True)
-    found = {"kills": sum(storm.kills.values()), "by_kind": dict(storm.kills), "studies": dict(storm.studies)}
-    found |= {"compared": storm.compared, "faults": storm.faults, "seconds": round(time.monotonic() - begun)}
-    print(json.dumps(found))
-    sys.exit(1 if storm.faults else 0)
+    print(json.dumps(storm.summary() | {"seconds": round(time.monotonic() - begun)}))
+    sys.exit(1 if any(storm.faults.values()) else 0)
 
 
 if __name__ == "__main__":

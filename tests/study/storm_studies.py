@@ -14,6 +14,8 @@ from small_studies import PLACE
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
 EPOCHS = 6
+# so high that figures of the heads pass their limits: alerts are compared too
+RATE = 0.3
 # seconds for a Ray cluster to end
 ENDING = 15.0
 
@@ -26,15 +28,34 @@ class Kind:
     options: dict = field(default_factory=dict)
     # the kind whose numbers it must give
     like: str | None = None
+    # whether a worker that dies is replaced
+    replaces: bool = False
+    # what it needs that may be absent
+    needs: str | None = None
 
 
 KINDS = {
-    "tuned": Kind(0.45, {"trials": 2, "watch": True, "jobs": 2}),
-    "plain": Kind(0.25, {"watch": True, "jobs": 2}),
+    "tuned": Kind(0.42, {"trials": 2, "watch": True, "jobs": 2}, replaces=True),
+    "plain": Kind(0.26, {"watch": True, "jobs": 2}, replaces=True),
     "together": Kind(0.25, {"watch": True, "processes": 2}),
-    "ray": Kind(0.03, {"watch": True, "engine": "ray"}, like="plain"),
+    "ray": Kind(0.03, {"watch": True, "engine": "ray"}, like="plain", replaces=True, needs="ray"),
+    "slurm": Kind(
+        0.02,
+        {"watch": True, "engine": "slurm", "slurm": ("executor=local",), "jobs": 2},
+        like="plain",
+        replaces=True,
+        needs="submitit",
+    ),
     "command": Kind(0.02, {"watch": True, "processes": 2}, like="together"),
 }
+
+
+def missing(name):
+    """Name the library that a kind needs and that is not here."""
+    import importlib.util
+
+    needed = KINDS[name].needs
+    return needed if needed and importlib.util.find_spec(needed) is None else None
 
 
 class Fork:
@@ -93,11 +114,24 @@ def begin(name, out, ray):
     options, task = KINDS[name].options, f"{PLACE}:Tiny"
     if name == "command":
         command = [sys.executable, "-m", "headwise.cli", "compare", "--task", task, "--epochs", str(EPOCHS), "--watch"]
-        command += ["--seeds", "1", "--method", ARM, "--device", "cpu", "--processes", "2", "--out", str(out)]
+        command += [
+            "--set",
+            f"learning_rate={RATE}",
+            "--seeds",
+            "1",
+            "--method",
+            ARM,
+            "--device",
+            "cpu",
+            "--processes",
+            "2",
+            "--out",
+            str(out),
+        ]
         with open(f"{out}.log", "a") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     more = {"ray_address": ray} if options.get("engine") == "ray" else {}
-    changes = {"epochs": EPOCHS}
+    changes = {"epochs": EPOCHS, "learning_rate": RATE}
     request = Request(task=task, methods=(ARM,), seeds=1, changes=changes, device="cpu", out=out, **options, **more)
     return Fork(lambda: run(request), f"{out}.log")
 

@@ -1,14 +1,18 @@
 """A finished run whose files were damaged is repeated by `compare` and named by `report`, never shown as whole."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
-from small_studies import Silent, all_numbers, carry, tiny_study
+from small_studies import Silent, all_numbers, carry, orders, tiny_study
 
+from headwise.files.errors import StudyError
 from headwise.reporting import write
 from headwise.results.folder import read_study
+from headwise.training.execution import execute
+from headwise.training.start import read_start
 
 ARM = "DropHead(p=0.3)"
 
@@ -110,13 +114,199 @@ def test_a_run_that_was_not_watched_holds_no_readings_of_another(tmp_path):
     assert read_study(tmp_path).damaged()[0].damage == ("health.jsonl came after the run had finished",)
 
 
-def test_a_result_of_a_version_without_digests_is_read(tmp_path):
+def make_older(out):
+    """Take out of a study what earlier versions did not write: the ledger, and the digests of results."""
+    for path in (out / "study.json", *out.glob("runs/*/result.json")):
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in found.items() if k not in ("ledger", "digest", "digests")}))
+
+
+def test_a_study_of_a_version_without_digests_is_read_and_goes_on(tmp_path):
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)
-    path = tmp_path / "runs" / result["hash"] / "result.json"
-    path.write_text(json.dumps({key: value for key, value in result.items() if key != "digests"}))
-    (path.parent / "metrics.jsonl").write_text("")
+    make_older(tmp_path)
     assert read_study(tmp_path).damaged() == [] and read_study(tmp_path).missing() == []
+    listener = Silent()
+    carry(study.model_copy(update={"seeds": 2}), tmp_path, listener=listener)
+    assert [order.configuration.seed for order in listener.ends] == [1] and listener.said == []
+    path = tmp_path / "runs" / result["hash"] / "result.json"
+    change(path, '"seed": 0', '"seed":  0')
+    assert read_study(tmp_path).damaged() == []
+    change(path, '"test/accuracy": ', '"test/accuracy": 1')
+    assert [run.path for run in read_study(tmp_path).damaged()] == [path.parent]
+
+
+def test_a_result_without_a_digest_is_taken_only_where_the_whole_study_has_none(tmp_path):
+    carry(tiny_study(epochs=1), tmp_path)
+    ledger = (tmp_path / "study.json").read_text()
+    make_older(tmp_path)
+    (tmp_path / "study.json").write_text(ledger)
+    assert [run.damage for run in read_study(tmp_path).damaged()] == [("result.json carries no digest",)]
+
+
+def change(path, before, after):
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+def edit_metric(value):
+    def edit(folder):
+        lines = (folder / "result.json").read_text().splitlines(keepends=True)
+        at = next(n for n, line in enumerate(lines) if '"test/accuracy"' in line)
+        lines[at] = f'  "test/accuracy": {value},\n'
+        (folder / "result.json").write_text("".join(lines))
+
+    return edit
+
+
+def flip_digit(folder):
+    path = folder / "result.json"
+    text = path.read_text()
+    at = text.index('"train/loss": ') + len('"train/loss": 0.')
+    path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+def edit_status(folder):
+    change(folder / "result.json", '"finished"', '"diverged"')
+
+
+def drop_digest(folder):
+    path = folder / "result.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "digest"}))
+
+
+def take_result_of_another(folder):
+    shutil.copy(other(folder) / "result.json", folder / "result.json")
+
+
+def swap_folders(folder):
+    aside = folder.with_name("aside")
+    shutil.move(folder, aside)
+    shutil.move(other(aside, folder.name), folder)
+    shutil.move(aside, aside.with_name(json.loads((folder / "result.json").read_text())["hash"]))
+
+
+def flip_checkpoint(folder):
+    path = folder / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def checkpoint_of_another(folder):
+    shutil.copy(other(folder) / "checkpoint.safetensors", folder)
+
+
+def other(folder, name=None):
+    return next(path for path in sorted(folder.parent.iterdir()) if path.name not in (folder.name, name))
+
+
+RESULTS = {
+    "another metric": (edit_metric(0.99), "result.json is not what the run wrote"),
+    "NaN": (edit_metric("NaN"), "result.json is not what the run wrote"),
+    "infinity": (edit_metric("Infinity"), "result.json is not what the run wrote"),
+    "null": (edit_metric("null"), "result.json is not what the run wrote"),
+    "a digit": (flip_digit, "result.json is not what the run wrote"),
+    "the status": (edit_status, "result.json is not what the run wrote"),
+    "no digest": (drop_digest, "result.json carries no digest"),
+    "of another run": (take_result_of_another, "result.json is of the run"),
+    "swapped folders": (swap_folders, "result.json is of the run"),
+}
+# no report reads a checkpoint
+CHECKPOINTS = {
+    "a damaged checkpoint": (flip_checkpoint, "checkpoint.safetensors is not what the run wrote"),
+    "a checkpoint of another run": (checkpoint_of_another, "checkpoint.safetensors is not what the run wrote"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    carry(tiny_study(methods=(ARM,), epochs=2), out, watch=True)
+    return out
+
+
+@pytest.mark.parametrize("kind", [*RESULTS, *CHECKPOINTS])
+def test_compare_names_what_is_not_the_result_that_was_written_and_repeats_it(finished, tmp_path, kind):
+    harm, words = (RESULTS | CHECKPOINTS)[kind]
+    out, listener = tmp_path / "harmed", Silent()
+    shutil.copytree(finished, out)
+    folder = out / "runs" / json.loads((out / "study.json").read_text())["runs"][1]["hash"]
+    harm(folder)
+    carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
+    assert any(f"{folder}: {words}" in text and "the run is repeated" in text for text in listener.said), listener.said
+    assert len(listener.ends) == (2 if kind == "swapped folders" else 1)
+    assert all_numbers(out) == all_numbers(finished)
+    name = folder.name
+    assert (folder / "health.jsonl").read_bytes() == (finished / "runs" / name / "health.jsonl").read_bytes()
+    assert read_study(out).damaged() == [] and read_study(out).missing() == []
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_a_report_names_what_is_not_the_result_that_was_written_and_leaves_it_out(finished, tmp_path, kind):
+    harm, words = RESULTS[kind]
+    out = tmp_path / "harmed"
+    shutil.copytree(finished, out)
+    folder = out / "runs" / json.loads((out / "study.json").read_text())["runs"][1]["hash"]
+    harm(folder)
+    assert (ARM, 0) in read_study(out).missing()
+    assert f"{ARM}, seed 0, is damaged and left out: in runs/{folder.name}, {words}" in write(out).read_text()
+
+
+def test_a_checkpoint_of_another_run_is_not_trained_on(finished, tmp_path):
+    out, said = tmp_path / "harmed", []
+    shutil.copytree(finished, out)
+    order = orders(tiny_study(methods=(ARM,), epochs=2), out, watch=True)[1]
+    (order.folder / "result.json").unlink()
+    checkpoint_of_another(order.folder)
+    execute(order, lambda event: said.append(event.get("text", "")))
+    assert any(f"it is of the run {other(order.folder).name}" in text for text in said), said
+    assert all_numbers(out) == all_numbers(finished)
+
+
+def test_a_phase_does_not_start_from_a_damaged_checkpoint(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(next((finished / "runs").iterdir()), folder)
+    assert read_start(folder)
+    flip_checkpoint(folder)
+    with pytest.raises(StudyError, match=r"is damaged \(its checksum does not match"):
+        read_start(folder)
+
+
+def test_a_deleted_checkpoint_of_a_finished_run_is_no_damage(finished, tmp_path):
+    out, listener = tmp_path / "lighter", Silent()
+    shutil.copytree(finished, out)
+    for path in out.glob("runs/*/checkpoint.safetensors"):
+        path.unlink()
+    carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
+    assert listener.ends == [] and listener.said == []
+
+
+def test_a_copy_of_a_run_is_named_and_left_out(finished, tmp_path):
+    out, listener = tmp_path / "more", Silent()
+    shutil.copytree(finished, out)
+    folder = next((out / "runs").iterdir())
+    shutil.copytree(folder, out / "runs" / "copy")
+    carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
+    assert listener.said == [f"note: {out / 'runs' / 'copy'} is no run of this study and is left out"]
+    assert "runs/copy is no run of this study and is left out" in write(out).read_text()
+    assert len(read_study(out).runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [('"seed": 0', '"seed": 1'), ('"hash": "', '"hash": "0'), ('"arm": "', '"arm": "x')]
+)
+def test_an_edited_list_of_runs_is_told_and_written_anew(finished, tmp_path, before, after):
+    out = tmp_path / "edited"
+    shutil.copytree(finished, out)
+    start, _, runs = (out / "study.json").read_text().partition('"runs": [')
+    (out / "study.json").write_text(f'{start}"runs": [{runs.replace(before, after, 1)}')
+    with pytest.raises(ValueError, match=r"study.json: its list of runs is not what `headwise compare` wrote"):
+        read_study(out)
+    listener = Silent()
+    carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
+    assert listener.ends == [] and read_study(out).missing() == []
 
 
 def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(tmp_path):

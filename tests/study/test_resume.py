@@ -15,9 +15,9 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
-from headwise.experiments.phase import CURRENT
 from headwise.files import durable
 from headwise.files.errors import StudyError
+from headwise.results.digests import CHECKPOINT
 from headwise.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
 from headwise.training.execution import execute
 
@@ -107,12 +107,12 @@ def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_w
     stopped, *others = (orders(study, tmp_path / name)[1] for name in "abcdef")
     stopped_after(stopped, 2, monkeypatch)
     execute(stopped, lambda event: None)
-    content = (stopped.folder / CURRENT).read_bytes()
+    content = (stopped.folder / CHECKPOINT).read_bytes()
     for order in others:
         # another process orders what it hashes in another way
         code = "import sys, pickle; from headwise.training.execution import execute; execute(pickle.load(sys.stdin.buffer), print)"
         subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), check=True, capture_output=True)
-        assert (order.folder / CURRENT).read_bytes() == content
+        assert (order.folder / CHECKPOINT).read_bytes() == content
 
 
 def test_times_come_back_with_a_run_and_lost_ones_count_for_none(tmp_path, monkeypatch):
@@ -136,14 +136,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, monkeypat
     study = tiny_study(epochs=4)
     (order,), (whole,) = orders(study, tmp_path / "a"), orders(study, tmp_path / "b")
     stopped_after(order, 3, monkeypatch)
-    path = order.folder / CURRENT
+    path = order.folder / CHECKPOINT
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes({"cut": content[: len(content) // 2], "changed": bytes(content), "empty": b""}[damage])
     notes, trained = [], trained_epochs(monkeypatch)
     execute(order, lambda event: notes.append(event.get("text", "")))
     assert trained == [3, 4]
-    assert any(f"{CURRENT} is damaged" in note and "checkpoint before it" in note for note in notes)
+    assert any(f"{CHECKPOINT} is damaged" in note and "checkpoint before it" in note for note in notes)
     execute(whole, lambda event: None)
     assert numbers(order.folder) == numbers(whole.folder)
 
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, monkeypat
 def test_without_any_whole_checkpoint_a_run_starts_again(tmp_path, monkeypatch):
     (order,) = orders(tiny_study(epochs=3), tmp_path)
     stopped_after(order, 2, monkeypatch)
-    for name in (CURRENT, PREVIOUS):
+    for name in (CHECKPOINT, PREVIOUS):
         (order.folder / name).write_bytes(b"torn")
     execute(order, lambda event: None)
     assert [line["epoch"] for line in numbers(order.folder)[0]] == [1, 2, 3]
@@ -179,9 +179,9 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
         with pytest.raises(OSError, match="broken"):
             save_checkpoint(tmp_path, second)
     # complete, though not yet in its place: it takes it now
-    assert not (tmp_path / CURRENT).exists()
+    assert not (tmp_path / CHECKPOINT).exists()
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 2}
-    assert (tmp_path / CURRENT).exists()
+    assert (tmp_path / CHECKPOINT).exists()
     save_checkpoint(tmp_path, first)
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
 
@@ -190,15 +190,15 @@ def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_t
     import headwise.training.checkpoint as checkpoint
 
     save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
-    coming, read = tmp_path / checkpoint.COMING, checkpoint._read
-    os.replace(tmp_path / CURRENT, coming)
+    coming, read = tmp_path / checkpoint.COMING, checkpoint.read_checkpoint
+    os.replace(tmp_path / CHECKPOINT, coming)
 
     def read_too_late(path):
         if path == coming:
-            os.replace(coming, tmp_path / CURRENT)
+            os.replace(coming, tmp_path / CHECKPOINT)
         return read(path)
 
-    monkeypatch.setattr(checkpoint, "_read", read_too_late)
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_too_late)
     assert load_checkpoint(tmp_path, pytest.fail).state == {"n": 1}
 
 

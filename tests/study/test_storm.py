@@ -54,6 +54,17 @@ def change(path, before, after):
     path.write_text(text.replace(before, after))
 
 
+def swap_lines(out):
+    path = next(out.glob("runs/*/health.jsonl"))
+    first, second, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([second, first, *others]))
+
+
+def tell_again(out):
+    path = next(out.glob("runs/*/health.jsonl"))
+    path.write_text(path.read_text() + '{"alert": "logit_growth", "step": 0}\n')
+
+
 def hold(out):
     from filelock import FileLock
 
@@ -68,6 +79,8 @@ def hold(out):
         (lambda out: None, None),
         (lambda out: change(next(out.glob("runs/*/metrics.jsonl")), '"epoch": 1', '"epoch": 2'), "runs .* differ from"),
         (lambda out: change(next(out.glob("runs/*/health.jsonl")), '"head": 1', '"head": 0'), "runs .* differ from"),
+        (swap_lines, "runs .* differ from"),
+        (tell_again, "runs .* differ from"),
         (lambda out: (out / "x.partial").write_text(""), "differ in the files .*x.partial"),
         (hold, "lock is still held"),
     ],
@@ -78,8 +91,9 @@ def test_the_storm_sees_other_numbers_files_left_behind_and_held_locks(two, harm
     weather, out, whole = two
     held = harm(out)
     weather.finish("plain", out, whole)
-    assert bool(weather.faults) == bool(words), weather.faults
-    assert words is None or re.search(words, weather.faults[0])
+    found = [text for texts in weather.faults.values() for text in texts]
+    assert bool(found) == bool(words), found
+    assert words is None or re.search(words, found[0])
     if harm is hold:
         held.release()
 
@@ -88,6 +102,6 @@ def test_the_storm_sees_a_process_that_stays_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(storm, "PATIENCE", 0.2)
     orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
     weather = storm.Storm(0, tmp_path)
-    weather.expect_nobody("plain", orphan.pid)
-    assert "stayed behind" in weather.faults[0]
+    weather.expect_nobody("plain", orphan.pid, tmp_path)
+    assert "stayed behind" in weather.faults["processes_left"][0] and weather.summary()["processes_left"] == 1
     assert orphan.wait(timeout=10) != 0

@@ -93,7 +93,7 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
     import torch
     from torch import nn
 
-    from headwise_papers.vision_transformer import Block
+    from headwise.studies.vision_transformer import Block
 
     generator = torch.Generator().manual_seed(seed)
     # Building layers draws from torch's own generator, which belongs to the caller.

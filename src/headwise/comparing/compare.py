@@ -24,6 +24,8 @@ from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import distinct_environments
 from headwise.results.answer import count
+from headwise.results.digests import RESULT, SEAL, sealed
+from headwise.results.folder import ledger_of, strangers
 from headwise.results.records import (
     Claim,
     ClaimTest,
@@ -66,6 +68,8 @@ def compare(comparison: Comparison) -> list[RunResult]:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
             refuse_other_study(out, comparison.study, comparison.trials)
+            if is_first_process():
+                _seal_older_results(out)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials:
@@ -73,6 +77,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
                 configurations, found = tune(comparison)
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
+            _tell_strangers(comparison, orders)
             _write_study(comparison, orders, notes)
             results = run_orders(comparison, orders)
             # again: now every result says where it came from
@@ -87,6 +92,23 @@ def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) 
         write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
 
 
+def _seal_older_results(out: Path) -> None:
+    """Give the results of an earlier version their digest, as they are found: from here on every result has one."""
+    known = read_json(out / "study.json")
+    if not isinstance(known, dict) or known.get("ledger") is not None:
+        return
+    for path in sorted(out.glob(f"*/*/{RESULT}")):
+        found = read_json(path)
+        if isinstance(found, dict) and found.get(SEAL) is None:
+            write_json(path, sealed(found))
+
+
+def _tell_strangers(comparison: Comparison, orders: list[Order]) -> None:
+    if is_first_process():
+        for name in strangers(comparison.out, [order.identity for order in orders]):
+            comparison.listener.say(f"note: {comparison.out / 'runs' / name} is no run of this study and is left out")
+
+
 def _refuse_several_processes(study: Study) -> None:
     if study.processes > 1:
         raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
@@ -99,6 +121,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
     results = [result for order in orders if (result := order.result())]
     found = distinct_environments(result.model_dump(include={"commit", "versions", "hardware"}) for result in results)
     here = found[0] if found else comparison.environment
+    runs = [RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders]
     return StudyRecord(
         format=2,
         name=study.name,
@@ -117,7 +140,8 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
         claims=_claims(study, arms),
         settings=_settings(comparison),
-        runs=[RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders],
+        runs=list(runs),
+        ledger=ledger_of(runs),
         command=comparison.command,
         commit=here.get("commit"),
         versions=here.get("versions"),

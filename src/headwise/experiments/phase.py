@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.errors import StudyError
+from headwise.results.digests import CHECKPOINT
 
-# the file in which a run of ours keeps its weights, and those of a model's folder
-CURRENT = "checkpoint.safetensors"
+# the weights in the folder of a model
 OTHERS = "model*.safetensors"
 
 
@@ -47,13 +47,13 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
     Raises StudyError where the folder holds neither.
     """
-    if (folder / CURRENT).is_file():
-        return [folder / CURRENT]
+    if (folder / CHECKPOINT).is_file():
+        return [folder / CHECKPOINT]
     found = sorted(folder.glob(OTHERS))
     if not found:
         what = "holds no" if folder.is_dir() else "is no folder, so it holds no"
         raise StudyError(
-            f"a phase starts from {folder}, which {what} {CURRENT} (the folder of a run, results/STUDY/runs/HASH) and no "
+            f"a phase starts from {folder}, which {what} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) and no "
             f"{OTHERS} (a model's folder). Check the path."
         )
     return found

@@ -10,6 +10,7 @@ from headwise.files.errors import StudyError
 from headwise.reporting.export import export as write_out
 from headwise.reporting.rebuild import rebuild
 from headwise.results.across import across, across_words
+from headwise.results.analysis_record import stranger_words
 from headwise.results.stored import checked_analysis
 from headwise.results.table import print_sentences
 
@@ -36,4 +37,5 @@ def run(folders: Sequence[Path], export: Path | None) -> None:
 def _damage(folder: Path) -> list[str]:
     if not (folder / "study.json").is_file():
         return []
-    return [run.words for run in checked_analysis(folder / "analysis.json").damaged]
+    found = checked_analysis(folder / "analysis.json")
+    return [run.words for run in found.damaged] + [stranger_words(name) for name in found.strangers]

@@ -18,7 +18,7 @@ from headwise.reporting.learning_curves import learning_curves
 from headwise.reporting.maps_section import maps_section
 from headwise.reporting.phases_section import phases_section
 from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
-from headwise.results.analysis_record import Analysis
+from headwise.results.analysis_record import Analysis, stranger_words
 from headwise.results.folder import StudyFolder
 
 
@@ -93,6 +93,7 @@ def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
     watched = [run.watched for run in study.runs.values() if run.result]
     words = [f"{run.words}." for run in analysis.damaged]
     words += ["The command below, started again, repeats what is damaged."] if words else []
+    words += [f"{stranger_words(name)}." for name in analysis.strangers]
     words += analysis.warnings
     if len(set(watched)) > 1:
         words.append(

@@ -48,6 +48,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
         damaged=[
             DamagedRun(arm=run.arm, seed=run.seed, run=run.path.name, files=list(run.damage)) for run in study.damaged()
         ],
+        strangers=list(study.strangers),
         failure=study.study.failure,
         margin=study.study.margin,
         arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],

@@ -126,6 +126,11 @@ class DamagedRun(Record):
         return f"{self.arm}, seed {self.seed}, is damaged and left out: in runs/{self.run}, {', '.join(self.files)}"
 
 
+def stranger_words(name: str) -> str:
+    """Return the sentence on a folder among the runs that the study did not order."""
+    return f"runs/{name} is no run of this study and is left out"
+
+
 class Analysis(Record):
     """Hold the whole analysis of a study: its answer, every arm, its trends, and in which words the statistics are said."""
 
@@ -138,6 +143,8 @@ class Analysis(Record):
     complete: bool
     missing: list[Cell] = []
     damaged: list[DamagedRun] = []
+    # the names of folders among the runs that the study did not order
+    strangers: list[str] = []
     failure: float | None = None
     margin: float | None = None
     arms: list[ArmAnalysis]

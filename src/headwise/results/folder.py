@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from headwise.results.digests import damage
+from headwise.results.digests import RESULT, broken_seal, damage, digest_of
 from headwise.results.maps_record import MAPS, MapsRecord
 from headwise.results.outcome_names import DIVERGED
-from headwise.results.records import EpochLine, RunResult, StudyRecord
-from headwise.results.stored import checked_config, checked_maps, checked_result, checked_study, read_epochs
+from headwise.results.records import CellRecord, EpochLine, RunEntry, RunResult, StudyRecord
+from headwise.results.stored import (
+    checked_config,
+    checked_maps,
+    checked_result,
+    checked_study,
+    read_epochs,
+    read_whole_json,
+)
 from headwise.watching.health_file import read_health
 from headwise.watching.records import Line
 
@@ -81,6 +89,8 @@ class StudyFolder:
     path: Path
     study: StudyRecord
     runs: dict[tuple[str, int], RunFolder]
+    # the names of folders among the runs that the study did not order
+    strangers: tuple[str, ...] = ()
 
     @property
     def arms(self) -> list[str]:
@@ -137,23 +147,56 @@ def read_study(folder: str | Path) -> StudyFolder:
     study = checked_study(path / "study.json")
     if study.baseline not in study.arms:
         raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
-    return StudyFolder(path, study, _runs(path, study))
+    if study.ledger is not None and study.ledger != ledger_of(study.runs):
+        raise ValueError(
+            f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the study again: "
+            "it writes the list anew and keeps the runs."
+        )
+    return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, study.runs)))
+
+
+def ledger_of(runs: Sequence[RunEntry | str]) -> str:
+    """Return the digest of the list of runs that study.json holds."""
+    return digest_of([entry if isinstance(entry, str) else entry.model_dump(mode="json") for entry in runs])
+
+
+def strangers(path: Path, runs: Sequence[RunEntry | str]) -> list[str]:
+    """Return the names of the folders that hold a run which the study of this folder did not order."""
+    hashes = _hashes(runs)
+    found = sorted(folder.parent.name for folder in (path / "runs").glob("*/config.json"))
+    return [name for name in found if name not in hashes] if hashes else []
+
+
+def _hashes(runs: Sequence[RunEntry | str]) -> set[str]:
+    return {entry if isinstance(entry, str) else entry.hash for entry in runs}
 
 
 def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
     # study.json names its runs by hash: what an earlier configuration left in the folder is not part of this study.
-    hashes = {entry if isinstance(entry, str) else entry.hash for entry in study.runs} or None
+    hashes = _hashes(study.runs) or None
+    cells = {entry.hash: entry for entry in study.runs if isinstance(entry, RunEntry)}
     found: dict[tuple[str, int], RunFolder] = {}
     for folder in sorted((path / "runs").glob("*")):
         if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
             continue
-        cell = checked_config(folder / "config.json")
-        if cell.purpose != "final":
+        cell: CellRecord | RunEntry = checked_config(folder / "config.json")
+        if isinstance(cell, CellRecord) and cell.purpose != "final":
             continue
-        result = checked_result(folder / "result.json") if (folder / "result.json").is_file() else None
-        words = tuple(damage(folder, result.digests)) if result else ()
+        # which run a folder holds is what the study ordered there, whatever lies in it now
+        cell = cells.get(folder.name, cell)
+        result = checked_result(folder / RESULT) if (folder / RESULT).is_file() else None
+        words = _damage(folder, result, sealed=study.ledger is not None) if result else ()
         _add(found, RunFolder(cell.arm, cell.seed, folder, None if words else result, words))
     return found
+
+
+def _damage(folder: Path, result: RunResult, *, sealed: bool) -> tuple[str, ...]:
+    """Return what is wrong with a finished run, in words; results of a study without a ledger need no digest."""
+    if sealed and result.hash != folder.name:
+        return (f"{RESULT} is of the run {result.hash}",)
+    if why := broken_seal(read_whole_json(folder / RESULT), required=sealed):
+        return (f"{RESULT} {why}",)
+    return tuple(damage(folder, result.digests))
 
 
 def _add(found: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:

@@ -173,6 +173,8 @@ class StudyRecord(Record):
     claims: list[Claim] = []
     settings: dict[str, Any] = {}
     runs: list[RunEntry | str] = []
+    # SHA-256 of the list of runs; a study that has it has a digest in every result. Earlier versions wrote none
+    ledger: str | None = None
     command: str | list[str] = ""
     commit: str | None = None
     versions: dict[str, Any] | None = None
@@ -295,6 +297,8 @@ class RunResult(Record):
     watched: bool = False
     # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
     digests: dict[str, str | None] | None = None
+    # SHA-256 of all the other entries; earlier versions wrote none
+    digest: str | None = None
     config: dict[str, Any] = {}
     commit: str | None = None
     versions: dict[str, Any] | None = None

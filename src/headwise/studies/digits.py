@@ -7,7 +7,7 @@ seed `train_size` of the other 797.
 from __future__ import annotations
 
 import torch
-from headwise_papers.vision_transformer import VisionTransformer
+from headwise.studies.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from headwise.experiments.study import Study

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from headwise.experiments.phase import CURRENT
 from headwise.files.durable import write_bytes
+from headwise.results.digests import CHECKPOINT
 
 PREVIOUS = "checkpoint.previous.safetensors"
 # the entry of the metadata; earlier versions wrote its parts as two
@@ -39,29 +39,30 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     state = json.dumps(checkpoint.state)
     # one entry: the format writes several in any order, and equal runs have equal files
     content = save(tensors, metadata={WHOLE: json.dumps({"crc32": _checksum(tensors, state), "state": state})})
-    current, coming = folder / CURRENT, folder / COMING
+    current, coming = folder / CHECKPOINT, folder / COMING
     write_bytes(coming, content)
     if current.exists():
         os.replace(current, folder / PREVIOUS)
     os.replace(coming, current)
 
 
-def load_checkpoint(folder: Path, note: Callable[[str], None]) -> Checkpoint | None:
-    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged."""
-    for name in (COMING, CURRENT, PREVIOUS):
+def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
+    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged, or of another run than `run`."""
+    for name in (COMING, CHECKPOINT, PREVIOUS):
         path = folder / name
         if not path.exists():
             continue
         try:
-            found = _read(path)
+            found = read_checkpoint(path)
+            _refuse_other(found, run)
             if path.name == COMING:
                 # the process ended just before it took its place
-                os.replace(path, folder / CURRENT)
+                os.replace(path, folder / CHECKPOINT)
             return found
         except FileNotFoundError:
             # of several processes that read here, another gave it its place in between
             if path.name == COMING:
-                return load_checkpoint(folder, note)
+                return load_checkpoint(folder, note, run)
             continue
         except (SafetensorError, ValueError, KeyError) as error:
             note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
@@ -76,11 +77,18 @@ def drop_previous(folder: Path) -> None:
 
 def drop_all(folder: Path) -> None:
     """Remove every checkpoint of a run that must start again."""
-    for name in (COMING, CURRENT, PREVIOUS):
+    for name in (COMING, CHECKPOINT, PREVIOUS):
         (folder / name).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Checkpoint:
+def _refuse_other(found: Checkpoint, run: str) -> None:
+    written = found.state.get("run")
+    if run and written and written != run:
+        raise ValueError(f"it is of the run {written}")
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read one file; raise SafetensorError, ValueError or KeyError where it is damaged."""
     content = path.read_bytes()
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")

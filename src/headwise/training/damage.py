@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwise.results.digests import HEALTH
+from headwise.results.digests import CHECKPOINT, HEALTH, RESULT
 from headwise.training.checkpoint import drop_all
 from headwise.training.job import Order
 
@@ -12,16 +12,16 @@ from headwise.training.job import Order
 def clear_damage(order: Order, note: Callable[[str], None]) -> None:
     """Make a finished run with damaged files one that is to be carried out; `note` is told which and why.
 
-    The metric stream stands in the last checkpoint too, from which the run ends again at once. Readings of the heads
-    stand nowhere else: without them the run starts from its beginning.
+    The metric stream and the result follow from the last checkpoint, from which the run ends again at once. Readings of the
+    heads stand nowhere else: without them, or with the files of another run, it starts from its beginning.
     """
     found = order.damage()
     if not found:
         return
-    again = any(text.startswith(HEALTH) for text in found)
+    again = any(text.startswith((HEALTH, CHECKPOINT, f"{RESULT} is of")) for text in found)
     note(f"{order.folder}: {', '.join(found)}; the run is repeated{' from its start' if again else ''}")
     if again:
         # before the result: left in between, the run must still be seen as damaged
         drop_all(order.folder)
         (order.folder / HEALTH).unlink(missing_ok=True)
-    (order.folder / "result.json").unlink()
+    (order.folder / RESULT).unlink()

@@ -11,12 +11,12 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from headwise.experiments.task import has_mean_metric
-from headwise.files.durable import append_line, read_lines, restore_lines, write_json
+from headwise.files.durable import append_line, restore_lines, write_json
 from headwise.files.errors import StudyError
-from headwise.results.digests import HEALTH, digests
+from headwise.results.digests import HEALTH, digests, sealed
 from headwise.results.records import Divergence, RunResult
 from headwise.training.batches import epoch_steps
-from headwise.training.checkpoint import drop_previous, save_checkpoint
+from headwise.training.checkpoint import drop_all, drop_previous, save_checkpoint
 from headwise.training.damage import clear_damage
 from headwise.training.examples import move, size
 from headwise.training.held import Held
@@ -25,6 +25,7 @@ from headwise.training.outcome import describe_epoch, describe_result, judge, me
 from headwise.training.part import Part, part_of
 from headwise.training.preflight import evaluations_of
 from headwise.training.prepare import Carried, accelerator_of, leave, prepare
+from headwise.training.readings import cut_readings, mark, restore_readings, stands
 from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.training.splits import training_examples
 from headwise.training.state import RunState, checkpoint_of, load_state, restore
@@ -57,8 +58,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
     if is_first_process():
         write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     task = order.task()
-    state, tensors = load_state(order.folder, lambda text: tell({"event": "note", "text": text}))
-    state = with_times(state, order.folder)
+    state, tensors = _load(order, lambda text: tell({"event": "note", "text": text}))
     _restore_streams(order, state)
     carried: Carried | None = None
     result: RunResult | None = None
@@ -67,9 +67,22 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         tensors = None
     if is_first_process():
         result = result.model_copy(update={"digests": digests(order.folder)})
-        write_json(order.folder / "result.json", result.model_dump(mode="json"))
+        write_json(order.folder / "result.json", sealed(result.model_dump(mode="json")))
         drop_previous(order.folder)
     return result
+
+
+def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
+    """Read where the run stands; without the readings that its checkpoint knows it starts again, for they stand nowhere else."""
+    state, tensors = load_state(order.folder, order.identity, note)
+    if order.watch and not stands(order.folder, state.readings):
+        note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
+        if is_first_process():
+            # in this order: left in between, the run starts from its beginning all the same
+            drop_all(order.folder)
+            (order.folder / HEALTH).unlink(missing_ok=True)
+        return RunState(run=order.identity), None
+    return with_times(state, order.folder), tensors
 
 
 def _phase(
@@ -95,9 +108,9 @@ def _phase(
     training = prepare(order, part, accelerator, train, before, look_ahead)
     try:
         if tensors is not None:
-            restore(training, state, tensors)
+            restore(training, state, tensors, order.folder)
         elif state.phase:
-            _keep(order, training, state)
+            state = _keep(order, training, state)
         state, divergence = _train(order, part, training, held, state, tell)
         outcomes: dict[str, float] = {}
         if divergence is None:
@@ -139,8 +152,11 @@ def _train(
         if is_first_process():
             append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
         if epoch.divergence is not None:
+            if order.watch and is_first_process():
+                # how long a training goes on beyond its divergence depends on the clock
+                cut_readings(order.folder, training.step)
             return state, epoch.divergence
-        _keep(order, training, state)
+        state = _keep(order, training, state)
     return state, None
 
 
@@ -165,16 +181,17 @@ def _restore_streams(order: Order, state: RunState) -> None:
         return
     restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
     if order.watch:
-        # a reading of step n was taken before the update n + 1
-        kept = [record for record in read_lines(order.folder / HEALTH) if record["step"] < state.step]
-        restore_lines(order.folder / HEALTH, kept)
+        restore_readings(order.folder, state.readings, state.step)
 
 
-def _keep(order: Order, training: Training, state: RunState) -> None:
+def _keep(order: Order, training: Training, state: RunState) -> RunState:
+    """Write a checkpoint of the state, and give the state as it was written."""
     if is_first_process():
+        state = state.model_copy(update={"readings": mark(order.folder, state.readings) if order.watch else None})
         # first the times: a checkpoint without them would have lost them
         save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
         save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
+    return state
 
 
 def _progress(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from headwise.experiments.configuration import RunConfiguration
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
-from headwise.results.digests import damage
+from headwise.results.digests import RESULT, broken_seal, damage
 from headwise.results.records import RunResult
 
 if TYPE_CHECKING:
@@ -40,21 +40,28 @@ class Order:
 
     def result(self) -> RunResult | None:
         """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
-        found = self._written()
-        return None if found is None or damage(self.folder, found.digests) else found
+        found, damaged = self._looked_at()
+        return None if damaged else found
 
     def damage(self) -> list[str]:
         """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""
-        found = self._written()
-        return [] if found is None else damage(self.folder, found.digests)
+        return self._looked_at()[1]
 
-    def _written(self) -> RunResult | None:
-        # what is no result of this run counts for nothing
+    def _looked_at(self) -> tuple[RunResult | None, list[str]]:
+        path = self.folder / RESULT
+        if not path.exists():
+            return None, []
+        written = read_json(path)
         try:
-            found = RunResult.model_validate(read_json(self.folder / "result.json"))
+            found = RunResult.model_validate(written)
         except ValidationError:
-            return None
-        return found if found.hash == self.identity else None
+            return None, [f"{RESULT} holds no result that can be read"]
+        if found.hash != self.identity:
+            return None, [f"{RESULT} is of the run {found.hash}"]
+        # `compare` gives the results of earlier versions their digest before it asks
+        if why := broken_seal(written, required=True):
+            return None, [f"{RESULT} {why}"]
+        return found, damage(self.folder, found.digests, checkpoint=True)
 
     def task(self) -> Task:
         """Build the task of this run, refusing a task file that changed since the study started."""

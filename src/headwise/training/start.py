@@ -10,8 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from headwise.experiments.phase import CURRENT, Phase, checkpoint_files
+from headwise.experiments.phase import Phase, checkpoint_files
 from headwise.files.errors import StudyError
+from headwise.results.digests import CHECKPOINT
+from headwise.training.checkpoint import read_checkpoint
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -26,13 +28,14 @@ def read_start(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in checkpoint_files(folder):
         try:
-            weights |= load_file(path)
-        except SafetensorError as error:
+            # a run's own file has a checksum
+            weights |= read_checkpoint(path).tensors if path.name == CHECKPOINT else load_file(path)
+        except (SafetensorError, ValueError, KeyError) as error:
             raise StudyError(
                 f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
             ) from error
     own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
-    is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CURRENT).is_file()
+    is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CHECKPOINT).is_file()
     return own if is_run else weights
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.results.digests import HEALTH
 from headwise.results.records import EpochLine, Record
 from headwise.training.checkpoint import (
     Checkpoint,
@@ -17,7 +18,9 @@ from headwise.training.checkpoint import (
     restore_optimizer,
 )
 from headwise.training.divergence import Smoothed
+from headwise.training.readings import Mark
 from headwise.training.train import Training
+from headwise.watching.health_file import read_health
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -25,6 +28,8 @@ MODEL, OPTIMIZER = "model.", "optimizer."
 class RunState(Record):
     """Hold the plain part of a checkpoint: where the run stands, what it measured, what its parts need to go on."""
 
+    # whose checkpoint it is: the run's hash; earlier versions wrote none
+    run: str = ""
     phase: int = 0
     # epochs of this phase
     done: int = 0
@@ -39,6 +44,8 @@ class RunState(Record):
     # bytes of one step; with the times of the history it is kept beside the checkpoint
     peak_memory: int | None = None
     smoothed: tuple[float | None, float] = (None, math.inf)
+    # of a watched run
+    readings: Mark | None = None
 
     def after(self, line: EpochLine, training: Training) -> RunState:
         """Give the state after one more epoch."""
@@ -51,10 +58,10 @@ class RunState(Record):
         return self.model_copy(update=changes)
 
 
-def load_state(folder: Path, note: Callable[[str], None]) -> tuple[RunState, dict[str, Tensor] | None]:
+def load_state(folder: Path, run: str, note: Callable[[str], None]) -> tuple[RunState, dict[str, Tensor] | None]:
     """Read the newest whole checkpoint of a run: its state and tensors; a fresh state and None where there is none."""
-    found = load_checkpoint(folder, note)
-    return (RunState(), None) if found is None else (RunState.model_validate(found.state), found.tensors)
+    found = load_checkpoint(folder, note, run)
+    return (RunState(run=run), None) if found is None else (RunState.model_validate(found.state), found.tensors)
 
 
 def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
@@ -71,7 +78,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
     return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
 
 
-def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> None:
+def restore(training: Training, state: RunState, tensors: dict[str, Tensor], folder: Path) -> None:
     """Put a freshly prepared training back to where the checkpoint left it."""
     model = {k.removeprefix(MODEL): t for k, t in tensors.items() if k.startswith(MODEL)}
     moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
@@ -87,4 +94,6 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor]) -> 
     if training.regularized is not None and state.draws is not None:
         training.regularized.load_state(state.draws)
     if training.watch is not None:
-        training.watch.step_to(training.step)
+        # readings of the phases before were judged by a watch of their own
+        known = [line for line in read_health(folder / HEALTH) if state.first_step <= line["step"] < state.step]
+        training.watch.step_to(training.step, known)

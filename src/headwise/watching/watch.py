@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, Literal
 
 from torch import nn
@@ -17,7 +18,7 @@ from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Alert, Record
+from headwise.watching.records import Alert, Line, Record, figures_among
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights
@@ -141,9 +142,16 @@ class Watch:
         self._arm()
         self._tell(alerts)
 
-    def step_to(self, step: int) -> None:
-        """Go on at an optimizer step of a resumed run."""
+    def step_to(self, step: int, known: Iterable[Line] = ()) -> None:
+        """Go on at an optimizer step of a resumed run.
+
+        Args:
+            known: what was read and written before, in its order: an alert that was told then is not told again, and what
+                was well then is known to have been.
+        """
         self._alive()
+        for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
+            self._judge.alerts(records)
         self._recorder.clear()
         self.steps = step
         self._arm()

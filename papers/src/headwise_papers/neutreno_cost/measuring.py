@@ -70,7 +70,7 @@ def build(shape: dict[str, int], batch: int, device: torch.device) -> tuple[nn.M
 
     from headwise.methods import NeuTRENO
     from headwise.regularizing.regularize import regularize
-    from headwise_papers.vision_transformer import VisionTransformer
+    from headwise.studies.vision_transformer import VisionTransformer
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ from torch import nn
 from headwise.study import Evaluation, Metric, Scale
 from headwise.training.batches import run_model
 from headwise_papers.tasks.cifar import Cifar
-from headwise_papers.vision_transformer import NormPlace
+from headwise.studies.vision_transformer import NormPlace
 
 # share of the training images that a model which has memorised them gets right
 MEMORISED = 0.99

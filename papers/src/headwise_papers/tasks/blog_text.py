@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from headwise.study import Batch, Evaluation, Metric, Task
 from headwise_papers.data import sst2, wikitext2
 from headwise_papers.tasks.blog_images import ACTING, in_training_mode
-from headwise_papers.vision_transformer import NormPlace
+from headwise.studies.vision_transformer import NormPlace
 
 PAD, UNKNOWN, CLASS = 0, 1, 2
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.study import Metric, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
-from headwise_papers.vision_transformer import NormPlace
+from headwise.studies.vision_transformer import NormPlace
 
 
 class Cifar(Task):
