@@ -35,6 +35,7 @@ __all__ = [
     "FeatScale",
     "GatedOutput",
     "InputNoise",
+    "InterleavedHeads",
     "JsonLines",
     "LayerScale",
     "LinearAttention",
@@ -147,6 +148,7 @@ if TYPE_CHECKING:
     from headwise.methods import FeatScale as FeatScale
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import InterleavedHeads as InterleavedHeads
     from headwise.methods import LayerScale as LayerScale
     from headwise.methods import LinearAttention as LinearAttention
     from headwise.methods import NeuTRENO as NeuTRENO

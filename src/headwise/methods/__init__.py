@@ -18,6 +18,7 @@ from headwise.methods.feat_scale import FeatScale
 from headwise.methods.gated_output import GatedOutput
 from headwise.methods.gfsa import GFSA
 from headwise.methods.input_noise import InputNoise
+from headwise.methods.interleaved_heads import InterleavedHeads
 from headwise.methods.layer_scale import LayerScale
 from headwise.methods.linear_attention import LinearAttention
 from headwise.methods.lsa import LSA
@@ -60,6 +61,7 @@ __all__ = [
     "FeatScale",
     "GatedOutput",
     "InputNoise",
+    "InterleavedHeads",
     "LayerScale",
     "LinearAttention",
     "NeuTRENO",

@@ -21,7 +21,7 @@ from headwise.projections.spectral import Spectral
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
-Make = Callable[[Tensor, list[Block]], nn.Module]
+Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
 def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
@@ -86,7 +86,7 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
         who: the method's name.
         layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
             no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
-        make: gives the parametrization of a weight with these blocks.
+        make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
 
     Raises:
         ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
@@ -103,6 +103,8 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
             if owner is not None:
                 raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
             by = make(getattr(module, name), blocks)
+            if by is None:
+                continue
             by.__dict__[OURS] = who
             reparametrize(module, name, by)
             parts.append((module, name))
