@@ -54,6 +54,7 @@ __all__ = [
     "SigmaReparam",
     "Site",
     "SoftCap",
+    "SpectralCap",
     "SpectralNorm",
     "SymmetricAttention",
     "Temperature",
@@ -160,6 +161,7 @@ if TYPE_CHECKING:
     from headwise.methods import RelaxedAttention as RelaxedAttention
     from headwise.methods import SigmaReparam as SigmaReparam
     from headwise.methods import SoftCap as SoftCap
+    from headwise.methods import SpectralCap as SpectralCap
     from headwise.methods import SpectralNorm as SpectralNorm
     from headwise.methods import SSMax as SSMax
     from headwise.methods import SymmetricAttention as SymmetricAttention

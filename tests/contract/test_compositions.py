@@ -11,7 +11,7 @@ from headwise.core.method import REGISTRY
 HOST = HOSTS["own"]
 NAMES = list(shelf.__all__)
 # Both would hold the size of the same weights; everything else composes.
-ON_THE_SAME_WEIGHTS = {"InterleavedHeads", "SigmaReparam", "SpectralNorm", "WeightNorm"}
+ON_THE_SAME_WEIGHTS = {"InterleavedHeads", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm"}
 
 # A sink is a column of the softmax, which the other has not.
 REFUSED_IN_THE_CALL = {"AttentionSink", "LinearAttention"}

@@ -31,6 +31,7 @@ from headwise.methods.re_attention import ReAttention
 from headwise.methods.relaxed_attention import RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam
 from headwise.methods.soft_cap import SoftCap
+from headwise.methods.spectral_cap import SpectralCap
 from headwise.methods.spectral_norm import SpectralNorm
 from headwise.methods.ssmax import SSMax
 from headwise.methods.symmetric_attention import SymmetricAttention
@@ -74,6 +75,7 @@ __all__ = [
     "SSMax",
     "SigmaReparam",
     "SoftCap",
+    "SpectralCap",
     "SpectralNorm",
     "SymmetricAttention",
     "Temperature",

@@ -21,6 +21,8 @@ from headwise.projections.spectral import Spectral
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
+# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the name of each weight, and the method's.
+HOLDS = "_headwise_holds"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
@@ -102,6 +104,8 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
                 continue
             if owner is not None:
                 raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
+            if (holder := module.__dict__.get(HOLDS, {}).get(name)) is not None:
+                raise ValueError(f"{who} computes {blocks[0].where}, and {holder} writes it: use one of them")
             by = make(getattr(module, name), blocks)
             if by is None:
                 continue
@@ -118,6 +122,55 @@ def take_off(state: MethodState, *, folded: bool) -> None:
     for module, name in state.kept("parts"):
         restore(module, name, folded=folded)
     state.kept("parts").clear()
+
+
+def hold(site: Site, state: MethodState, who: str, layers: str, kinds: str) -> None:
+    """Mark the plain weights of a site that a method writes after each step; kept under `held` as (module, name, blocks).
+
+    Args:
+        site: the attention layer.
+        state: the method's, on this site.
+        who: the method's name.
+        layers: "attention" or "all", as for `put_on`.
+        kinds: which blocks of the attention layer, of "qkvo".
+
+    Raises:
+        ValueError: where a weight is parametrized or frozen; nothing is marked then.
+    """
+    held: list[tuple[nn.Module, str, list[Block]]] = []
+    state.keep("held", held)
+    try:
+        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
+            own = [block for block in blocks if block.kind in kinds or block.kind == "w"]
+            # Layers that share their weights are held once.
+            if not own or name in module.__dict__.get(HOLDS, {}):
+                continue
+            _check_plain(module, name, own[0].where, who)
+            module.__dict__.setdefault(HOLDS, {})[name] = who
+            held.append((module, name, own))
+    except BaseException:
+        release(state)
+        raise
+
+
+def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
+    if (owner := _owner(module, name)) is not None:
+        raise ValueError(f"{who} writes {where}, and {owner} computes it: use one of them")
+    if (chain := _chain(module, name)) is not None:
+        known = ", ".join(type(part).__name__ for part in chain)
+        raise ValueError(f"{who} writes {where}, which is parametrized by {known}; remove that first")
+    if not getattr(module, name).requires_grad:
+        raise ValueError(f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out with where=")
+
+
+def release(state: MethodState) -> None:
+    """Take the marks of `hold` away."""
+    for module, name, _ in state.kept("held"):
+        marks = module.__dict__[HOLDS]
+        del marks[name]
+        if not marks:
+            del module.__dict__[HOLDS]
+    state.kept("held").clear()
 
 
 def iterate(state: MethodState) -> None:
