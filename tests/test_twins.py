@@ -166,6 +166,9 @@ def fused_expected(method: Method, kind: str) -> bool:
     if text.startswith("LinearAttention") and kind in ("left padded", "sliding", "bias"):
         # Which keys are seen differs between queries.
         return False
+    if text.startswith("ForgettingAttention") and kind not in ("causal", "grouped", "sinks"):
+        # A mask, or none, does not say that nobody looks ahead.
+        return False
     if "sinks" in kind and method.overrides("read"):
         return False
     return not (text.startswith("Temperature") and kind == "bias")

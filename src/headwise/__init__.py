@@ -33,6 +33,7 @@ __all__ = [
     "DropKey",
     "EntropyPenalty",
     "FeatScale",
+    "ForgettingAttention",
     "GatedOutput",
     "InputNoise",
     "InterleavedHeads",
@@ -147,6 +148,7 @@ if TYPE_CHECKING:
     from headwise.methods import DropKey as DropKey
     from headwise.methods import EntropyPenalty as EntropyPenalty
     from headwise.methods import FeatScale as FeatScale
+    from headwise.methods import ForgettingAttention as ForgettingAttention
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
     from headwise.methods import InterleavedHeads as InterleavedHeads

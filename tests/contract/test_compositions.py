@@ -19,7 +19,7 @@ OUTSIDE = {"InputNoise", "BranchDrop"}
 
 
 # What edits the logits before a method that makes them anew would be lost.
-LOST = {("Temperature", "LinearAttention"), ("SoftCap", "LinearAttention")}
+LOST = {(name, "LinearAttention") for name in ("ForgettingAttention", "Temperature", "SoftCap")}
 
 
 def refused(first, second):

@@ -15,6 +15,7 @@ from headwise.methods.drop_head import DropHead
 from headwise.methods.drop_key import DropKey
 from headwise.methods.entropy_penalty import EntropyPenalty
 from headwise.methods.feat_scale import FeatScale
+from headwise.methods.forgetting_attention import ForgettingAttention
 from headwise.methods.gated_output import GatedOutput
 from headwise.methods.gfsa import GFSA
 from headwise.methods.input_noise import InputNoise
@@ -60,6 +61,7 @@ __all__ = [
     "DropKey",
     "EntropyPenalty",
     "FeatScale",
+    "ForgettingAttention",
     "GatedOutput",
     "InputNoise",
     "InterleavedHeads",
