@@ -47,6 +47,7 @@ __all__ = [
     "ProductDecay",
     "QKClip",
     "QKNorm",
+    "QKRates",
     "Ramp",
     "ReAttention",
     "Regularized",
@@ -159,6 +160,7 @@ if TYPE_CHECKING:
     from headwise.methods import ProductDecay as ProductDecay
     from headwise.methods import QKClip as QKClip
     from headwise.methods import QKNorm as QKNorm
+    from headwise.methods import QKRates as QKRates
     from headwise.methods import ReAttention as ReAttention
     from headwise.methods import RelaxedAttention as RelaxedAttention
     from headwise.methods import SigmaReparam as SigmaReparam

@@ -28,6 +28,7 @@ from headwise.methods.nuclear_decay import NuclearDecay
 from headwise.methods.product_decay import ProductDecay
 from headwise.methods.qk_clip import QKClip
 from headwise.methods.qk_norm import QKNorm
+from headwise.methods.qk_rates import QKRates
 from headwise.methods.re_attention import ReAttention
 from headwise.methods.relaxed_attention import RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam
@@ -72,6 +73,7 @@ __all__ = [
     "ProductDecay",
     "QKClip",
     "QKNorm",
+    "QKRates",
     "ReAttention",
     "RelaxedAttention",
     "SSMax",

@@ -21,7 +21,7 @@ from headwise.projections.spectral import Spectral
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
-# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the name of each weight, and the method's.
+# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the names of the methods, by that of the weight.
 HOLDS = "_headwise_holds"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
@@ -97,15 +97,15 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
     state.mark()
     state.keep("parts", parts)
     try:
-        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
+        for module, name, blocks in matrices(site, who, layers):
             owner = _owner(module, name)
             # Layers that share their weights share the reparametrization too.
             if owner == who:
                 continue
             if owner is not None:
                 raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
-            if (holder := module.__dict__.get(HOLDS, {}).get(name)) is not None:
-                raise ValueError(f"{who} computes {blocks[0].where}, and {holder} writes it: use one of them")
+            if writers := module.__dict__.get(HOLDS, {}).get(name):
+                raise ValueError(f"{who} computes {blocks[0].where}, and {writers[0]} writes it: use one of them")
             by = make(getattr(module, name), blocks)
             if by is None:
                 continue
@@ -124,33 +124,32 @@ def take_off(state: MethodState, *, folded: bool) -> None:
     state.kept("parts").clear()
 
 
-def hold(site: Site, state: MethodState, who: str, layers: str, kinds: str) -> None:
-    """Mark the plain weights of a site that a method writes after each step; kept under `held` as (module, name, blocks).
+def hold(state: MethodState, who: str, weights: list[tuple[nn.Module, str, str]]) -> list[int]:
+    """Mark plain weights that a method writes after each step, and give the places of those it did not hold already.
 
     Args:
-        site: the attention layer.
-        state: the method's, on this site.
+        state: the method's, on one site; `release` takes its marks away.
         who: the method's name.
-        layers: "attention" or "all", as for `put_on`.
-        kinds: which blocks of the attention layer, of "qkvo".
+        weights: module, name in it, and qualified name; layers that share a weight hold it once.
 
     Raises:
         ValueError: where a weight is parametrized or frozen; nothing is marked then.
     """
-    held: list[tuple[nn.Module, str, list[Block]]] = []
+    held: list[tuple[nn.Module, str, str]] = []
     state.keep("held", held)
+    found = []
     try:
-        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
-            own = [block for block in blocks if block.kind in kinds or block.kind == "w"]
-            # Layers that share their weights are held once.
-            if not own or name in module.__dict__.get(HOLDS, {}):
+        for place, (module, name, where) in enumerate(weights):
+            if who in module.__dict__.get(HOLDS, {}).get(name, ()):
                 continue
-            _check_plain(module, name, own[0].where, who)
-            module.__dict__.setdefault(HOLDS, {})[name] = who
-            held.append((module, name, own))
+            _check_plain(module, name, where, who)
+            module.__dict__.setdefault(HOLDS, {}).setdefault(name, []).append(who)
+            held.append((module, name, who))
+            found.append(place)
     except BaseException:
         release(state)
         raise
+    return found
 
 
 def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
@@ -165,12 +164,19 @@ def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
 
 def release(state: MethodState) -> None:
     """Take the marks of `hold` away."""
-    for module, name, _ in state.kept("held"):
+    for module, name, who in state.kept("held"):
         marks = module.__dict__[HOLDS]
-        del marks[name]
+        marks[name].remove(who)
+        if not marks[name]:
+            del marks[name]
         if not marks:
             del module.__dict__[HOLDS]
     state.kept("held").clear()
+
+
+def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
+    """Give the weights of a site with their blocks, and with `layers="all"` those of the rest of the model."""
+    return [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]
 
 
 def iterate(state: MethodState) -> None:

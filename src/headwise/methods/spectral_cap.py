@@ -9,7 +9,7 @@ from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
-from headwise.methods.reparametrization import LAYERS, hold, refusal, release
+from headwise.methods.reparametrization import LAYERS, hold, matrices, refusal, release
 from headwise.projections.block import Block, overwrite_, whole
 
 
@@ -45,14 +45,19 @@ class SpectralCap(Method):
         return refusal(site, "SpectralCap")
 
     def build(self, site: Site, state: MethodState) -> None:
-        hold(site, state, "SpectralCap", self.layers, self.of)
+        chosen = []
+        for module, name, blocks in matrices(site, "SpectralCap", self.layers):
+            own = [block for block in blocks if self.layers == "all" or block.kind in self.of]
+            chosen += [(module, name, own)] if own else []
+        held = hold(state, "SpectralCap", [(module, name, own[0].where) for module, name, own in chosen])
+        state.keep("capped", [chosen[place] for place in held])
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         release(state)
 
     @torch.no_grad()
     def after_step(self, site: Site, state: MethodState) -> None:
-        for module, name, blocks in state.kept("held"):
+        for module, name, blocks in state.kept("capped"):
             parameter = getattr(module, name).detach()
             before = whole(parameter)
             after = before.clone()
