@@ -108,7 +108,7 @@ def test_frozen_weights_are_refused_by_name():
         headwise.regularize(net, SpectralCap(), where=lambda site: site.depth == 1)
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"limit": 0.0}, "limit must be above 0, got 0"), ({"of": "qx"}, "of must name some of q, k, v and o"), ({"of": ""}, "of must name"), ({"of": "qq"}, "of must name"), ({"layers": "mlp"}, "layers must be one of"), ({"layers": "all", "of": "qk"}, 'layers="all" caps every matrix')])
+@pytest.mark.parametrize(("settings", "message"), [({"limit": 0.0}, "limit must be above 0, got 0"), ({"of": "qx"}, "of must be one of 'qk', 'vo', 'qkvo'"), ({"of": ""}, "of must be one of"), ({"of": "qq"}, "of must be one of"), ({"layers": "mlp"}, "layers must be one of"), ({"layers": "all", "of": "qk"}, 'layers="all" caps every matrix')])
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         SpectralCap(**settings)

@@ -37,7 +37,7 @@ class SpectralCap(Method):
     def check(self) -> None:
         self.require(self.limit > 0, f"limit must be above 0, got {self.limit}")
         known = bool(self.of) and set(self.of) <= set("qkvo") and len(set(self.of)) == len(self.of)
-        self.require(known, f"of must name some of q, k, v and o, each once, such as 'qk', got {self.of!r}")
+        self.require(known, f"of must be one of 'qk', 'vo', 'qkvo' or other letters of these, each once, got {self.of!r}")
         self.choose("layers", *LAYERS)
         self.require(self.layers == "attention" or self.of == "qkvo", 'layers="all" caps every matrix; leave out of=')
 
