@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from headwise.studies.vision_transformer import VisionTransformer
 from timing import interleave, ratio
 from torch import nn
 
@@ -14,6 +13,7 @@ import headwise
 from headwise.attention.kernels.largest_logits import largest_logits
 from headwise.methods import Decorrelation
 from headwise.regularizing.standalone import attend_with
+from headwise.studies.vision_transformer import VisionTransformer
 
 
 def qk_clip(rounds: int) -> None:

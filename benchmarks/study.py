@@ -180,13 +180,13 @@ def growth(rounds: int) -> None:
     A bare training loop is timed after every run: a machine whose speed drifts moves both.
     """
     import psutil
-    from headwise_papers.digits import STUDY as DIGITS
 
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
     from headwise.comparing.progress import PlainLines
     from headwise.engines.in_process import HereEngine
     from headwise.reporting import write
+    from headwise.studies.digits import STUDY as DIGITS
     from headwise.training.execution import execute
 
     runs = 100 * rounds

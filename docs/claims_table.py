@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from headwise_papers.registry import load_study, study_names
 from pydantic import ValidationError
 
 from headwise.experiments.arm import canonical_arms
@@ -20,6 +19,7 @@ from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 from headwise.results.claim_record import ClaimsRecord, Verdict
 from headwise.results.stored import checked_findings
+from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"

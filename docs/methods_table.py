@@ -55,10 +55,11 @@ def matrix_free(cls: type[Method]) -> str:
 
 
 def runs_fused(method: Method) -> bool:
-    """Run one training call, large enough that the matrix is not the faster way, and see which kernel served it."""
-    q = torch.randn(1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
-    fitted = fit_standalone([method], standalone_site(q, q))
-    attend_with([method], q, q, q, fitted=fitted)
+    """Run one causal training call, large enough that the matrix is not the faster way, and see which kernel served it."""
+    q, x = torch.randn(2, 1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
+    hidden = x[:, 0]
+    fitted = fit_standalone([method], standalone_site(q, q, hidden=hidden))
+    attend_with([method], q, q, q, fitted=fitted, hidden=hidden, causal=True)
     return "explicit" not in fitted.kernels
 
 

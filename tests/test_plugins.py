@@ -210,7 +210,7 @@ def test_a_study_of_a_package_that_is_not_installed_says_which(monkeypatch):
 def test_the_list_of_the_papers_studies_is_that_of_their_package():
     import tomllib
 
-    from headwise_papers.registry import PAPERS
+    from headwise.studies.registry import PAPERS
 
     told = tomllib.loads((Path(__file__).parents[1] / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
     assert sorted(told["project"]["entry-points"]["headwise.studies"]) == sorted(PAPERS)

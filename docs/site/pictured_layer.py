@@ -111,7 +111,22 @@ def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
             for parameter in handle.parameters():
                 parameter += 1
         told, seen = "What it learns starts where nothing changes; the picture has 1 added to it.", maps(model, x)
+    elif method.overrides("after_step") and (seen - plain).abs().max() < VISIBLE:
+        plain, seen = _stepped([]), _stepped([method])
+        told = "Both after one step of Adam, with and without it, that lowers the squares of the output."
     return plain, seen, told
+
+
+def _stepped(methods: list[Method]) -> Tensor:
+    """Give the maps after a step of an optimizer, for a method that changes the step."""
+    model, x = fixed()
+    handle = headwise.regularize(model.train(), *methods, example=x) if methods else None
+    optimizer = torch.optim.Adam([model.layers[1].attn.q_proj.weight, model.layers[1].attn.k_proj.weight], lr=PENALTY_RATE)
+    model(x).square().mean().backward()
+    optimizer.step()
+    if handle is not None:
+        handle.after_step()
+    return maps(model, x)
 
 
 def _lower_penalty(model: Stack, x: Tensor, handle: headwise.Regularized) -> str:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from headwise_papers.data import sst2, wikitext2
-from headwise_papers.registry import Installed
 from headwise_papers.tasks.blog_images import ACTING, BlogImages
 from headwise_papers.tasks.blog_text import CLASS, PAD, UNKNOWN, NextWord, Sentiment, WordModel
 from small_studies import carry
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
 from headwise.results.analysis import analyse
+from headwise.studies.registry import Installed
 from headwise.study import VisionTransformer
 
 

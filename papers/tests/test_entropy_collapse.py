@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import torch
-from headwise_papers.digits import images_and_digits
 from headwise_papers.entropy_collapse import STUDY, NoisyDigits
 from torch import nn
 
 from headwise.results.records import Divergence
+from headwise.studies.digits import images_and_digits
 from headwise.training.alerts import alert_outcomes
 
 

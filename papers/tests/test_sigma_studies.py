@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from headwise_papers.registry import Installed
 from headwise_papers.tasks import contrast
 from headwise_papers.tasks.contrast import Contrast
 from made_up_data import WORDS, write_an4, write_multi30k
@@ -14,6 +13,7 @@ from small_studies import carry
 from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
 from headwise.results.analysis import analyse
+from headwise.studies.registry import Installed
 
 
 def small(name, *settings, methods=()):

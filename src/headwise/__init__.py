@@ -33,8 +33,10 @@ __all__ = [
     "DropKey",
     "EntropyPenalty",
     "FeatScale",
+    "ForgettingAttention",
     "GatedOutput",
     "InputNoise",
+    "InterleavedHeads",
     "JsonLines",
     "LayerScale",
     "LinearAttention",
@@ -45,6 +47,7 @@ __all__ = [
     "ProductDecay",
     "QKClip",
     "QKNorm",
+    "QKRates",
     "Ramp",
     "ReAttention",
     "Regularized",
@@ -53,6 +56,7 @@ __all__ = [
     "SigmaReparam",
     "Site",
     "SoftCap",
+    "SpectralCap",
     "SpectralNorm",
     "SymmetricAttention",
     "Temperature",
@@ -145,8 +149,10 @@ if TYPE_CHECKING:
     from headwise.methods import DropKey as DropKey
     from headwise.methods import EntropyPenalty as EntropyPenalty
     from headwise.methods import FeatScale as FeatScale
+    from headwise.methods import ForgettingAttention as ForgettingAttention
     from headwise.methods import GatedOutput as GatedOutput
     from headwise.methods import InputNoise as InputNoise
+    from headwise.methods import InterleavedHeads as InterleavedHeads
     from headwise.methods import LayerScale as LayerScale
     from headwise.methods import LinearAttention as LinearAttention
     from headwise.methods import NeuTRENO as NeuTRENO
@@ -154,10 +160,12 @@ if TYPE_CHECKING:
     from headwise.methods import ProductDecay as ProductDecay
     from headwise.methods import QKClip as QKClip
     from headwise.methods import QKNorm as QKNorm
+    from headwise.methods import QKRates as QKRates
     from headwise.methods import ReAttention as ReAttention
     from headwise.methods import RelaxedAttention as RelaxedAttention
     from headwise.methods import SigmaReparam as SigmaReparam
     from headwise.methods import SoftCap as SoftCap
+    from headwise.methods import SpectralCap as SpectralCap
     from headwise.methods import SpectralNorm as SpectralNorm
     from headwise.methods import SSMax as SSMax
     from headwise.methods import SymmetricAttention as SymmetricAttention

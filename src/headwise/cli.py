@@ -16,9 +16,8 @@ try:
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
-from headwise_papers.registry import Installed, study_names
-
 from headwise.files.errors import is_for_users
+from headwise.studies.registry import Installed, study_names
 
 app = typer.Typer(
     name="headwise",

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
-    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
-
     from headwise.comparing.compare import compare as compare
     from headwise.experiments.batch import Batch as Batch
     from headwise.experiments.evaluation import Evaluation as Evaluation
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from headwise.files.errors import StudyError as StudyError
     from headwise.results.records import Claim as Claim
     from headwise.results.records import ClaimTest as ClaimTest
+    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
 __all__ = [
     "Batch",

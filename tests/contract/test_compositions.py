@@ -10,8 +10,9 @@ from headwise.core.method import REGISTRY
 
 HOST = HOSTS["own"]
 NAMES = list(shelf.__all__)
-# Both would hold the size of the same weights; everything else composes.
-ON_THE_SAME_WEIGHTS = {"SigmaReparam", "SpectralNorm", "WeightNorm"}
+# Both would compute the same weights, or one compute and the other write them; everything else composes.
+COMPUTES = {"InterleavedHeads", "SigmaReparam", "SpectralNorm", "WeightNorm"}
+WRITES = {"QKRates", "SpectralCap"}
 
 # A sink is a column of the softmax, which the other has not.
 REFUSED_IN_THE_CALL = {"AttentionSink", "LinearAttention"}
@@ -19,11 +20,12 @@ OUTSIDE = {"InputNoise", "BranchDrop"}
 
 
 # What edits the logits before a method that makes them anew would be lost.
-LOST = {("Temperature", "LinearAttention"), ("SoftCap", "LinearAttention")}
+LOST = {(name, "LinearAttention") for name in ("ForgettingAttention", "Temperature", "SoftCap")}
 
 
 def refused(first, second):
-    return {first, second} <= ON_THE_SAME_WEIGHTS or {first, second} == {"QKClip", "SpectralNorm"}
+    pair = {first, second}
+    return (bool(pair & COMPUTES) and pair <= COMPUTES | WRITES) or pair == {"QKClip", "SpectralNorm"}
 
 
 def partners(name):

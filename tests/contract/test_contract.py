@@ -87,8 +87,9 @@ def test_a_strong_setting_visibly_acts(name, host):
         (grad,) = torch.autograd.grad(loss, [next(p for n, p in model.named_parameters() if ("q" in n or "in_proj" in n) and p.dim() == 2)], allow_unused=False)
         acted = acted or (abs(float(loss.detach())) > 1e-6 and grad.abs().max() > 0)
     if cls.overrides("after_step") and not acted:
-        before = {k: p.detach().clone() for k, p in model.named_parameters()}
         out.sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+        before = {k: p.detach().clone() for k, p in model.named_parameters()}
         handle.after_step()
         acted = any(not torch.equal(p, before[k]) for k, p in model.named_parameters())
     assert acted, f"{name}{cls.strong} did nothing on {host}"

@@ -12,7 +12,7 @@ from headwise import methods
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 # they hold a weight of their own in the place of the layer's, or write the base, which is frozen
-REFUSED = {"SigmaReparam", "SpectralNorm", "WeightNorm", "QKClip"}
+REFUSED = {"InterleavedHeads", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm", "QKClip", "QKRates"}
 # over a causal layer a mean over tokens would leak the future, and a first token without itself would see nothing
 REFUSED_ON = {"separate": {"FeatScale", "LSA"}, "beside": set()}
 

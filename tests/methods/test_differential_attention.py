@@ -143,3 +143,51 @@ def test_the_vectors_start_elsewhere_for_another_seed_and_alike_for_the_same():
         assert torch.equal(value, again[name])
         assert not torch.equal(value, other[name])
         assert 0.02 < value.std() < 0.3
+
+
+def second(q, k, v, x, factor, group, mask=None):
+    """Write the authors' second layer: queries 2j and 2j + 1 on one head of keys and values, sigmoid factors, no norm."""
+    outs = []
+    for j in range(q.shape[1] // 2):
+        keys, values = k[:, group[j]], v[:, group[j]]
+        one, two = (weights(q[:, i : i + 1], keys[:, None], mask)[:, 0] @ values for i in (2 * j, 2 * j + 1))
+        outs.append(one - torch.sigmoid(x @ factor[j])[..., None] * two)
+    return torch.stack(outs, dim=1)
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(4, [0, 2]), (2, [0, 1]), (1, [0, 0])])
+def test_the_second_version_is_the_authors_layer_in_both_heads_places(form, kv_heads, group):
+    q, _, _ = qkv(h=H)
+    _, k, v = qkv(h=kv_heads, seed=1)
+    x = torch.randn(B, T, 5, generator=torch.Generator().manual_seed(3))
+    mask = (torch.arange(T) < torch.tensor([T, 4])[:, None])[:, None, None, :]
+    fit = fit_standalone([DifferentialAttention(version=2)], standalone_site(q, k, hidden=x))
+    factor = fit.states[0].tensor("factor")
+    assert factor.shape == (H // 2, 5) and not factor.any()
+    with pytest.raises(AttributeError):
+        fit.states[0].tensor("gain")
+    torch.nn.init.normal_(factor)
+    out, _ = attend_with(fit.methods, q, k, v, fitted=fit, form=form, hidden=x, mask=mask)
+    wanted = second(q, k, v, x, factor, group, mask)
+    torch.testing.assert_close(out[:, 0::2], wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out[:, 1::2], wanted, rtol=1e-4, atol=1e-5)
+    assert fit.kernels == ({"fused"} if form == "fast" else {"explicit"})
+
+
+def test_the_second_version_says_what_it_needs():
+    q, k, v = qkv(h=H)
+    site = Site("x", torch.nn.Module(), heads=4, kv_heads=4)
+    fit = fit_standalone([DifferentialAttention(version=2)], standalone_site(q, k, hidden=torch.zeros(B, T, 5)))
+    with pytest.raises(ValueError, match=r"DifferentialAttention needs the layer's input \(B, T, C\)"):
+        attend_with(fit.methods, q, k, v, fitted=fit)
+    assert DifferentialAttention(version=2).refuse(site) is None
+    with pytest.raises(ValueError, match="version must be one of 1, 2, got 3"):
+        DifferentialAttention(version=3)
+    with pytest.raises(ValueError, match="start belongs to version 1"):
+        DifferentialAttention(version=2, start=0.5)
+
+
+def test_an_odd_head_of_values_makes_a_pair_in_the_second_version():
+    # one head of keys and values serves all pairs
+    assert DifferentialAttention(version=2).refuse(Site("x", torch.nn.Module(), heads=4, kv_heads=1)) is None
+    assert "5 heads" in DifferentialAttention(version=2).refuse(Site("x", torch.nn.Module(), heads=5, kv_heads=5))

@@ -52,6 +52,23 @@ def test_xsas_gate_starts_at_nothing_and_weighs_each_head(form):
     torch.testing.assert_close(out, o - gain[:, None, None] * (o * unit).sum(-1, keepdim=True) * unit)
 
 
+def test_xsas_tanh_gate_starts_at_nothing_and_stays_within_one(form):
+    q, k, v = made()
+    o, unit = weights(q, k) @ v, v / v.norm(dim=-1, keepdim=True)
+    gated = XSA(learned=True, gate="tanh")
+    torch.testing.assert_close(attend_with([gated], q, k, v, form=form)[0], o)
+    alpha = torch.tensor([-0.7, 0.5, 9.0])
+    out, _ = attend_with([gated], q, k, v, form=form, fitted=fitted(gated, q, k, gain=alpha))
+    torch.testing.assert_close(out, o - alpha.tanh()[:, None, None] * (o * unit).sum(-1, keepdim=True) * unit)
+
+
+def test_xsas_gate_needs_something_that_is_learned():
+    with pytest.raises(ValueError, match=r'XSA: gate="tanh" bounds a learned gain; add learned=True'):
+        XSA(gate="tanh")
+    with pytest.raises(ValueError, match="gate must be one of 'linear', 'tanh', got 'relu'"):
+        XSA(learned=True, gate="relu")
+
+
 def test_xsa_with_a_cache_takes_the_new_tokens_values():
     q, k, v = made()
     whole, _ = attend_with([XSA()], q, k, v, causal=True)

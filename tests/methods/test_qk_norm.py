@@ -1,3 +1,4 @@
+import pytest
 import torch
 from naive import qkv, weights
 
@@ -67,3 +68,19 @@ def test_a_layer_norm_behind_rotary_positions_is_refused():
     site = Site("x", torch.nn.Module(), rope=True)
     assert "rotary" in QKNorm(norm="layer").refuse(site)
     assert QKNorm().refuse(site) is None
+
+
+def test_the_gain_of_queries_starts_where_it_is_told():
+    q, k, v = qkv()
+
+    def unit(x):
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+    out = attend_with([QKNorm(start=4.0)], q, k, v)[0]
+    torch.testing.assert_close(out, weights(4 * unit(q), unit(k)) @ v)
+
+
+@pytest.mark.parametrize("start", [0.0, -1.0])
+def test_a_start_that_is_no_gain_is_refused(start):
+    with pytest.raises(ValueError, match="QKNorm: start must be above 0, got"):
+        QKNorm(start=start)

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from headwise_papers.registry import load_study, study_names
 from small_studies import PLACE
 
 from headwise.comparing.check_arms import check_arms
@@ -15,6 +14,7 @@ from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task_source import load_task
 from headwise.experiments.timed_settings import read_timed
 from headwise.files.errors import StudyError
+from headwise.studies.registry import load_study, study_names
 from headwise.training.fit import fit
 
 

@@ -15,9 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 def asked(**changes):
     """Give a request as the command line makes it."""
-    from headwise_papers.registry import Installed
-
     from headwise.comparing.request import Request
+    from headwise.studies.registry import Installed
 
     return Request(studies=Installed(), **changes)
 
@@ -299,10 +298,9 @@ def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
 
 
 def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
-    from headwise_papers.digits import STUDY
-
     from headwise.comparing.choosing import choose_study
     from headwise.experiments.study import Scale
+    from headwise.studies.digits import STUDY
 
     settings = ("optimizer=sgd, momentum=0.5", "weight_decay=0")
     study = choose_study(asked(device="cpu", settings=settings, sweeps=("DropHead(p={0.2,0.1})",)))
@@ -421,9 +419,8 @@ def test_a_folder_holds_one_study(tmp_path):
 def test_a_run_is_the_same_wherever_its_task_is_imported_from(tmp_path):
     import shutil
 
-    from headwise_papers.digits import STUDY
-
     from headwise.experiments.study import Study
+    from headwise.studies.digits import STUDY
 
     moved = STUDY.model_copy(update={"task_place": "headwise.elsewhere:Digits"})
     assert moved.configuration("baseline", 0).identity == STUDY.configuration("baseline", 0).identity

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from headwise_papers.registry import Installed, load_study, study_names
 from small_studies import carry, orders, study_of
 from unusual_tasks import Colour, Unusual
 
@@ -14,6 +13,7 @@ from headwise.experiments.arm import read_arm
 from headwise.experiments.arm_settings import read_settings
 from headwise.experiments.task_source import build_task, load_task
 from headwise.files.errors import StudyError
+from headwise.studies.registry import Installed, load_study, study_names
 from headwise.training.execution import execute
 from headwise.training.preflight import check_task
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.experiments.recipe import OptimizerName
+from headwise.studies.digits import images_and_digits
 from headwise.study import Claim, ClaimTest, Study, Task, VisionTransformer
-from headwise_papers.digits import images_and_digits
 
 
 class NoisyDigits(Task):

@@ -15,9 +15,11 @@ from headwise.methods.drop_head import DropHead
 from headwise.methods.drop_key import DropKey
 from headwise.methods.entropy_penalty import EntropyPenalty
 from headwise.methods.feat_scale import FeatScale
+from headwise.methods.forgetting_attention import ForgettingAttention
 from headwise.methods.gated_output import GatedOutput
 from headwise.methods.gfsa import GFSA
 from headwise.methods.input_noise import InputNoise
+from headwise.methods.interleaved_heads import InterleavedHeads
 from headwise.methods.layer_scale import LayerScale
 from headwise.methods.linear_attention import LinearAttention
 from headwise.methods.lsa import LSA
@@ -26,10 +28,12 @@ from headwise.methods.nuclear_decay import NuclearDecay
 from headwise.methods.product_decay import ProductDecay
 from headwise.methods.qk_clip import QKClip
 from headwise.methods.qk_norm import QKNorm
+from headwise.methods.qk_rates import QKRates
 from headwise.methods.re_attention import ReAttention
 from headwise.methods.relaxed_attention import RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam
 from headwise.methods.soft_cap import SoftCap
+from headwise.methods.spectral_cap import SpectralCap
 from headwise.methods.spectral_norm import SpectralNorm
 from headwise.methods.ssmax import SSMax
 from headwise.methods.symmetric_attention import SymmetricAttention
@@ -58,8 +62,10 @@ __all__ = [
     "DropKey",
     "EntropyPenalty",
     "FeatScale",
+    "ForgettingAttention",
     "GatedOutput",
     "InputNoise",
+    "InterleavedHeads",
     "LayerScale",
     "LinearAttention",
     "NeuTRENO",
@@ -67,11 +73,13 @@ __all__ = [
     "ProductDecay",
     "QKClip",
     "QKNorm",
+    "QKRates",
     "ReAttention",
     "RelaxedAttention",
     "SSMax",
     "SigmaReparam",
     "SoftCap",
+    "SpectralCap",
     "SpectralNorm",
     "SymmetricAttention",
     "Temperature",

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headwise.core import random_draws
 from headwise.core.call import Call
@@ -13,6 +14,7 @@ from headwise.core.method import Attend, Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
+from headwise.methods.layer_input import tokens_of_queries
 
 # of the root-mean-square norm, as in the authors' code
 EPS = 1e-5
@@ -33,9 +35,16 @@ class DifferentialAttention(Method):
     square, times a learned gain per channel and 1 - start. In training and evaluation. `start` is 0.8 - 0.6·exp(-0.3·depth), depth
     0 for the first layer, or the number given. Two maps, no matrix. A trained model becomes another one at once: it is meant
     for training from the start. An odd number of heads, or of heads of values, cannot be paired and is refused.
+
+    `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V, with a factor of its own for
+    each query, no norm and no gain. Both queries of a pair attend on one head of keys and values, the one of the pair's first head:
+    where each query head has its own, the second's keys and values are left unread. The result stands in the places of both heads, so
+    that the output projection adds up two blocks of columns, which are one block in the authors' layer. W starts at 0, so that the
+    factor starts at ½; it needs the layer's input.
     """
 
     start: float | None = None
+    version: int = 1
 
     no_neutral = "a pair of heads shares one map, whatever λ is"
     strong = {}
@@ -45,19 +54,29 @@ class DifferentialAttention(Method):
     rowwise = True
 
     def check(self) -> None:
+        self.choose("version", 1, 2)
+        self.require(self.version == 1 or self.start is None, "start belongs to version 1; the second starts its factors at a half")
         number = isinstance(self.start, (int, float)) and not isinstance(self.start, bool)
         self.require(
             self.start is None or (number and 0 <= self.start < 1), f"start must lie in [0, 1), got {self.start!r}"
         )
 
     def refuse(self, site: Site) -> str | None:
-        for heads, what in ((site.heads, "heads"), (site.kv_heads, "heads of keys and values")):
+        counts = {"heads": site.heads}
+        if self.version == 1:
+            counts["heads of keys and values"] = site.kv_heads
+        for what, heads in counts.items():
             if heads is not None and heads % 2:
                 return f"pairs heads, and this layer has {heads} {what}"
         return None
 
     def build(self, site: Site, state: MethodState) -> None:
-        assert site.head_dim is not None  # the plan refuses sites without what `shapes` names
+        assert site.heads is not None and site.head_dim is not None  # the plan refuses sites without what `shapes` names
+        if self.version == 2:
+            if site.hidden is None:
+                raise ValueError(f"DifferentialAttention(version=2) reads the layer's input, whose size at {site.name} is not known; give example=")
+            state.parameter("factor", torch.zeros(site.heads // 2, site.hidden))
+            return
         for name in VECTORS:
             # From the methods' seed and no generator of torch's: the host's own initial weights stay what they are.
             key = random_draws.mix("DifferentialAttention", state.seed, site.index, name)
@@ -65,6 +84,9 @@ class DifferentialAttention(Method):
         state.parameter("gain", torch.ones(2 * site.head_dim))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        if self.version == 2:
+            first = 2 * (torch.arange(call.heads, device=v.device) // 2)
+            return q, k[:, first], v[:, first]
         shared = call.heads // (call.site.kv_heads or call.heads)
         if shared == 1:
             return q, k, v
@@ -91,6 +113,8 @@ class DifferentialAttention(Method):
         return difference
 
     def output(self, o: Tensor, call: Call) -> Tensor:
+        if self.version == 2:
+            return o
         gain = at_least_fp32(call.state(self).tensor("gain"))
         if gain.shape[0] != 2 * o.shape[-1]:
             raise ValueError(
@@ -104,7 +128,11 @@ class DifferentialAttention(Method):
         return pairs.transpose(2, 3).flatten(1, 2).to(o.dtype)
 
     def _factor(self, call: Call) -> Tensor:
+        """Give the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second version."""
         state = call.state(self)
+        if self.version == 2:
+            x = tokens_of_queries(self, call)
+            return torch.sigmoid(at_least_fp32(F.linear(x, state.tensor("factor").to(x.dtype)))).mT[..., None]
         q1, k1, q2, k2 = (at_least_fp32(state.tensor(name)) for name in VECTORS)
         return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self._start(call.site)
 

@@ -10,6 +10,7 @@ from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
+from headwise.methods.layer_input import tokens_of_queries
 
 
 class GatedOutput(Method):
@@ -18,32 +19,40 @@ class GatedOutput(Method):
     Qiu et al. 2025, arXiv 2505.06708.
 
     out⊙σ(x·W + b) before the output projection, in training and evaluation; one gate per head, or with `per="element"`
-    one per channel of a head. W starts at 0 and b at 4, so that every gate starts at 0.982 and a trained model hardly
-    changes (the paper trains from scratch and starts near ½).
+    one per channel of a head. W starts at 0 and `start` says what the gate is then: "open" has b = 4, so that every gate
+    starts at 0.982 and a trained model hardly changes (the paper trains from scratch and starts near ½); "half" is σ(x·W)
+    without b, at ½; "one" is 2σ(x·W), at exactly 1, so that a trained model does not change at all, and a gate may reach 2.
+    With `channels` the gate reads the first of the input's channels alone: 12 of them with "half" are the sparse gate of
+    pull request 117 of KellerJordan/modded-nanogpt (2025).
     """
 
     per: str = "head"
+    start: str = "open"
+    channels: int | None = None
 
-    no_neutral = "a sigmoid gate is never exactly 1; it starts at 0.982"
+    neutral = {"start": "one"}
     acts = "both"
     learns = True
 
     def check(self) -> None:
         self.choose("per", "head", "element")
+        self.choose("start", "open", "half", "one")
+        self.require(self.channels is None or self.channels >= 1, f"channels must be at least 1, got {self.channels}")
+
+    def refuse(self, site: Site) -> str | None:
+        if self.channels is None or site.hidden is None or self.channels <= site.hidden:
+            return None
+        return f"reads the first {self.channels} channels of its input, and this layer's has {site.hidden}"
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads and site.head_dim and site.hidden  # the plan refuses sites without what `shapes` names
         gates = site.heads * (site.head_dim if self.per == "element" else 1)
-        state.parameter("weight", torch.zeros(gates, site.hidden))
-        state.parameter("bias", torch.full((gates,), 4.0))
+        state.parameter("weight", torch.zeros(gates, self.channels or site.hidden))
+        if self.start == "open":
+            state.parameter("bias", torch.full((gates,), 4.0))
 
     def output(self, o: Tensor, call: Call) -> Tensor:
-        state, x = call.state(self), call.hidden
-        if x is None or x.shape[:2] != (o.shape[0], o.shape[2]):
-            shape = None if x is None else tuple(x.shape)
-            raise ValueError(
-                f"GatedOutput needs the layer's input (B, T, C) with one token a query at {call.site.name}, got {shape} for "
-                f"{o.shape[0]} rows of {o.shape[2]} queries: the layer cuts windows, or pools its queries; leave it out with where="
-            )
-        gate = torch.sigmoid(F.linear(x, state.tensor("weight").to(x.dtype), state.tensor("bias").to(x.dtype)))
+        state, x = call.state(self), tokens_of_queries(self, call)[..., : self.channels]
+        bias = state.tensor("bias").to(x.dtype) if self.start == "open" else None
+        gate = torch.sigmoid(F.linear(x, state.tensor("weight").to(x.dtype), bias)) * (2 if self.start == "one" else 1)
         return o * gate.unflatten(-1, (call.heads, -1)).transpose(1, 2).to(o.dtype)

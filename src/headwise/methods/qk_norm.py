@@ -20,14 +20,16 @@ class QKNorm(Method):
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
-    In training and evaluation. One gain per query head and one per key head, starting at 1; a single number per head,
-    where the published ones learn one per channel, so that it gives the same before and after rotary positions, behind
-    which it stands. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys;
+    In training and evaluation. One gain per query head, starting at `start`, and one per key head, starting at 1; a single
+    number per head, where the published ones learn one per channel, so that it gives the same before and after rotary
+    positions, behind which it stands. Small language models start it at 1.5 to 4 (pull request 1125 of
+    openai/parameter-golf, 2026), for sharper maps from the first step. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys;
     behind rotary positions that is another function than before them, so there it is refused. It bounds the logits by
     scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
     """
 
     norm: str = "rms"
+    start: float = 1.0
 
     no_neutral = "normalised queries and keys differ from plain ones at any gain"
     acts = "both"
@@ -36,6 +38,7 @@ class QKNorm(Method):
 
     def check(self) -> None:
         self.choose("norm", "rms", "layer")
+        self.require(self.start > 0, f"start must be above 0, got {self.start}")
 
     def refuse(self, site: Site) -> str | None:
         if site.rope and self.norm == "layer":
@@ -44,7 +47,7 @@ class QKNorm(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        state.parameter("query_gain", torch.ones(site.heads))
+        state.parameter("query_gain", torch.full((site.heads,), self.start))
         state.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:

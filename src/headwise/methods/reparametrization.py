@@ -21,7 +21,9 @@ from headwise.projections.spectral import Spectral
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
-Make = Callable[[Tensor, list[Block]], nn.Module]
+# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the names of the methods, by that of the weight.
+HOLDS = "_headwise_holds"
+Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
 def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
@@ -86,7 +88,7 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
         who: the method's name.
         layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
             no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
-        make: gives the parametrization of a weight with these blocks.
+        make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
 
     Raises:
         ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
@@ -95,14 +97,18 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
     state.mark()
     state.keep("parts", parts)
     try:
-        for module, name, blocks in [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]:
+        for module, name, blocks in matrices(site, who, layers):
             owner = _owner(module, name)
             # Layers that share their weights share the reparametrization too.
             if owner == who:
                 continue
             if owner is not None:
                 raise ValueError(f"{who} and {owner} would both compute {blocks[0].where}: use one of them")
+            if writers := module.__dict__.get(HOLDS, {}).get(name):
+                raise ValueError(f"{who} computes {blocks[0].where}, and {writers[0]} writes it: use one of them")
             by = make(getattr(module, name), blocks)
+            if by is None:
+                continue
             by.__dict__[OURS] = who
             reparametrize(module, name, by)
             parts.append((module, name))
@@ -116,6 +122,61 @@ def take_off(state: MethodState, *, folded: bool) -> None:
     for module, name in state.kept("parts"):
         restore(module, name, folded=folded)
     state.kept("parts").clear()
+
+
+def hold(state: MethodState, who: str, weights: list[tuple[nn.Module, str, str]]) -> list[int]:
+    """Mark plain weights that a method writes after each step, and give the places of those it did not hold already.
+
+    Args:
+        state: the method's, on one site; `release` takes its marks away.
+        who: the method's name.
+        weights: module, name in it, and qualified name; layers that share a weight hold it once.
+
+    Raises:
+        ValueError: where a weight is parametrized or frozen; nothing is marked then.
+    """
+    held: list[tuple[nn.Module, str, str]] = []
+    state.keep("held", held)
+    found = []
+    try:
+        for place, (module, name, where) in enumerate(weights):
+            if who in module.__dict__.get(HOLDS, {}).get(name, ()):
+                continue
+            _check_plain(module, name, where, who)
+            module.__dict__.setdefault(HOLDS, {}).setdefault(name, []).append(who)
+            held.append((module, name, who))
+            found.append(place)
+    except BaseException:
+        release(state)
+        raise
+    return found
+
+
+def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
+    if (owner := _owner(module, name)) is not None:
+        raise ValueError(f"{who} writes {where}, and {owner} computes it: use one of them")
+    if (chain := _chain(module, name)) is not None:
+        known = ", ".join(type(part).__name__ for part in chain)
+        raise ValueError(f"{who} writes {where}, which is parametrized by {known}; remove that first")
+    if not getattr(module, name).requires_grad:
+        raise ValueError(f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out with where=")
+
+
+def release(state: MethodState) -> None:
+    """Take the marks of `hold` away."""
+    for module, name, who in state.kept("held"):
+        marks = module.__dict__[HOLDS]
+        marks[name].remove(who)
+        if not marks[name]:
+            del marks[name]
+        if not marks:
+            del module.__dict__[HOLDS]
+    state.kept("held").clear()
+
+
+def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
+    """Give the weights of a site with their blocks, and with `layers="all"` those of the rest of the model."""
+    return [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]
 
 
 def iterate(state: MethodState) -> None:

@@ -22,11 +22,13 @@ class XSA(Method):
 
     o - strength·(o·v̂)v̂ before the output projection, v̂ the unit vector of the token's own value, in training and
     evaluation. With `learned=True` each head has a gain on top, starting at 0: a trained model does not change at once.
+    `gate="tanh"` takes the gain's tanh, which stays within ±1 (pull request 264 of KellerJordan/modded-nanogpt, 2026).
     Matrix-free: it reads the head's output alone.
     """
 
     strength: float = 1.0
     learned: bool = False
+    gate: str = "linear"
 
     neutral = {"strength": 0.0}
     strong = {"strength": 1.0}
@@ -38,6 +40,8 @@ class XSA(Method):
 
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
+        self.choose("gate", "linear", "tanh")
+        self.require(self.learned or self.gate == "linear", f'gate="{self.gate}" bounds a learned gain; add learned=True')
 
     def refuse(self, site: Site) -> str | None:
         return "its queries and keys are of different tokens, for this layer pools one of them" if site.pooled else None
@@ -56,5 +60,6 @@ class XSA(Method):
         share = (wide * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True).clamp(min=TINY)
         strength = call.value(self, "strength")
         if self.learned:
-            strength = strength * call.state(self).tensor("gain")[:, None, None]
+            gain = at_least_fp32(call.state(self).tensor("gain"))[:, None, None]
+            strength = strength * (gain.tanh() if self.gate == "tanh" else gain)
         return o - (strength * share * own).to(o.dtype)

@@ -185,12 +185,23 @@ def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
 def multiply_(target: Tensor, factor: Tensor) -> None:
     """Multiply a parameter in place by a plain tensor, also where FSDP2 keeps it in shards."""
     target = target.detach()
-    if hasattr(target, "full_tensor"):
-        # Imported here alone: torch's own import of it takes long, and is not there in builds without distributed.
-        from torch.distributed.tensor import DTensor, Replicate
+    target.mul_(_beside(target, factor))
 
-        assert isinstance(target, DTensor)
-        mesh = target.device_mesh
-        # Each process made the same factors, so that nothing need be sent to check it.
-        factor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    target.mul_(factor)
+
+def overwrite_(target: Tensor, value: Tensor) -> None:
+    """Write a plain tensor into a parameter, also where FSDP2 keeps it in shards."""
+    target = target.detach()
+    target.copy_(_beside(target, value))
+
+
+def _beside(target: Tensor, plain: Tensor) -> Tensor:
+    """Give a plain tensor as one that can meet the target, which FSDP2 may keep in shards."""
+    if not hasattr(target, "full_tensor"):
+        return plain
+    # Imported here alone: torch's own import of it takes long, and is not there in builds without distributed.
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(target, DTensor)
+    mesh = target.device_mesh
+    # Each process made the same numbers, so that nothing need be sent to check them.
+    return DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -7,11 +7,11 @@ seed `train_size` of the other 797.
 from __future__ import annotations
 
 import torch
-from headwise.studies.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from headwise.experiments.study import Study
 from headwise.experiments.task import Task
+from headwise.studies.vision_transformer import VisionTransformer
 
 SPLITS = {"test": slice(0, 800), "validation": slice(800, 1000), "train": slice(1000, None)}
 

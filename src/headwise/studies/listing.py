@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from headwise_papers.registry import PAPERS, load_study, study_names
+from headwise.studies.registry import PAPERS, load_study, study_names
 
 
 def print_studies() -> None:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import nn
 
+from headwise.studies.vision_transformer import NormPlace
 from headwise.study import Evaluation, Metric, Scale
 from headwise.training.batches import run_model
 from headwise_papers.tasks.cifar import Cifar
-from headwise.studies.vision_transformer import NormPlace
 
 # share of the training images that a model which has memorised them gets right
 MEMORISED = 0.99

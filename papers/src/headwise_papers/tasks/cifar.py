@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from headwise.studies.vision_transformer import NormPlace
 from headwise.study import Metric, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
-from headwise.studies.vision_transformer import NormPlace
 
 
 class Cifar(Task):

@@ -1,0 +1,24 @@
+"""What entered the layer, one token a query: for methods whose gates read it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headwise.core.call import Call
+from headwise.core.method import Method
+
+
+def tokens_of_queries(method: Method, call: Call) -> Tensor:
+    """Give what entered the layer (B, t, C), one token for each query of the call, or of the block at hand.
+
+    Raises:
+        ValueError: where the layer's input is not known, or its tokens are not those of the queries.
+    """
+    x, whole = call.hidden, call if call.whole is None else call.whole
+    if x is None or x.shape[:2] != (whole.batch, whole.queries):
+        shape = None if x is None else tuple(x.shape)
+        raise ValueError(
+            f"{type(method).__name__} needs the layer's input (B, T, C) with one token a query at {call.site.name}, got {shape} for "
+            f"{whole.batch} rows of {whole.queries} queries: the layer cuts windows, or pools its queries; leave it out with where="
+        )
+    return x if call.query_block is None else x[:, call.query_block]

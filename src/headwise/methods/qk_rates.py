@@ -1,0 +1,143 @@
+"""QKRates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from headwise import projections
+from headwise.core.call import Call
+from headwise.core.method import Method
+from headwise.core.method_state import MethodState
+from headwise.core.site import Site
+from headwise.methods.reparametrization import hold, release
+from headwise.projections import ProjectionError
+from headwise.projections.adapted import MERGE, is_adapted
+from headwise.projections.block import overwrite_, whole
+from headwise.projections.latent import Piece, piece_of
+from headwise.projections.latent import pieces as latent_pieces
+
+
+class QKRates(Method):
+    """Lets queries and keys learn at rates that fall as the weights they are multiplied with grow.
+
+    Anson and Aitchison 2025, arXiv 2511.21377 (QuacK).
+
+    η_Q = rate·η·‖W_K‖₀ / ‖W_K‖ and η_K = rate·η·‖W_Q‖₀ / ‖W_Q‖ for each head, with Frobenius norms and those of the start, so that
+    the change of logits in a step is bounded however large the weights become. Latent attention (DeepSeek) takes the paper's
+    rates of its factors; where heads share keys, the largest of their query weights counts, as the paper has it for shared factors.
+    A head's rate cannot stand in an optimizer's groups, whose parameters hold all heads: after the step the change of each head is
+    scaled, which is the same for every optimizer whose steps are proportional to its rate, weight decay included. Biases go along
+    with their rows. It keeps the weights of before the step, one more copy of the layer's query and key weights; beside other
+    methods that write weights after the step it stands first. Hosts that normalise queries and keys are refused.
+    """
+
+    rate: float = 1.0
+
+    no_neutral = "the rates follow the size of the weights, whatever they start from"
+    strong = {"rate": 10.0}
+    shapes = ()
+
+    def check(self) -> None:
+        self.require(self.rate > 0, f"rate must be above 0, got {self.rate}")
+
+    def refuse(self, site: Site) -> str | None:
+        if site.qk_norm:
+            return "the host normalises queries and keys itself, so that the size of their weights changes no logit"
+        try:
+            found = _pieces(site)
+        except ProjectionError as error:
+            return str(error)
+        adapted = next((one.where for one in found.values() if is_adapted(one.weight[0])), "")
+        return f"sets the rates of whole weights, and {adapted} is adapted: {MERGE}" if adapted else None
+
+    def build(self, site: Site, state: MethodState) -> None:
+        found = _pieces(site)
+        weights = {(id(one.weight[0]), one.weight[1]): (*one.weight, one.where) for one in found.values()}
+        biases = {(id(one.bias[0]), one.bias[1]): one.bias for one in found.values() if one.bias is not None}
+        first = hold(state, "QKRates", list(weights.values()))
+        if 0 < len(first) < len(weights):
+            release(state)
+            raise ValueError(f"QKRates: {site.name} shares some of its query and key weights with another layer; leave one of them out with where=")
+        # Layers that share all of them scale their change once.
+        state.keep("pieces", found if first else {})
+        state.keep("parameters", [*((module, name) for module, name, _ in weights.values()), *biases.values()] if first else [])
+        for place, (module, name) in enumerate(state.kept("parameters")):
+            state.buffer(f"before_{place}", whole(getattr(module, name).detach()).clone())
+        for kind, factor in _factors(state.kept("pieces"), _current).items():
+            state.buffer(f"start_{kind}", factor, saved=True)
+
+    def unbuild(self, site: Site, state: MethodState) -> None:
+        release(state)
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        # The weights of before the step are those that the last forward saw, also where others were loaded since.
+        state = call.state(self)
+        for place, (module, name) in enumerate(state.kept("parameters")):
+            state.tensor(f"before_{place}").copy_(getattr(module, name).detach())
+        return q, k, v
+
+    @torch.no_grad()
+    def after_step(self, site: Site, state: MethodState) -> None:
+        parameters, found = state.kept("parameters"), state.kept("pieces")
+        before = {(id(module), name): state.tensor(f"before_{place}") for place, (module, name) in enumerate(parameters)}
+        factors = _factors(found, lambda module, name: before[id(module), name])
+        rates = {kind: self.rate * factor / state.tensor(f"start_{kind}") for kind, factor in factors.items()}
+        for place, (module, name) in enumerate(parameters):
+            parameter = getattr(module, name).detach()
+            now, was = whole(parameter), state.tensor(f"before_{place}")
+            by_row = _by_row(found, rates, module, name, now)
+            after = torch.where(by_row == 1, now, was + by_row * (now - was)).to(now.dtype)
+            overwrite_(parameter, after)
+            # A layer that rests in the next step is not seen before it.
+            was.copy_(after)
+
+
+def _pieces(site: Site) -> dict[str, Piece]:
+    latent = latent_pieces(site.module, site.name)
+    if latent is not None:
+        return latent
+    return {block.kind: piece_of(block) for block in projections.of(site).need("qk", "QKRates", of="rows")}
+
+
+def _current(module: nn.Module, name: str) -> Tensor:
+    return whole(getattr(module, name))
+
+
+def _factors(found: dict[str, Piece], weight_of: Callable[[nn.Module, str], Tensor]) -> dict[str, Tensor]:
+    """Give what the rate of each piece is proportional to, for each of its groups, from the norms of all others."""
+    norm = {kind: one.norms(weight_of(*one.weight)) for kind, one in found.items()}
+    if not norm:
+        return {}
+    if "q" in norm:
+        groups = norm["q"].view(len(norm["k"]), -1)
+        return {"q": 1 / norm["k"].repeat_interleave(groups.shape[1]), "k": 1 / groups.amax(1)}
+    one = torch.ones_like(norm["down_kv"])
+    down_q = norm.get("down_q", one)
+    both = (norm["up_q"] * norm["up_k"]).amax(0, keepdim=True)
+    rotary_q = norm["rotary_q"].amax(0, keepdim=True)
+    made = {
+        "up_q": 1 / (down_q * norm["up_k"] * norm["down_kv"]),
+        "up_k": 1 / (norm["up_q"] * down_q * norm["down_kv"]),
+        "rotary_q": 1 / (down_q * norm["rotary_k"]).expand_as(norm["rotary_q"]),
+        "down_kv": 1 / (both * down_q),
+        "rotary_k": 1 / (rotary_q * down_q),
+    }
+    if "down_q" in norm:
+        made["down_q"] = torch.minimum(1 / (both * norm["down_kv"]), 1 / (rotary_q * norm["rotary_k"]))
+    return made
+
+
+def _by_row(found: dict[str, Piece], rates: dict[str, Tensor], module: nn.Module, name: str, like: Tensor) -> Tensor:
+    """Give the factor of each row of a parameter, to be multiplied with it; 1 for rows of no piece."""
+    axis = next((one.axis for one in found.values() if one.weight[0] is module and one.weight[1] == name), 0)
+    by_row = torch.ones(like.shape[axis], device=like.device)
+    for kind, one in found.items():
+        for owner, rows in ((one.weight, one.rows), (one.bias, one.bias_rows)):
+            if owner is not None and rows is not None and owner[0] is module and owner[1] == name:
+                by_row[rows.to(like.device)] = rates[kind][:, None]
+    shape = [1] * like.dim()
+    shape[axis] = -1
+    return by_row.view(shape)

@@ -1,0 +1,94 @@
+"""Latent: the parts of multi-head latent attention's factors, as DeepSeek and its relatives keep them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headwise.projections.block import Block
+from headwise.projections.names import HEADS, first_number
+
+# The names of the factors: queries down and up (or at once), keys and values down, with the rotary key, and up.
+DOWN_Q, UP_Q, WHOLE_Q, DOWN_KV, UP_KV = "q_a_proj", "q_b_proj", "q_proj", "kv_a_proj_with_mqa", "kv_b_proj"
+SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+@dataclass(eq=False)
+class Piece:
+    """Rows of a weight, and of its bias where it has one, in groups that belong together: heads, or one group of all.
+
+    Attributes:
+        kind: what they make.
+        where: qualified name of the weight.
+        weight, bias: the module and the name in it; the bias None where there is none.
+        axis: the dimension of the weight that the rows stand along.
+        rows, bias_rows: (groups, rows of one group), on the CPU.
+    """
+
+    kind: str
+    where: str
+    weight: tuple[nn.Module, str]
+    axis: int
+    rows: Tensor
+    bias: tuple[nn.Module, str] | None = None
+    bias_rows: Tensor | None = None
+
+    def norms(self, weight: Tensor) -> Tensor:
+        """Give the Frobenius norm of each group (groups,) of the weight, whole."""
+        rows = weight.detach().transpose(0, self.axis).flatten(1)
+        return rows[self.rows.to(weight.device)].float().flatten(1).norm(dim=1)
+
+
+def piece_of(block: Block) -> Piece:
+    """Give the rows of a block by head."""
+
+    def by_head(size: int, rows: slice | Tensor | None) -> Tensor:
+        every = torch.arange(size)
+        own = every if rows is None else every[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return own.view(block.heads, -1)
+
+    axis = 1 if block.transposed else 0
+    bias, bias_rows = None, None
+    if block.bias_module is not None:
+        bias = (block.bias_module, block.bias_name)
+        bias_rows = by_head(getattr(*bias).shape[0], block.bias_rows)
+    size = getattr(block.module, block.name).shape[axis]
+    return Piece(block.kind, block.where, (block.module, block.name), axis, by_head(size, block.rows), bias, bias_rows)
+
+
+def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
+    """Give the parts of latent attention's factors that make logits, by kind, or None where the module is no such attention.
+
+    "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries without a factor have no "down_q".
+    """
+    sizes = [first_number(module, (size,)) for size in SIZES]
+    heads = first_number(module, HEADS)
+    names = (DOWN_KV, UP_KV, *((DOWN_Q, UP_Q) if getattr(module, DOWN_Q, None) is not None else (WHOLE_Q,)))
+    linear = all(isinstance(getattr(module, one, None), nn.Linear) for one in names)
+    if heads is None or not linear:
+        return None
+    latent, plain, rotary, values = (size or 0 for size in sizes)
+    up_q = names[-1]
+    queries, keys = torch.arange(heads * (plain + rotary)).view(heads, -1), torch.arange(heads * (plain + values)).view(heads, -1)
+    down = torch.arange(latent + rotary)[None]
+    rows = {
+        "up_q": (up_q, queries[:, :plain]),
+        "rotary_q": (up_q, queries[:, plain:]),
+        "up_k": (UP_KV, keys[:, :plain]),
+        "down_kv": (DOWN_KV, down[:, :latent]),
+        "rotary_k": (DOWN_KV, down[:, latent:]),
+    }
+    if DOWN_Q in names:
+        rows["down_q"] = (DOWN_Q, torch.arange(getattr(module, DOWN_Q).out_features)[None])
+    made = {UP_KV: keys.numel(), DOWN_KV: down.numel(), up_q: queries.numel()}
+    if any(getattr(module, one).out_features != size for one, size in made.items()):
+        return None
+    return {kind: _piece(module, name, kind, *of) for kind, of in rows.items()}
+
+
+def _piece(module: nn.Module, name: str, kind: str, of: str, rows: Tensor) -> Piece:
+    layer: nn.Module = getattr(module, of)
+    bias = (layer, "bias") if layer.bias is not None else None
+    return Piece(kind, f"{name}.{of}.weight", (layer, "weight"), 0, rows, bias, None if bias is None else rows)
