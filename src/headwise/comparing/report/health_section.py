@@ -15,10 +15,10 @@ from headwise.comparing.report.health_readings import (
     with_unit,
 )
 from headwise.comparing.results.folder import RunFolder, StudyFolder
+from headwise.files.health_records import Alert, Record
 from headwise.pages.charts import heat_map
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
-from headwise.watching.records import Alert, Record
 
 ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
 LABELS = 150  # pixels for the names of arms

@@ -13,8 +13,8 @@ from headwise.comparing.results.maps_record import MAPS, MapsRecord
 from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EpochLine, RunResult, StudyRecord
 from headwise.comparing.results.stored import checked_config, checked_maps, checked_result, checked_study, read_epochs
+from headwise.files.health_records import Line
 from headwise.watching.health_file import read_health
-from headwise.watching.records import Line
 
 WHILE_TRAINING = ("alerts/", "watched/")
 
