@@ -15,7 +15,7 @@ from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
 from headwise.comparing.task import Task
-from headwise.studies.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise.studies.data.cifar import SOURCES, files, prepare, read
 from headwise.studies.tasks.image_views import view
 from headwise.studies.tasks.nt_xent import found, nt_xent
 from headwise.studies.tasks.vision_transformer import VisionTransformer
@@ -48,8 +48,7 @@ class Contrast(Task):
 
     def files(self) -> list[Path]:
         """List the batches of CIFAR-10."""
-        folder = find_folder(SOURCE, self.folder)
-        return [folder / name for name in SOURCE.files]
+        return files(SOURCE, self.folder)
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5."""
@@ -69,8 +68,7 @@ class Contrast(Task):
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
-        names = SOURCE.train if split == "train" else SOURCE.test
-        return read_images(tuple(find_folder(SOURCE, self.folder) / name for name in names), SOURCE.label)
+        return read(SOURCE, split, self.folder)
 
     def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
         """Give two views of each image, or the image itself to the probe, in [-1, 1]."""

@@ -15,7 +15,7 @@ from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
 from headwise.comparing.task import Task
-from headwise.studies.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise.studies.data.cifar import SOURCES, prepare, read
 from headwise.studies.tasks.top_k import in_top
 from headwise.studies.tasks.vision_transformer import VisionTransformer
 
@@ -99,9 +99,7 @@ class DeiT(Task):
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
-        source = SOURCES["cifar10"]
-        names = source.train if split == "train" else source.test
-        return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        return read(SOURCES["cifar10"], split, self.folder)
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
         """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""

@@ -15,7 +15,7 @@ from headwise.comparing.evaluation import Evaluation, Sums
 from headwise.comparing.metric import Metric
 from headwise.comparing.phase import Phase
 from headwise.comparing.task import Task
-from headwise.studies.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise.studies.data.cifar import SOURCES, prepare, read
 from headwise.studies.tasks.deit import moved
 from headwise.studies.tasks.vision_transformer import VisionTransformer
 
@@ -69,9 +69,7 @@ class Incremental(Task):
         if split == "validation":
             return None
         part, _, task = split.partition(" ")
-        source = SOURCES["cifar100"]
-        names = source.train if part == "train" else source.test
-        images, classes = read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        images, classes = read(SOURCES["cifar100"], part, self.folder)
         places = _order()[classes]
         # the classes of CIFAR's files are in random order
         most = self.test_each if part == "test" else None
