@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -92,12 +91,11 @@ def test_the_command_line_does_not_grow():
     ],
 )
 def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
-    began = time.monotonic()
     done = headwise(*arguments)
     import re
 
     assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr and time.monotonic() - began < 30
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

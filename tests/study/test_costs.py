@@ -13,6 +13,10 @@ from headwise.comparing.run import train
 from headwise.comparing.run.cost import seconds_per_step
 from headwise.comparing.run.execution import execute
 from headwise.comparing.run.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
+from headwise.files.durable import read_lines
+
+# seconds that a reading is made to take
+SLEEP = 0.1
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
@@ -88,13 +92,17 @@ def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
     (plain,) = carry(study, tmp_path / "plain")
 
     def take_slowly(self):
-        time.sleep(0.1)
+        time.sleep(SLEEP)
         return take(self)
 
     monkeypatch.setattr(Watch, "_take", take_slowly)
     (watched,) = carry(study, tmp_path / "watched", watch=True)
     assert (plain["watched"], watched["watched"]) == (False, True)
-    assert watched["metrics"]["cost/seconds_per_step"] < 0.04
+    (folder,) = (tmp_path / "watched" / "runs").iterdir()
+    lines = [EpochLine.model_validate(line) for line in read_lines(folder / "metrics.jsonl")]
+    # every reading's sleep was counted apart, and what was counted apart is in no step's time
+    assert all(line.apart.steps and line.apart.seconds >= line.apart.steps * SLEEP for line in lines)
+    assert watched["metrics"]["cost/seconds_per_step"] == pytest.approx(seconds_per_step(lines))
     assert watched["metrics"]["cost/peak_memory_bytes"] == plain["metrics"]["cost/peak_memory_bytes"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from headwise.comparing.engines.worker import serve
 from headwise.comparing.run.job import Order
 from headwise.files.errors import StudyError
+from headwise.files.stops import ignored_stops
 
 # a worker that is killed from outside (memory, for example) is replaced this often before the study stops
 REPLACEMENTS = 2
@@ -60,7 +61,7 @@ class LocalEngine:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), name=f"headwise worker {number}", daemon=True)
-        with _environment(worker_environment(self._threads)):
+        with _environment(worker_environment(self._threads)), ignored_stops():
             process.start()
         theirs.close()
         return _Worker(process, mine)

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from headwise.comparing.engines.local import worker_environment
 from headwise.files.errors import is_for_users
+from headwise.files.stops import STOPS, stopped_line
 
 # the shell's code for a process that was stopped by Ctrl-C
 STOPPED = 130
@@ -59,12 +60,6 @@ def name_folder(folder: Path) -> None:
     _folder[:] = [folder]
 
 
-def stopped_line(folder: Path | None) -> str:
-    """Give the one line that a stopped study prints."""
-    place = f" from {folder}" if folder else ""
-    return f"\nstopped; nothing is lost. The same command goes on{place}"
-
-
 def hear_stops() -> None:
     """End this process at Ctrl-C, at SIGTERM and when the process that launched it is gone, whatever it waits for.
 
@@ -73,7 +68,7 @@ def hear_stops() -> None:
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         # ignored where the launcher, or a shell in the background, decides
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

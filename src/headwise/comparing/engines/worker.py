@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -12,14 +11,15 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from headwise.files.stops import leave_stops_to_the_parent
+
 if TYPE_CHECKING:
     from headwise.comparing.run.job import Order
 
 
 def serve(pipe: Connection) -> None:
     """Carry out orders until the pipe closes; ends itself when the process that started it is gone."""
-    # Ctrl-C reaches the whole terminal: the parent decides
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_stops_to_the_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # importing takes seconds: it happens while the parent still reads its command
     from headwise.comparing.run import execution as run  # noqa: F401
