@@ -31,6 +31,8 @@ class _Worker:
 class LocalEngine:
     """Carry out orders in `jobs` worker processes; how many there are changes no number."""
 
+    rehearses = True
+
     def __init__(self, jobs: int, threads: int = 1) -> None:
         self.parallel = jobs > 1
         self._threads = threads

@@ -40,6 +40,8 @@ class SlurmEngine:
     """Carry out orders as jobs of Slurm, at most `jobs` at a time; results are those of the local engine."""
 
     parallel = True
+    # the first jobs of all arms begin side by side, and another job before them would wait as long again
+    rehearses = False
 
     def __init__(self, options: SlurmOptions, jobs: int | None = None) -> None:
         try:

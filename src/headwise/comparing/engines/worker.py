@@ -35,9 +35,14 @@ def serve(pipe: Connection) -> None:
 def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Carry out one order and give its last event: done with the result, or failed with the reason."""
     from headwise.comparing.run.execution import execute
+    from headwise.comparing.run.job import Rehearsal
+    from headwise.comparing.run.rehearse_arms import rehearse_arms
     from headwise.files.errors import StudyError, explain
 
     try:
+        if isinstance(order, Rehearsal):
+            rehearse_arms(order)
+            return {"event": "done", "result": None}
         return {"event": "done", "result": execute(order, tell)}
     except StudyError as error:
         return {"event": "failed", "reason": str(error), "trace": ""}

@@ -67,6 +67,18 @@ class Order:
         return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)
 
 
+@dataclass(frozen=True)
+class Rehearsal(Order):
+    """Ask that arms be tried before any run trains; `arms` holds a configuration of each."""
+
+    arms: tuple[RunConfiguration, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Give what no run is called."""
+        return "rehearsal"
+
+
 def is_first_process() -> bool:
     """Tell whether this process writes the files; the others of a distributed run only compute."""
     return int(os.environ.get("RANK", "0")) == 0
