@@ -59,6 +59,15 @@ def test_the_rehearsal_of_arms_changes_no_number_and_is_not_made_again(tmp_path,
     assert list(map(computed, once)) == list(map(computed, other))
 
 
+def test_semaphores_of_a_library_in_a_worker_leave_no_warning(tmp_path):
+    text = PLAIN.replace("import torch\n", "import torch\nimport multiprocessing\nkept = multiprocessing.RLock()\n", 1)
+    (tmp_path / "plain.py").write_text(text)
+    place = f"{tmp_path / 'plain.py'}:NoAttention"
+    done = headwise("compare", "--task", place, "--seeds", "1", "--jobs", "1", "--method", "baseline | learning_rate=0.01", "--out", str(tmp_path / "out"))
+    _, said = done.communicate(timeout=300)
+    assert done.returncode == 0 and "semaphore" not in said, said
+
+
 def test_a_mistake_in_model_is_told_once_in_one_sentence(tmp_path, place):
     command = ("compare", "--task", place, "--set", "wrong=true", "--method", "baseline | learning_rate=0.01", "--seeds", "3")
     done = headwise(*command, "--jobs", "2", "--out", str(tmp_path / "out"))

@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ def run(request: Request) -> None:
     # first of all: the workers import torch while this process still reads the study
     engine = start_engine(request)
     try:
-        with raise_on_stops():
+        # one of several processes hears stops in a thread of its own
+        with nullcontext() if rank.is_one_of_several() else raise_on_stops():
             if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
                 run_findings(request)

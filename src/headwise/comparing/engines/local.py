@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from headwise.files.stops import ignored_stops
 
 # a worker that is killed from outside (memory, for example) is replaced this often before the study stops
 REPLACEMENTS = 2
+# seconds for workers that wait for an order to end by themselves
+PATIENCE = 10.0
 
 
 @dataclass
@@ -52,7 +55,16 @@ class LocalEngine:
             self._hand_out()
 
     def close(self) -> None:
-        """End the workers at once; what they worked on goes on from its last checkpoint."""
+        """End the workers; what they worked on goes on from its last checkpoint.
+
+        Those that wait for an order end by themselves, and free what libraries hold in them, semaphores above all.
+        """
+        idle = [worker for worker in self._workers if worker.order is None]
+        for worker in idle:
+            worker.pipe.close()
+        until = time.monotonic() + PATIENCE
+        for worker in idle:
+            worker.process.join(max(0.0, until - time.monotonic()))
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
