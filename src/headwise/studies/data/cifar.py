@@ -176,7 +176,7 @@ def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
                 word = value
                 if len(word) > len(pixels):
                     pixels = word
-            elif word in (key, key.encode()) and operation.name.startswith("BININT"):
+            elif isinstance(value, int) and word in (key, key.encode()) and operation.name.startswith("BININT"):
                 classes.append(value)
     except NO_PICKLE as error:
         raise ValueError(f"it is no Python batch ({error})") from error
