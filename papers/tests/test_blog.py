@@ -1,6 +1,5 @@
 """The blog's studies: its block to the letter, who memorises, text with padding and in order, and each study end to end."""
 
-import pickle
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from headwise_papers.data import sst2, wikitext2
 from headwise_papers.tasks.blog_images import ACTING, BlogImages
 from headwise_papers.tasks.blog_text import CLASS, PAD, UNKNOWN, NextWord, Sentiment, WordModel
 from small_studies import carry
+from tiny_cifar import write_binary
 from torch.nn import functional as F
 
 from headwise.comparing.choosing import choose_study
@@ -67,14 +67,14 @@ def test_the_small_scale_is_the_default_with_nine_arms_and_ten_seeds_and_all_cla
 @pytest.fixture
 def images(tmp_path):
     """Write CIFAR-10 files of 24 training and 8 test images each, whose class is their colour."""
-    folder = tmp_path / "cifar-10-batches-py"
+    folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for name in (*(f"data_batch_{at}" for at in range(1, 6)), "test_batch"):
+    for name in (*(f"data_batch_{at}.bin" for at in range(1, 6)), "test_batch.bin"):
         labels = [at % 4 for at in range(8)]
         pixels = np.zeros((8, 3, 1024), np.uint8)
         for at, label in enumerate(labels):
             pixels[at, label % 3] = 100 + 50 * label + len(name) % 3
-        (folder / name).write_bytes(pickle.dumps({b"data": pixels.reshape(8, 3072), b"labels": labels}))
+        write_binary(folder / name, pixels.reshape(8, 3072), labels)
     return tmp_path
 
 
@@ -118,15 +118,14 @@ def test_the_methods_act_on_the_training_images_only_where_the_outcome_says_so(t
 @pytest.fixture
 def fine_images(tmp_path):
     """Write CIFAR-100 files of 40 training and 8 test images, whose class is their colour."""
-    folder = tmp_path / "cifar-100-python"
+    folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
-    for name, count in (("train", 40), ("test", 8)):
+    for name, count in (("train.bin", 40), ("test.bin", 8)):
         labels = [at % 4 for at in range(count)]
         pixels = np.zeros((count, 3, 1024), np.uint8)
         for at, label in enumerate(labels):
             pixels[at, label % 3] = 100 + 50 * label + at % 3
-        written = {b"data": pixels.reshape(count, 3072), b"fine_labels": labels}
-        (folder / name).write_bytes(pickle.dumps(written))
+        write_binary(folder / name, pixels.reshape(count, 3072), labels, coarse=b"\x01")
     return tmp_path
 
 

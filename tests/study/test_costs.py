@@ -8,11 +8,15 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
+from headwise.files.durable import read_lines
 from headwise.results.records import EpochLine
 from headwise.training import train
 from headwise.training.cost import seconds_per_step
 from headwise.training.execution import execute
 from headwise.training.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
+
+# seconds that a reading is made to take
+SLEEP = 0.1
 
 
 def test_memory_is_the_same_whatever_the_process_held_before(tmp_path, monkeypatch):
@@ -84,17 +88,22 @@ def test_measuring_memory_keeps_none_of_it():
 def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
     from headwise.watching.watch import Watch
 
-    study, take = tiny_study(epochs=2), Watch._take
+    study, take, taken = tiny_study(epochs=2), Watch._take, []
     (plain,) = carry(study, tmp_path / "plain")
 
     def take_slowly(self):
-        time.sleep(0.1)
+        time.sleep(SLEEP)
+        taken.append(self)
         return take(self)
 
     monkeypatch.setattr(Watch, "_take", take_slowly)
     (watched,) = carry(study, tmp_path / "watched", watch=True)
     assert (plain["watched"], watched["watched"]) == (False, True)
-    assert watched["metrics"]["cost/seconds_per_step"] < 0.04
+    (folder,) = (tmp_path / "watched" / "runs").iterdir()
+    lines = [EpochLine.model_validate(line) for line in read_lines(folder / "metrics.jsonl")]
+    # every reading's sleep was counted apart, and what was counted apart is in no step's time
+    assert taken and sum(line.apart.seconds for line in lines) >= len(taken) * SLEEP
+    assert watched["metrics"]["cost/seconds_per_step"] == pytest.approx(seconds_per_step(lines))
     assert watched["metrics"]["cost/peak_memory_bytes"] == plain["metrics"]["cost/peak_memory_bytes"]
 
 

@@ -157,8 +157,8 @@ def test_every_remedy_names_methods_that_exist():
 
 def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
     from headwise.auditing import weight_alerts
+    from headwise.statistics.alert_remedies import REMEDIES, remedy_for_weights
     from headwise.watching import rules
-    from headwise.watching.alert_remedies import REMEDIES, remedy_for_weights
 
     told = {rule.alert for rule in rules.RULES}
     of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}

@@ -9,12 +9,12 @@ import torch
 from headwise.auditing.batches import Batch
 from headwise.auditing.checkpoint import Checkpoint
 from headwise.auditing.errors import CheckpointError
+from headwise.files.health_records import Alert, Record
 from headwise.statistics import STATISTICS
 from headwise.watching.alerts import Judge
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Alert, Record
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights

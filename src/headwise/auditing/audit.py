@@ -6,9 +6,8 @@ import importlib.metadata
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise.auditing.activations import read_activations
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.opening import open_checkpoint
 from headwise.auditing.records import AuditAlert, AuditRecord
@@ -16,7 +15,9 @@ from headwise.auditing.report import Audit
 from headwise.auditing.weight_alerts import WeightThresholds, weight_alerts
 from headwise.auditing.weights import read_checkpoint
 from headwise.files.provenance import commit, hardware, versions
-from headwise.watching.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from headwise.watching.thresholds import Thresholds
 
 __all__ = ["Audit", "CheckpointError", "WeightThresholds", "audit"]
 
@@ -69,6 +70,9 @@ def audit(
     alerts: list[AuditAlert] = [*weight_alerts(read, thresholds or WeightThresholds())]
     reasons: dict[str, dict[str, str]] = {}
     if text is not None or images is not None:
+        # only here: to watch a model takes what fits methods onto models too
+        from headwise.auditing.activations import read_activations
+
         file, folder = (None if path is None else Path(path) for path in (text, images))
         more, raised, reasons = read_activations(opened, file, folder, activation_thresholds)
         records += more

@@ -8,8 +8,8 @@ from typing import Any, NotRequired
 # Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
 from typing_extensions import TypedDict
 
-from headwise.watching.records import Alert
-from headwise.watching.records import Record as DataRecord
+from headwise.files.health_records import Alert
+from headwise.files.health_records import Record as DataRecord
 
 
 class WeightRecord(TypedDict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,10 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
         names, as the model would have them, of tensors that it has no place for.
     """
     wanted = model.state_dict()
+    rename = _renamer(model, wanted)
     found, converts, unused = {}, False, []
     for name in names:
-        target, whole = _rename(model, name, wanted)
+        target, whole = rename(name)
         converts = converts or not whole
         if whole and target in wanted:
             found[target] = name
@@ -169,8 +171,8 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
     return found, converts, unused
 
 
-def _rename(model: Any, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
-    """Give a tensor's name in the model, and whether it is taken as it is.
+def _renamer(model: Any, wanted: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
+    """Give what tells a tensor's name in the model, and whether it is taken as it is.
 
     transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
     """
@@ -178,14 +180,16 @@ def _rename(model: Any, name: str, wanted: dict[str, Any]) -> tuple[str, bool]:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:
-        return _with_prefix(model, name, wanted), True
-    if "_headwise_renaming" not in model.__dict__:
-        model.__dict__["_headwise_renaming"] = get_model_conversion_mapping(model)
-    kept = model.__dict__["_headwise_renaming"]
-    renamings = [rule for rule in kept if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in kept if isinstance(rule, WeightConverter)]
-    target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
-    return target, converted is None
+        return lambda name: (_with_prefix(model, name, wanted), True)
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def rename(name: str) -> tuple[str, bool]:
+        target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        return target, converted is None
+
+    return rename
 
 
 def _with_prefix(model: Any, name: str, wanted: dict[str, Any]) -> str:

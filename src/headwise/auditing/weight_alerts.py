@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from headwise.auditing.records import WeightAlert, WeightRecord, place_of
 from headwise.auditing.weights import PRODUCTS, Read, in_words
-from headwise.watching.alert_remedies import remedy_for_weights
+from headwise.statistics.alert_remedies import remedy_for_weights
 
 ByStatistic = dict[str, list[WeightRecord]]
 

@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.durable import write_json
 from headwise.files.errors import explain
 from headwise.files.provenance import describe_environment, usable_cores
+from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 
 if TYPE_CHECKING:
     from headwise.comparing.comparison import Engine
@@ -26,24 +28,26 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> None:
-    """Carry out the request; exits with 130 when stopped by Ctrl-C. Raises StudyError for what a user can repair."""
+    """Carry out the request; exits with 130 when stopped by Ctrl-C, with 143 by SIGTERM. Raises StudyError for what a user can repair."""
     check(request)
     rank.name_folder(request.folder)
     if (request.processes or 1) > 1 and not rank.is_one_of_several():
         # the processes say what there is to say: this one only holds them together
-        line = rank.stopped_line(request.folder)
+        line = stopped_line(request.folder)
         sys.exit(launch(request.processes or 1, functools.partial(run, request), line))
     # first of all: the workers import torch while this process still reads the study
     engine = start_engine(request)
     try:
-        if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
-            engine.close()
-            run_findings(request)
-        else:
-            run_comparison(request, engine)
-    except KeyboardInterrupt:
-        print(rank.stopped_line(request.folder), file=sys.stderr)
-        sys.exit(rank.STOPPED)
+        # one of several processes hears stops in a thread of its own
+        with nullcontext() if rank.is_one_of_several() else raise_on_stops():
+            if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
+                engine.close()
+                run_findings(request)
+            else:
+                run_comparison(request, engine)
+    except KeyboardInterrupt as stop:
+        print(stopped_line(request.folder), file=sys.stderr)
+        sys.exit(stop_code(stop))
     except Exception:
         if rank.is_one_of_several():
             rank.wait_for_stop()

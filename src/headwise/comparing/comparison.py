@@ -18,6 +18,8 @@ class Engine(Protocol):
 
     # whether runs share a processor with others
     parallel: bool
+    # whether arms are rehearsed before any run; not where each order waits in a queue for hours
+    rehearses: bool
 
     def submit(self, order: Order) -> None: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from headwise.training.job import Order
@@ -22,19 +21,26 @@ def concern_all(failures: list[Failure], *, finished: int) -> bool:
 
 
 def describe_failures(failures: list[Failure]) -> str:
-    """Describe the first failure whole, and name the runs of the others with their reasons."""
-    (order, event), *others = failures
-    lines = [f"{o.configuration.arm}, seed {o.configuration.seed}: {e['reason']}" for o, e in others]
-    more = [f"{len(failures)} runs failed; the others:", *lines] if others else []
-    return "\n".join([_describe_failure(order, event), *more])
-
-
-def _describe_failure(order: Order, event: dict[str, Any]) -> str:
-    configuration = order.configuration
-    trace = f"\n{event['trace'].rstrip()}" if event["trace"] else ""
-    settings = json.dumps(configuration.settings)
-    return (
-        f"{configuration.arm}, seed {configuration.seed}, could not go on: {event['reason']}{trace}\n"
-        f"Its folder is {order.folder}; its settings: {settings}. "
+    """Describe the first failure whole and the others in a line; what several have in common is told once."""
+    alike: dict[str, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault(failure[1]["reason"], []).append(failure)
+    first, *others = (_describe_alike(reason, found) for reason, found in alike.items())
+    order, event = failures[0]
+    lines = [first, event["trace"].rstrip(), *others]
+    lines += [f"{len(failures)} runs failed."] if len(failures) > 1 else []
+    lines.append(
+        f"The folder of {_name(order)}, is {order.folder}. "
         "Finished runs and checkpoints are kept: repair the cause and start the same command again."
     )
+    return "\n".join(filter(None, lines))
+
+
+def _describe_alike(reason: str, failures: list[Failure]) -> str:
+    more = len(failures) - 1
+    same = f" (the same in {more} other {'run' if more == 1 else 'runs'})" if more else ""
+    return f"{_name(failures[0][0])}, could not go on: {reason}{same}"
+
+
+def _name(order: Order) -> str:
+    return f"{order.configuration.arm}, seed {order.configuration.seed}"

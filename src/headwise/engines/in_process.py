@@ -14,6 +14,7 @@ class HereEngine:
     """Carry out orders in this process; every process of a distributed launch does the same ones in the same order."""
 
     parallel = False
+    rehearses = True
 
     def __init__(self) -> None:
         self._waiting: deque[Order] = deque()

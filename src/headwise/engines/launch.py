@@ -8,13 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from headwise.engines import rank
 from headwise.engines.local import worker_environment
+from headwise.files.stops import ignored_stops, raise_on_stops, stop_code
 
 # seconds for the processes to end by themselves before they are killed
 PATIENCE = 5.0
@@ -24,20 +24,21 @@ TERMINATED = 128 + signal.SIGTERM
 def launch(processes: int, work: Callable[[], object], line: str) -> int:
     """Run `work`, which must be picklable, in processes that train together; give the exit code of the whole.
 
-    When one fails the others are ended, for they would wait for it. Ctrl-C gives 130 and prints `line`.
+    When one fails the others are ended, for they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print `line`.
     """
     started: list[BaseProcess] = []
     try:
-        with _ignoring_interrupts():
-            started += _start(processes, work)
-        return _watch(started)
-    except KeyboardInterrupt:
-        with _ignoring_interrupts():
+        with raise_on_stops():
+            with ignored_stops():
+                started += _start(processes, work)
+            return _watch(started)
+    except KeyboardInterrupt as stop:
+        with ignored_stops():
             _end(started)
             if not started or started[0].exitcode != TERMINATED:
                 # the first process was too young to say it
                 print(line, file=sys.stderr)
-        return rank.STOPPED
+        return stop_code(stop)
     finally:
         _kill(started)
 
@@ -110,12 +111,3 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ from typing import Any
 
 from headwise.engines.worker import serve
 from headwise.files.errors import StudyError
+from headwise.files.stops import ignored_stops
 from headwise.training.job import Order
 
 # a worker that is killed from outside (memory, for example) is replaced this often before the study stops
 REPLACEMENTS = 2
+# seconds for workers that wait for an order to end by themselves
+PATIENCE = 10.0
 
 
 @dataclass
@@ -29,6 +33,8 @@ class _Worker:
 
 class LocalEngine:
     """Carry out orders in `jobs` worker processes; how many there are changes no number."""
+
+    rehearses = True
 
     def __init__(self, jobs: int, threads: int = 1) -> None:
         self.parallel = jobs > 1
@@ -49,7 +55,16 @@ class LocalEngine:
             self._hand_out()
 
     def close(self) -> None:
-        """End the workers at once; what they worked on goes on from its last checkpoint."""
+        """End the workers; what they worked on goes on from its last checkpoint.
+
+        Those that wait for an order end by themselves, and free what libraries hold in them, semaphores above all.
+        """
+        idle = [worker for worker in self._workers if worker.order is None]
+        for worker in idle:
+            worker.pipe.close()
+        until = time.monotonic() + PATIENCE
+        for worker in idle:
+            worker.process.join(max(0.0, until - time.monotonic()))
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -60,7 +75,7 @@ class LocalEngine:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), name=f"headwise worker {number}", daemon=True)
-        with _environment(worker_environment(self._threads)):
+        with _environment(worker_environment(self._threads)), ignored_stops():
             process.start()
         theirs.close()
         return _Worker(process, mine)

@@ -6,10 +6,13 @@ Light to import: it must hear a stop before torch is imported, which takes secon
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +23,7 @@ from typing import NoReturn
 
 from headwise.engines.local import worker_environment
 from headwise.files.errors import is_for_users
+from headwise.files.stops import STOPS, stopped_line
 
 # the shell's code for a process that was stopped by Ctrl-C
 STOPPED = 130
@@ -27,6 +31,8 @@ STOPPED = 130
 GLANCE = 1.0
 # seconds; when all are stopped, a neighbour's connection may break before the own signal arrives
 MOMENT = 0.5
+# prctl: the signal that this process gets when its parent ends
+PR_SET_PDEATHSIG = 1
 SHOW_CURSOR = "\x1b[?25h"
 
 _folder: list[Path] = []
@@ -59,12 +65,6 @@ def name_folder(folder: Path) -> None:
     _folder[:] = [folder]
 
 
-def stopped_line(folder: Path | None) -> str:
-    """Give the one line that a stopped study prints."""
-    place = f" from {folder}" if folder else ""
-    return f"\nstopped; nothing is lost. The same command goes on{place}"
-
-
 def hear_stops() -> None:
     """End this process at Ctrl-C, at SIGTERM and when the process that launched it is gone, whatever it waits for.
 
@@ -73,14 +73,40 @@ def hear_stops() -> None:
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         # ignored where the launcher, or a shell in the background, decides
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     known = multiprocessing.parent_process()
     launcher = os.getppid() if known is None else known.pid
+    _end_with_launcher()
+    if _launcher_is_gone():
+        os._exit(1)
     threading.Thread(target=_listen, args=(reading, launcher), daemon=True, name="headwise stop").start()
+
+
+def _end_with_launcher() -> None:
+    """Let Linux end this process with the one that launched it, even while C code holds every thread of Python."""
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _launcher_is_gone() -> bool:
+    """Tell whether torchrun ended while this process was starting: the store that its agent serves then refuses connections."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
+    try:
+        socket.create_connection(address, timeout=GLANCE).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        # an answer that is late says nothing
+        return False
+    return False
 
 
 def _listen(reading: int, launcher: int | None) -> None:

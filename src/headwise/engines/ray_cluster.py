@@ -40,6 +40,7 @@ class RayEngine:
     """Carry out orders on a Ray cluster; results are those of the local engine."""
 
     parallel = True
+    rehearses = True
 
     def __init__(self, address: str | None) -> None:
         try:

@@ -23,6 +23,7 @@ from headwise.engines.slurm_options import SlurmOptions
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError
 from headwise.files.provenance import usable_cores
+from headwise.files.stops import STOPS, Stopped
 from headwise.training.job import Order
 
 # seconds between two looks at the jobs
@@ -39,6 +40,8 @@ class SlurmEngine:
     """Carry out orders as jobs of Slurm, at most `jobs` at a time; results are those of the local engine."""
 
     parallel = True
+    # the first jobs of all arms begin side by side, and another job before them would wait as long again
+    rehearses = False
 
     def __init__(self, options: SlurmOptions, jobs: int | None = None) -> None:
         try:
@@ -191,15 +194,16 @@ def _wait_for_end(jobs: list[Any]) -> None:
 
 @contextmanager
 def _finished_first() -> Iterator[None]:
-    """Hear Ctrl-C only at the end: jobs that were queued and not noted could not be cancelled."""
+    """Hear a stop only at the end: jobs that were queued and not noted could not be cancelled."""
     heard: list[int] = []
     with contextlib.ExitStack() as stack:
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:
-            with contextlib.suppress(ValueError):
-                # elsewhere than in the main thread nothing hears Ctrl-C
-                signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-                stack.callback(signal.signal, signal.SIGINT, before)
+        for number in STOPS:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                with contextlib.suppress(ValueError):
+                    # elsewhere than in the main thread nothing hears a signal
+                    signal.signal(number, lambda number, frame: heard.append(number))
+                    stack.callback(signal.signal, number, before)
         yield
     if heard:
-        raise KeyboardInterrupt
+        raise Stopped(heard[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -12,14 +11,15 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from headwise.files.stops import leave_stops_to_the_parent
+
 if TYPE_CHECKING:
     from headwise.training.job import Order
 
 
 def serve(pipe: Connection) -> None:
     """Carry out orders until the pipe closes; ends itself when the process that started it is gone."""
-    # Ctrl-C reaches the whole terminal: the parent decides
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_stops_to_the_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # importing takes seconds: it happens while the parent still reads its command
     from headwise.training import execution as run  # noqa: F401
@@ -36,8 +36,13 @@ def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str,
     """Carry out one order and give its last event: done with the result, or failed with the reason."""
     from headwise.files.errors import StudyError, explain
     from headwise.training.execution import execute
+    from headwise.training.job import Rehearsal
+    from headwise.training.rehearse_arms import rehearse_arms
 
     try:
+        if isinstance(order, Rehearsal):
+            rehearse_arms(order)
+            return {"event": "done", "result": None}
         return {"event": "done", "result": execute(order, tell)}
     except StudyError as error:
         return {"event": "failed", "reason": str(error), "trace": ""}

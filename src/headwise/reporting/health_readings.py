@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from headwise.files.health_records import Alert, Record, alerts_among, figures_among
 from headwise.results.folder import RunFolder, StudyFolder
-from headwise.watching.records import Alert, Record, alerts_among, figures_among
 
 READINGS = 16  # drawn per run, evenly spaced, first and last included: more would not be told apart on a screen
 # Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it would be megabytes.

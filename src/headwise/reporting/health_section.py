@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.files.health_records import Alert, Record
 from headwise.pages.charts import heat_map
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
@@ -18,7 +19,6 @@ from headwise.reporting.health_readings import (
     with_unit,
 )
 from headwise.results.folder import RunFolder, StudyFolder
-from headwise.watching.records import Alert, Record
 
 ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
 LABELS = 150  # pixels for the names of arms

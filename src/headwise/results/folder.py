@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from headwise.files.health_records import Line
 from headwise.results.digests import RESULT, broken_seal, damage, digest_of
 from headwise.results.maps_record import MAPS, MapsRecord
 from headwise.results.outcome_names import DIVERGED
@@ -22,7 +23,6 @@ from headwise.results.stored import (
     read_whole_json,
 )
 from headwise.watching.health_file import read_health
-from headwise.watching.records import Line
 
 WHILE_TRAINING = ("alerts/", "watched/")
 

@@ -39,7 +39,8 @@ class Tally:
 
     def with_tensors(self, tensors: list[Tensor]) -> "Tally":
         """Returns the same tally made of others, in the order of `tensors`."""
-        return replace(self, **dict(zip(("total", "weight", "spread"), tensors)))
+        total, weight, *spread = tensors
+        return replace(self, total=total, weight=weight, spread=spread[0] if spread else None)
 
     def add(self, other: "Tally") -> "Tally":
         """Joins the same figure of another forward or another rank; a maximum joins as a maximum."""

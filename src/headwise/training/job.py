@@ -59,7 +59,7 @@ class Order:
         if found.hash != self.identity:
             return None, [f"{RESULT} is of the run {found.hash}"]
         # `compare` gives the results of earlier versions their digest before it asks
-        if why := broken_seal(written, required=True):
+        if why := broken_seal(written or {}, required=True):
             return None, [f"{RESULT} {why}"]
         return found, damage(self.folder, found.digests, checkpoint=True)
 
@@ -72,6 +72,18 @@ class Order:
         if file is not None and source_digest(file) != self.configuration.task_source:
             raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed task.")
         return build_task(load_task(self.task_place), self.configuration.settings).located(self.data)
+
+
+@dataclass(frozen=True)
+class Rehearsal(Order):
+    """Ask that arms be tried before any run trains; `arms` holds a configuration of each."""
+
+    arms: tuple[RunConfiguration, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Give what no run is called."""
+        return "rehearsal"
 
 
 def is_first_process() -> bool:

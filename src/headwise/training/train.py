@@ -147,6 +147,7 @@ def _step(
     if len(measured) == 1:
         return *measured[0], weight
     loss, metric = (_total([part[kind] for part in measured]) for kind in (0, 1))
+    assert isinstance(loss, Tensor)
     return loss, metric, weight
 
 

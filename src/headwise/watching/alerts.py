@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from headwise.watching.alert_remedies import REMEDIES
-from headwise.watching.records import Alert, Record
+from headwise.files.health_records import Alert, Record
+from headwise.statistics.alert_remedies import REMEDIES
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.thresholds import Thresholds as Thresholds
 

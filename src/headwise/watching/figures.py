@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headwise.core.site import Site
+from headwise.files.health_records import Record
 from headwise.statistics import STATISTICS, Tally
-from headwise.watching.records import Record
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headwise.files.health_records import Alert, Line, Record
 from headwise.files.optional_imports import load
-from headwise.watching.records import Alert, Line, Record
 
 
 def read_health(path: Path) -> list[Line]:

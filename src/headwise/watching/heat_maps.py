@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from headwise.watching.records import Record
+from headwise.files.health_records import Record
 
 # from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours too
 COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))

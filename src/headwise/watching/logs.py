@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headwise.files.health_records import Line
 from headwise.watching.loggers import logger_of
-from headwise.watching.records import Line
 from headwise.watching.shown import shown
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headwise.watching.records import Record
+from headwise.files.health_records import Record
 from headwise.watching.thresholds import Thresholds
 
 # The figures of one step that are finite, by statistic: no limit is passed by NaN.

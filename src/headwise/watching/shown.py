@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headwise.files.health_records import Line, Record, alerts_among, figures_among, flat
 from headwise.watching.alerts import told
 from headwise.watching.heat_maps import heat_map
-from headwise.watching.records import Line, Record, alerts_among, figures_among, flat
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from headwise.files.health_records import Alert, Line, Record, figures_among
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
@@ -18,7 +19,6 @@ from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
-from headwise.watching.records import Alert, Line, Record, figures_among
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights

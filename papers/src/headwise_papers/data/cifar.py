@@ -1,14 +1,12 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official Python batches, read without running a pickle."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official binary files, or from the Python batches of an earlier download."""
 
 from __future__ import annotations
 
 import functools
-import io
-import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,138 +14,174 @@ from torch import Tensor
 from headwise.study import StudyError
 from headwise_papers.data import archive
 
+PIXELS = 3 * 32 * 32
+# what pickletools raises for bytes that are no pickle
+NO_PICKLE = (ValueError, KeyError, IndexError, UnicodeDecodeError)
+
 
 @dataclass(frozen=True)
-class Source:
-    """Hold where a data set comes from and the official MD5 of its archive and files."""
+class Form:
+    """Hold one published form of a data set: its folder, its files with their MD5, and how a file is read."""
 
-    address: str
-    archive_md5: str
     folder: str
-    label: bytes
-    classes: int
     train: dict[str, str]
     test: dict[str, str]
+    # bytes before the pixels of an image, of which the last is its class; 0: a Python batch
+    labels: int
+    # under which a Python batch lists the classes
+    key: str = ""
 
     @property
     def files(self) -> dict[str, str]:
         """Give all files and their MD5."""
         return {**self.train, **self.test}
 
-    @property
-    def origin(self) -> archive.Source:
-        """Give where the files come from and where they lie."""
-        members = {name: f"{self.folder}/{name}" for name in self.files}
+
+@dataclass(frozen=True)
+class Source:
+    """Hold where a data set comes from, its number of classes, and the two forms in which it is read.
+
+    `binary` is downloaded. `python` is read where a folder holds it already: the same images in the same order.
+    """
+
+    address: str
+    archive_md5: str
+    classes: int
+    binary: Form
+    python: Form
+
+    def origin(self, form: Form) -> archive.Source:
+        """Give where the files of a form come from and where they lie."""
+        members = {name: f"{self.binary.folder}/{name}" for name in self.binary.files}
         package = archive.Package((self.address,), members, self.archive_md5)
-        return archive.Source(self.folder, {**self.files}, (package,))
+        by_hand = f"Name another folder, where {self.binary.folder} is downloaded, or add the files."
+        return archive.Source(form.folder, {**form.files}, (package,) if form is self.binary else (), by_hand)
+
+    def held(self, given: Path | None) -> tuple[Form, Path]:
+        """Give the form that the user's folder holds, the binary one where it holds neither, and its folder."""
+        places = [(form, self.origin(form).find_folder(given)) for form in (self.binary, self.python)]
+        return next(((form, at) for form, at in places if any((at / name).is_file() for name in form.files)), places[0])
 
 
 SOURCES = {
     "cifar10": Source(
-        address="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        archive_md5="c58f30108f718f92721af3b95e74349a",
-        folder="cifar-10-batches-py",
-        label=b"labels",
+        address="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
         classes=10,
-        train={
-            "data_batch_1": "c99cafc152244af753f735de768cd75f",
-            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-            "data_batch_4": "634d18415352ddfa80567beed471001a",
-            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-        },
-        test={"test_batch": "40351d587109b95175f43aff81a1287e"},
+        binary=Form(
+            folder="cifar-10-batches-bin",
+            labels=1,
+            train={
+                "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+                "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+                "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+                "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+                "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            },
+            test={"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"},
+        ),
+        python=Form(
+            folder="cifar-10-batches-py",
+            labels=0,
+            key="labels",
+            train={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            },
+            test={"test_batch": "40351d587109b95175f43aff81a1287e"},
+        ),
     ),
     "cifar100": Source(
-        address="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        archive_md5="eb9058c3a382ffc7106e4002c42a8d85",
-        folder="cifar-100-python",
-        label=b"fine_labels",
+        address="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+        archive_md5="03b5dce01913d631647c71ecec9e9cb8",
         classes=100,
-        train={"train": "16019d7e3df5f24257cddd939b257f8d"},
-        test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        # the class among twenty stands before the class among a hundred
+        binary=Form(
+            folder="cifar-100-binary",
+            labels=2,
+            train={"train.bin": "6172c7755cfe09b2fe270c85cebc1b15"},
+            test={"test.bin": "4499cfba6c016c1be1438163640a0898"},
+        ),
+        python=Form(
+            folder="cifar-100-python",
+            labels=0,
+            key="fine_labels",
+            train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+            test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        ),
     ),
 }
 
 
 def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:
     """Download what is missing and check every file against the official MD5, naming each corrupt one."""
-    source.origin.prepare(given, tell)
+    form, folder = source.held(given)
+    source.origin(form).prepare(folder, tell)
 
 
-def find_folder(source: Source, given: Path | None) -> Path:
-    """Give the folder of the batches: the one given, or the one inside it; without one, the user's cache."""
-    return source.origin.find_folder(given)
+def files(source: Source, given: Path | None) -> list[Path]:
+    """Name the files of the form that the user's folder holds."""
+    form, folder = source.held(given)
+    return [folder / name for name in form.files]
+
+
+def read(source: Source, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
+    """Read "train" or "test" into images (N, 3, 32, 32) uint8 and classes (N,) int64.
+
+    Raises StudyError naming a file that is of another form.
+    """
+    form, folder = source.held(given)
+    names = form.train if split == "train" else form.test
+    return _read(tuple(folder / name for name in names), form.labels, form.key, source.classes)
 
 
 @functools.lru_cache(maxsize=4)
-def read_images(paths: tuple[Path, ...], label: bytes) -> tuple[Tensor, Tensor]:
-    """Read batches into images (N, 3, 32, 32) uint8 and classes (N,) int64."""
-    images, classes = [], []
+def _read(paths: tuple[Path, ...], labels: int, key: str, classes: int) -> tuple[Tensor, Tensor]:
+    parts = []
     for path in paths:
         try:
-            batch = read_batch(path.read_bytes())
-            pixels = batch[b"data"].raw
-            images.append(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(-1, 3, 32, 32))
-            classes.append(torch.tensor(batch[label], dtype=torch.int64))
-        except (
-            pickle.UnpicklingError,
-            KeyError,
-            AttributeError,
-            TypeError,
-            ValueError,
-            EOFError,
-            RuntimeError,
-        ) as error:
-            raise StudyError(f"{path} is no CIFAR batch: {error}. Delete it and start again.") from error
-    return torch.cat(images), torch.cat(classes)
+            content = path.read_bytes()
+            images, found = binary_file(content, labels) if labels else python_batch(content, key)
+            if int(found.max()) >= classes:
+                raise ValueError(f"it holds the class {int(found.max())}, of {classes} counted from 0")
+        except ValueError as error:
+            raise StudyError(f"{path} is no CIFAR file: {error}. Delete it and start again.") from error
+        parts.append((images, found))
+    images, found = (torch.cat(tensors) for tensors in zip(*parts))
+    return images, found
 
 
-def read_batch(content: bytes) -> dict[bytes, Any]:
-    """Read one batch: a dictionary of plain values and arrays. Nothing in the file is ever called.
+def binary_file(content: bytes, labels: int) -> tuple[Tensor, Tensor]:
+    """Give the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour and row."""
+    if not content or len(content) % (labels + PIXELS):
+        raise ValueError(f"its {len(content):,} bytes are no whole number of images of {labels + PIXELS:,} bytes")
+    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, labels + PIXELS)
+    return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].long()
 
-    Raises pickle.UnpicklingError for a file that asks for anything but a numpy array of bytes.
+
+def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
+    """Give the images and classes of an official Python batch from its marks and texts: nothing is unpickled.
+
+    The pixels are its one long text, the classes the numbers of the list that follows the word `key`.
     """
-    return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-
-
-class _Array:
-    """Stand in for a numpy array: keep its bytes, run nothing of numpy."""
-
-    raw: bytes
-
-    def __setstate__(self, state: tuple) -> None:
-        _version, _shape, kind, _fortran, raw = state
-        if not isinstance(kind, _Kind) or kind.name not in (b"u1", "u1") or not isinstance(raw, bytes):
-            raise pickle.UnpicklingError("it holds an array that is not of bytes")
-        self.raw = raw
-
-
-class _Kind:
-    """Stand in for a numpy dtype: keep its name."""
-
-    def __init__(self, name: bytes | str, *_: object) -> None:
-        self.name = name
-
-    def __setstate__(self, state: tuple) -> None:
-        """Take what numpy adds; bytes have no order."""
-
-
-def _new_array(*_: object) -> _Array:
-    return _Array()
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Build plain values and stand-ins; refuse every other name a file could ask for."""
-
-    ALLOWED: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy.core.multiarray", "_reconstruct"): _new_array,
-        ("numpy._core.multiarray", "_reconstruct"): _new_array,
-        ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Kind,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs; it was not run")
-        return self.ALLOWED[module, name]
+    pixels: bytes | str = b""
+    classes: list[int] = []
+    word: bytes | str = ""
+    try:
+        for operation, value, _ in pickletools.genops(content):
+            if isinstance(value, bytes | str):
+                word = value
+                if len(word) > len(pixels):
+                    pixels = word
+            elif isinstance(value, int) and word in (key, key.encode()) and operation.name.startswith("BININT"):
+                classes.append(value)
+    except NO_PICKLE as error:
+        raise ValueError(f"it is no Python batch ({error})") from error
+    raw = pixels if isinstance(pixels, bytes) else pixels.encode("latin-1")
+    if not classes or len(raw) != len(classes) * PIXELS:
+        raise ValueError(f"it holds {len(classes):,} classes and {len(raw):,} bytes of pixels, {PIXELS:,} for each are wanted")
+    images = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 3, 32, 32)
+    return images, torch.tensor(classes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.studies.vision_transformer import NormPlace
 from headwise.study import Metric, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.data.cifar import SOURCES, prepare, read
 
 
 class Cifar(Task):
@@ -47,9 +47,7 @@ class Cifar(Task):
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
-        source = SOURCES[self.name]
-        names = source.train if split == "train" else source.test
-        return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        return read(SOURCES[self.name], split, self.folder)
 
     # its first argument is named `inputs`: it gets and gives the inputs alone
     def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.experiments.evaluation import Sums
 from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.data.cifar import SOURCES, files, prepare, read
 from headwise_papers.tasks.image_views import view
 from headwise_papers.tasks.nt_xent import found, nt_xent
 
@@ -44,8 +44,7 @@ class Contrast(Task):
 
     def files(self) -> list[Path]:
         """List the batches of CIFAR-10."""
-        folder = find_folder(SOURCE, self.folder)
-        return [folder / name for name in SOURCE.files]
+        return files(SOURCE, self.folder)
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5."""
@@ -65,8 +64,7 @@ class Contrast(Task):
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
-        names = SOURCE.train if split == "train" else SOURCE.test
-        return read_images(tuple(find_folder(SOURCE, self.folder) / name for name in names), SOURCE.label)
+        return read(SOURCE, split, self.folder)
 
     def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
         """Give two views of each image, or the image itself to the probe, in [-1, 1]."""

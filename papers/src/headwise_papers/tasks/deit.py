@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
 from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.data.cifar import SOURCES, prepare, read
 from headwise_papers.tasks.top_k import in_top
 
 # pixels by which a crop may be moved, as is usual for CIFAR
@@ -95,9 +95,7 @@ class DeiT(Task):
         """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
-        source = SOURCES["cifar10"]
-        names = source.train if split == "train" else source.test
-        return read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        return read(SOURCES["cifar10"], split, self.folder)
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
         """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
 from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, find_folder, prepare, read_images
+from headwise_papers.data.cifar import SOURCES, prepare, read
 from headwise_papers.tasks.deit import moved
 
 TASKS, EACH = 5, 20
@@ -65,9 +65,7 @@ class Incremental(Task):
         if split == "validation":
             return None
         part, _, task = split.partition(" ")
-        source = SOURCES["cifar100"]
-        names = source.train if part == "train" else source.test
-        images, classes = read_images(tuple(find_folder(source, self.folder) / name for name in names), source.label)
+        images, classes = read(SOURCES["cifar100"], part, self.folder)
         places = _order()[classes]
         # the classes of CIFAR's files are in random order
         most = self.test_each if part == "test" else None

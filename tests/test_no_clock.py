@@ -1,0 +1,99 @@
+"""No test asserts how many seconds something takes: a busy machine would fail it. Ratios inside one run and counts are fine."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+# what reads a clock, and names of outcomes that hold what it read
+CLOCKS = ("perf_counter", "monotonic", "process_time", "time", "perf_counter_ns", "monotonic_ns")
+SECONDS = ("seconds", "elapsed", "duration")
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def timed(tree):
+    """Give the lines of a test that compare a time with a number written there."""
+    return sorted({node.lineno for scope in _scopes(tree) for node in _limits(scope)})
+
+
+def _scopes(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module)]
+
+
+def _limits(scope):
+    names = _names_of_times(scope)
+    asserts = [node for node in ast.walk(scope) if isinstance(node, ast.Assert)]
+    for node in (one for check in asserts for one in ast.walk(check.test)):
+        if not isinstance(node, ast.Compare) or not any(isinstance(op, ORDER) for op in node.ops):
+            continue
+        sides = [node.left, *node.comparators]
+        if any(_is_number(side) for side in sides) and any(_is_time(side, names) for side in sides):
+            yield node
+
+
+def _is_number(node):
+    """A written number of seconds; 0 is none, for a time may well be held to exist."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return False
+    return isinstance(value, int | float) and value != 0
+
+
+def _is_time(node, names):
+    # a share of two times has no unit
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return False
+    if isinstance(node, ast.Name):
+        return node.id in names
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return any(word in node.slice.value for word in SECONDS)
+    if isinstance(node, ast.Attribute):
+        return node.attr in SECONDS
+    if isinstance(node, ast.Call):
+        return _reads_clock(node)
+    return isinstance(node, ast.BinOp) and (_is_time(node.left, names) or _is_time(node.right, names))
+
+
+def _reads_clock(node):
+    called = node.func
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        return called.value.id == "time" and called.attr in CLOCKS
+    if not isinstance(called, ast.Name):
+        return False
+    # the least or the greatest of several times is a time
+    if called.id in ("min", "max", "sum", "median"):
+        return any(isinstance(inner, ast.Call) and _reads_clock(inner) for arg in node.args for inner in ast.walk(arg))
+    return called.id in {*CLOCKS, *SECONDS} - {"time"}
+
+
+def _names_of_times(scope):
+    """Give the names that hold a time: of a clock, of a difference of such, or by their word."""
+    found = set(SECONDS)
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and _is_time(node.value, found):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted([*TESTS.rglob("test_*.py"), *(TESTS.parent / "papers" / "tests").glob("test_*.py")]), ids=lambda path: path.stem)
+def test_no_time_is_held_against_a_number(path):
+    found = timed(ast.parse(path.read_text()))
+    assert not found, f"{path.relative_to(TESTS.parent)}, lines {found}: compare two times of one run, or count what is done"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('assert watched["metrics"]["cost/seconds_per_step"] < 0.04', [1]),
+        ("begin = time.perf_counter()\nwork()\nassert time.perf_counter() - begin < 2", [3]),
+        ("begin = time.monotonic()\ntook = time.monotonic() - begin\nassert 5 > took", [3]),
+        ("assert result.seconds <= 60", [1]),
+        ("assert one.seconds / other.seconds < 1.5", []),
+        ("assert slow > 2 * fast and result.seconds > 0", []),
+        ("assert count < 3", []),
+    ],
+)
+def test_a_time_limit_is_found_and_a_ratio_is_not(code, found):
+    assert timed(ast.parse(code)) == found
