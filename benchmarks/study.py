@@ -27,7 +27,7 @@ from headwise_papers.blog_cifar10 import STUDY
 from timing import interleave, machine, ratio
 
 from headwise.experiments.task import Task
-from headwise.training.learning_rate import LearningRate
+from headwise.training.optimizer import LearningRate
 from headwise.training.train import Training, train_epoch
 
 IMAGES = 1024

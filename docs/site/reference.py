@@ -19,7 +19,7 @@ COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
 INNER = {
     "What `regularize` and `watch` give": ("headwise.regularizing.handle.Regularized", "headwise.watching.watch.Watch", "headwise.regularizing.coverage.Coverage"),
     "What `audit`, `compress` and `sharpness` give": (
-        "headwise.auditing.report.Audit",
+        "headwise.auditing.page.Audit",
         "headwise.compressing.record.Compressed",
         "headwise.statistics.curvature.sharpness.Sharpness",
     ),

@@ -20,7 +20,7 @@ from headwise.comparing.claim_check import canonical_claims
 from headwise.experiments.sweep import read_sweep
 from headwise.reporting import write
 from headwise.study import StudyError
-from headwise.training.head_rates import head_rates, straight_line
+from headwise.training.heads import head_rates, straight_line
 
 STUDIES = ("decay_recall", "decay_lm", "decay_vit", "decay_compress")
 LM = {

@@ -10,7 +10,7 @@ from torch import nn
 
 from headwise.results.records import Divergence
 from headwise.studies.digits import images_and_digits
-from headwise.training.alerts import alert_outcomes
+from headwise.training.heads import alert_outcomes
 
 
 def test_a_fifth_of_the_training_labels_is_random_and_no_test_label_is():

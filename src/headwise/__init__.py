@@ -95,15 +95,15 @@ _HOME = {
     "JsonLines": "watching.logs",
     "TensorBoard": "watching.logs",
     "MLflowRun": "watching.loggers",
-    "Thresholds": "watching.thresholds",
+    "Thresholds": "watching.rules",
     "audit": "auditing.audit",
     "compress": "compressing.compress",
-    "load_compressed": "compressing.loading",
+    "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
 }
 
 # Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.watch_callback", "HeadwiseCallback": "watching.headwise_callback"}
+_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "watching.callbacks"}
 
 
 def __getattr__(name: str) -> Any:
@@ -124,7 +124,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from headwise.auditing.audit import audit as audit
     from headwise.compressing.compress import compress as compress
-    from headwise.compressing.loading import load_compressed as load_compressed
+    from headwise.compressing.record import load_compressed as load_compressed
     from headwise.core.method import Method as Method
     from headwise.core.schedule import ByDepth as ByDepth
     from headwise.core.schedule import Ramp as Ramp
@@ -179,10 +179,10 @@ if TYPE_CHECKING:
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
-    from headwise.watching.headwise_callback import HeadwiseCallback as HeadwiseCallback
+    from headwise.watching.callbacks import HeadwiseCallback as HeadwiseCallback
+    from headwise.watching.callbacks import WatchCallback as WatchCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun
     from headwise.watching.logs import JsonLines as JsonLines
     from headwise.watching.logs import TensorBoard as TensorBoard
-    from headwise.watching.thresholds import Thresholds as Thresholds
+    from headwise.watching.rules import Thresholds as Thresholds
     from headwise.watching.watch import watch as watch
-    from headwise.watching.watch_callback import WatchCallback as WatchCallback

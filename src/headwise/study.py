@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from headwise.comparing.compare import compare as compare
     from headwise.experiments.batch import Batch as Batch
     from headwise.experiments.evaluation import Evaluation as Evaluation
-    from headwise.experiments.metric import Metric as Metric
-    from headwise.experiments.metric import Rows as Rows
+    from headwise.experiments.evaluation import Metric as Metric
+    from headwise.experiments.evaluation import Rows as Rows
     from headwise.experiments.phase import Phase as Phase
     from headwise.experiments.study import Scale as Scale
     from headwise.experiments.study import Study as Study
@@ -43,9 +43,9 @@ _HOME = {
     "Claim": "headwise.results.records",
     "ClaimTest": "headwise.results.records",
     "Evaluation": "headwise.experiments.evaluation",
-    "Metric": "headwise.experiments.metric",
+    "Metric": "headwise.experiments.evaluation",
     "Phase": "headwise.experiments.phase",
-    "Rows": "headwise.experiments.metric",
+    "Rows": "headwise.experiments.evaluation",
     "Scale": "headwise.experiments.study",
     "Study": "headwise.experiments.study",
     "StudyError": "headwise.files.errors",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headwise.auditing.audit import WeightThresholds, audit
-from headwise.auditing.judging import distances, worst_heads
+from headwise.auditing.result import distances, worst_heads
 from headwise.auditing.summary import markdown
 
 HEADS, SIZE = 4, 8
@@ -143,7 +143,7 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     from rich.console import Console
 
-    from headwise.auditing.terminal import show
+    from headwise.auditing.command import show
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)

@@ -384,7 +384,7 @@ def test_watched_figures_are_those_of_the_effective_weights(name, first):
 
 
 def test_an_audited_model_with_adapters_is_read_with_them(tmp_path):
-    from headwise.auditing.built_model import BuiltModel
+    from headwise.auditing.opening import BuiltModel
     from headwise.auditing.weights import read_checkpoint
 
     made, _ = adapted("separate")

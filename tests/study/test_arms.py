@@ -15,7 +15,7 @@ from headwise.experiments.task_source import load_task
 from headwise.experiments.timed_settings import read_timed
 from headwise.files.errors import StudyError
 from headwise.studies.registry import load_study, study_names
-from headwise.training.fit import fit
+from headwise.training.prepare import fit
 
 
 @pytest.fixture

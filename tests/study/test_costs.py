@@ -13,7 +13,7 @@ from headwise.results.records import EpochLine
 from headwise.training import train
 from headwise.training.cost import seconds_per_step
 from headwise.training.execution import execute
-from headwise.training.memory import FIRST_MEASURED, MemoryOfAStep, peak_of
+from headwise.training.measuring import FIRST_MEASURED, MemoryOfAStep, peak_of
 
 # seconds that a reading is made to take
 SLEEP = 0.1
@@ -143,7 +143,7 @@ def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_pa
 def test_fused_attention_of_the_cpu_counts_as_the_matrices_it_stands_for():
     from torch.nn import functional as F
 
-    from headwise.training.operations import counter
+    from headwise.training.measuring import counter
 
     q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
     with counter() as fused:

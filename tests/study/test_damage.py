@@ -89,7 +89,7 @@ def test_the_command_names_the_damaged_run(tmp_path):
 
 
 def test_a_repeat_that_is_stopped_is_still_a_repeat(tmp_path, monkeypatch):
-    import headwise.training.damage as clearing
+    import headwise.training.checkpoint as clearing
 
     study = tiny_study(methods=(ARM,), epochs=2)
     folder = damaged(study, tmp_path, "health.jsonl", cut_at_a_line)

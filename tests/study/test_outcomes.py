@@ -117,7 +117,7 @@ def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
 
 
 def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):
-    from headwise.training.operations import counter
+    from headwise.training.measuring import counter
 
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)

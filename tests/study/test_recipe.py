@@ -12,9 +12,7 @@ from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
 from headwise.files.errors import StudyError
-from headwise.training.lars import LARS
-from headwise.training.learning_rate import LearningRate, share_at
-from headwise.training.optimizer import KINDS, build_optimizer
+from headwise.training.optimizer import KINDS, LARS, LearningRate, build_optimizer, share_at
 
 CPU = torch.device("cpu")
 

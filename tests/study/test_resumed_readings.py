@@ -8,7 +8,7 @@ from test_resume import stopped_after
 
 from headwise.training.execution import execute
 from headwise.watching import watch
-from headwise.watching.thresholds import Thresholds
+from headwise.watching.rules import Thresholds
 
 EPOCHS = 3
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"

@@ -8,7 +8,7 @@ from watched_model import figure, read, sharpen, watched
 from headwise.watching.alerts import Judge
 from headwise.watching.health_file import read_health
 from headwise.watching.logs import JsonLines
-from headwise.watching.thresholds import Thresholds
+from headwise.watching.rules import Thresholds
 
 
 def test_what_is_written_is_read_back_as_it_was(tmp_path):

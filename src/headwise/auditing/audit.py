@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.opening import open_checkpoint
+from headwise.auditing.page import Audit
 from headwise.auditing.records import AuditAlert, AuditRecord
-from headwise.auditing.report import Audit
 from headwise.auditing.weight_alerts import WeightThresholds, weight_alerts
 from headwise.auditing.weights import read_checkpoint
 from headwise.files.provenance import commit, hardware, versions
 
 if TYPE_CHECKING:
-    from headwise.watching.thresholds import Thresholds
+    from headwise.watching.rules import Thresholds
 
 __all__ = ["Audit", "CheckpointError", "WeightThresholds", "audit"]
 

@@ -1,15 +1,64 @@
-"""The command `headwise audit`: a progress bar, tables, and the files."""
+"""What `headwise audit` does: audit, print, write the report."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from headwise.auditing.audit import audit
-from headwise.auditing.report import Audit
-from headwise.auditing.terminal import show
+from headwise.auditing.page import Audit
+from headwise.auditing.records import place_of
+from headwise.auditing.result import AuditResult
+from headwise.auditing.summary import lead, most_worrying
 from headwise.files.optional_imports import load
+
+ALERTS = 10
+
+
+def show(audit: AuditResult, console: Any) -> None:
+    """Print an audit on a rich console."""
+    text = load("rich.text", "study").Text
+    console.print()
+    console.print(text.assemble((audit.checkpoint, "bold"), f"  {audit.kind}, {audit.model}"))
+    console.print(lead(audit))
+    if audit.records:
+        console.print(_worst(audit))
+        console.print(_overview(audit))
+        console.print(text("Statistics that are neither good nor bad stand in the report.", style="dim"))
+    for alert in audit.alerts[:ALERTS]:
+        console.print(
+            text.assemble(
+                (f"{alert['alert']}: ", "bold red"), f"{alert['sentence']}. {alert['remedy']} ({alert['source']})."
+            )
+        )
+    if len(audit.alerts) > ALERTS:
+        console.print(f"{len(audit.alerts) - ALERTS} more alerts stand in the report.")
+    for note in audit.notes():
+        console.print(text(f"note: {note}", style="dim"))
+
+
+def _worst(audit: AuditResult) -> Any:
+    table = _table("The worst heads", "head", "score", "why")
+    for head in audit.worst():
+        table.add_row(place_of(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
+    return table
+
+
+def _overview(audit: AuditResult) -> Any:
+    table = _table("All heads", "statistic", "worst", "at", "median")
+    for row in most_worrying(audit):
+        table.add_row(row["statistic"], f"{row['worst']:.4g}", row["at"], f"{row['median']:.4g}")
+    return table
+
+
+def _table(title: str, *columns: str) -> Any:
+    rich = load("rich.table", "study")
+    table = rich.Table(title=title, title_justify="left", box=load("rich.box", "study").SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("score", "worst", "median") else "left")
+    return table
 
 
 def run(checkpoint: str, text: Path | None = None, images: Path | None = None, out: Path | None = None) -> Audit:

@@ -1,15 +1,17 @@
-"""Page: an audit as one HTML file, with a heat map for each statistic and spectra under the pointer."""
+"""The report of an audit: one HTML page, and where it is written."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headwise.auditing.balances import NEARLY, compared
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import AuditResult
-from headwise.auditing.summary import balance_rows, lead, overview, title_of
+from headwise.auditing.summary import balance_rows, lead, markdown, overview, title_of
 from headwise.auditing.weights import PRODUCTS
 from headwise.pages.charts import heat_map
 from headwise.pages.scatter import pairs_of
@@ -160,3 +162,18 @@ def _made(audit: AuditResult) -> list[tuple[str, str]]:
     ]
     facts += [("seconds", f"{audit.seconds:.1f}"), ("commit", audit.commit or "not known")]
     return [*facts, ("versions", json.dumps(audit.versions)), ("hardware", json.dumps(audit.hardware))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(AuditResult):
+    """The health of a checkpoint's heads, which can be written as a report."""
+
+    def write(self, out: str | Path) -> tuple[Path, Path]:
+        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in .md."""
+        page = Path(out)
+        page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(markdown(self) if page.suffix == ".md" else audit_page(self), encoding="utf-8")
+        beside = page.with_suffix(".json")
+        beside.write_text(self.to_json(), encoding="utf-8")
+        return page, beside

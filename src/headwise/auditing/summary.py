@@ -8,9 +8,8 @@ import statistics
 from typing_extensions import TypedDict
 
 from headwise.auditing.balances import compared
-from headwise.auditing.judging import distances, worrying
 from headwise.auditing.records import AuditRecord, place_of
-from headwise.auditing.result import AuditResult
+from headwise.auditing.result import AuditResult, distances, worrying
 from headwise.auditing.weights import PRODUCTS, in_words
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS

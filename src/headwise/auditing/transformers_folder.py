@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from headwise import projections
 from headwise.auditing.batches import Batches
 from headwise.auditing.checkpoint import unfitting
-from headwise.auditing.claims import check_depths
-from headwise.auditing.configs import config_of, quiet, structure_of
+from headwise.auditing.configs import check_depths, config_of, quiet, structure_of
 from headwise.auditing.errors import CheckpointError
 from headwise.auditing.shallow import Shallow
 from headwise.auditing.tensor_files import TensorFiles, read_object

@@ -16,7 +16,7 @@ from headwise.comparing.comparison import Comparison
 from headwise.comparing.order_queue import run_orders
 from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.configuration import RunConfiguration, derive
-from headwise.experiments.metric import Metric
+from headwise.experiments.evaluation import Metric
 from headwise.files.errors import StudyError
 from headwise.results.answer import count
 from headwise.results.records import RunResult

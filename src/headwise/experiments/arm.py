@@ -8,8 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.experiments.arm_pieces import cut, split
-from headwise.experiments.arm_settings import read_settings, write_setting
+from headwise.experiments.arm_settings import cut, read_settings, split, write_setting
 from headwise.experiments.configuration import BASELINE, SAME
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task

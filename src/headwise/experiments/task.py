@@ -12,8 +12,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from headwise.experiments.batch import Batch
-from headwise.experiments.evaluation import Evaluation, Sums
-from headwise.experiments.metric import Metric
+from headwise.experiments.evaluation import Evaluation, Metric, Sums
 from headwise.experiments.phase import Phase
 from headwise.experiments.recipe import Recipe
 

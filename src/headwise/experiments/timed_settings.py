@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headwise.core.schedule import ByDepth, Ramp, Schedule, VShape
 from headwise.core.settings import suggest
-from headwise.experiments.arm_pieces import split
+from headwise.experiments.arm_settings import split
 from headwise.files.errors import StudyError
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"

@@ -1,12 +1,15 @@
-"""Draw the paired differences: the forest plot of the primary outcome, and every outcome side by side."""
+"""The differences of a study's page: of arms, and along an axis."""
 
 from __future__ import annotations
 
 from headwise.pages.forest import forest, panel
-from headwise.pages.shell import Section, figure, fold, grid, join
+from headwise.pages.formats import p_value
+from headwise.pages.line_charts import dose
+from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
 from headwise.reporting.answer_table import outcome_table
-from headwise.reporting.words import differences_of, forest_row, label_of, qualities, titled, unit_of
-from headwise.results.analysis_record import Analysis
+from headwise.reporting.words import differences_of, forest_row, label_of, qualities, shown, titled, unit_of
+from headwise.results.analysis_record import Analysis, TrendRecord
+from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
 
 
@@ -56,3 +59,86 @@ def _panel(analysis: Analysis, outcome: Outcome):  # type: ignore[no-untyped-def
         return None
     chart = panel(rows, title=unit_of(outcome).difference or "difference")
     return figure(chart, title=label_of(outcome), name=f"Differences in {label_of(outcome)}")
+
+
+def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
+    """Return a section for each axis; empty when the study has none."""
+    sections = []
+    for axis in dict.fromkeys(trend.axis for trend in analysis.trends):
+        found = [trend for trend in analysis.trends if trend.axis == axis]
+        charts = [_chart(study, analysis, trend) for trend in found if _is_drawn(analysis.outcomes[trend.outcome])]
+        intro = (
+            f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is {analysis.baseline}. "
+            "Values stand at equal distances. The trend is the mean over seeds of the slope from one value to the next, tested by sign flips; Page's test "
+            "looks at the ranks alone. Neither is corrected for the number of outcomes."
+        )
+        sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
+    return sections
+
+
+def _is_drawn(outcome: Outcome) -> bool:
+    # of heads the mean over all of them: layers and single heads stand in the table
+    return outcome.kind != "heads" or outcome.name.endswith("/mean")
+
+
+def _chart(study: StudyFolder, analysis: Analysis, trend: TrendRecord):  # type: ignore[no-untyped-def]
+    outcome = analysis.outcomes[trend.outcome]
+    unit, arms = unit_of(outcome), {arm.label: arm for arm in analysis.arms}
+    rows, seeds = [], []
+    for value, label in zip(trend.values, trend.arms):
+        found = arms[label].metrics[outcome.name]
+        if found.mean is None:
+            continue
+        ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
+        rows.append({"x": f"{value:g}", "mean": shown(found.mean, unit.factor), **ends})
+        figures = [(seed, study.figure(label, seed, outcome.name)) for seed in study.seeds]
+        seeds += [
+            {"x": f"{value:g}", "seed": seed, "value": shown(one, unit.factor)}
+            for seed, one in figures
+            if one is not None
+        ]
+    base = arms[analysis.baseline].metrics[outcome.name].mean
+    chart = dose(rows, x=trend.axis, y=titled(outcome), seeds=seeds, baseline=shown(base, unit.factor))
+    return figure(
+        chart,
+        title=label_of(outcome),
+        caption=_caption(trend, analysis),
+        name=f"{label_of(outcome)} along {trend.axis}",
+    )
+
+
+def _caption(trend: TrendRecord, analysis: Analysis) -> str:
+    if trend.step is None:
+        return f"No test: {trend.text}."
+    unit = unit_of(analysis.outcomes[trend.outcome])
+    place = "inside the axis" if trend.inside else "at its end"
+    best = "" if trend.best is None else f" Best at {trend.best:g}, {place}."
+    return f"{unit.number(trend.step, signed=True)} {unit.difference} from one value to the next, p {p_value(trend.p)}.{best}"
+
+
+def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-untyped-def]
+    columns = [
+        Column("outcome"),
+        Column("trend", "per value", number=True),
+        Column("p", "sign flips", number=True),
+        Column("p", "Page", number=True),
+        Column("best at", number=True),
+        Column("seeds", number=True),
+    ]
+    rows = []
+    for trend in found:
+        outcome = analysis.outcomes[trend.outcome]
+        unit = unit_of(outcome)
+        step = unit.number(trend.step, signed=True)
+        best = (
+            Cell("–")
+            if trend.best is None
+            else Cell(f"{trend.best:g}", trend.best, small="inside" if trend.inside else "at an end")
+        )
+        cells = [
+            Cell(label_of(outcome)),
+            Cell(None if step is None else f"{step} {unit.difference}".strip(), trend.step),
+        ]
+        cells += [Cell(p_value(trend.p), trend.p), Cell(p_value(trend.page), trend.page)]
+        rows.append([*cells, best, Cell(str(trend.seeds), trend.seeds)])
+    return table(columns, rows, caption=f"Trends along {found[0].axis}")

@@ -1,11 +1,18 @@
-"""Show each evaluation after each phase of runs that have several: one matrix for each arm."""
+"""Sections for what only some studies have: phases, diverged runs, maps of attention."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from headwise.pages.attention_maps import attention_maps
 from headwise.pages.charts import heat_map
-from headwise.pages.shell import Section, figure, grid
+from headwise.pages.formats import p_value
+from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
 from headwise.reporting.words import shown, unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.maps_record import LayerMaps
 from headwise.results.phase_matrix import PhaseMatrix, phase_matrix
 from headwise.results.records import StudyRecord
 
@@ -39,3 +46,68 @@ def _matrix(label: str, rows: list[dict], domain: tuple[float, float], matrix: P
         rows, x="evaluation", y="phase", value_title=matrix.metric, domain=domain, y_order=list(matrix.phases)
     )
     return figure(chart, title=label, name=f"{matrix.metric} after each phase, {label}")
+
+
+def divergence_section(analysis: Analysis) -> list[Section]:
+    """Return the section on divergence; empty when every run that ended has finished."""
+    if not any(arm.runs.diverged for arm in analysis.arms):
+        return []
+    columns = [
+        Column("arm"),
+        Column("diverged", "of seeds", number=True),
+        Column("verdict"),
+        Column("exact p", "McNemar, corrected", number=True),
+        Column("only this arm", number=True),
+        Column("only the baseline", number=True),
+        Column("seeds and steps", wide=True),
+    ]
+    rows = [_row(arm, len(analysis.seeds)) for arm in analysis.arms]
+    marked = [at for at, arm in enumerate(analysis.arms) if arm.label == analysis.baseline]
+    words = analysis.statistics
+    intro = f"A run that diverged is a result. Tested by {words['divergence']}. Elsewhere: {words['difference']}."
+    return [Section("Divergence", table(columns, rows, marked=marked, caption="Runs that diverged"), intro)]
+
+
+def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
+    count, test = len(arm.runs.diverged), arm.divergence
+    where = [f"seed {run.seed} at step {'?' if run.step is None else run.step}" for run in arm.runs.diverged]
+    whys = dict.fromkeys(run.why for run in arm.runs.diverged if run.why)
+    shown = Cell(f"{count} of {seeds}", count, tone="diverged" if count else "")
+    last = Cell(", ".join(where) or "–", small="; ".join(whys))
+    if test is None:
+        return [Cell(arm.label), shown, Cell("–"), Cell("–"), Cell("–"), Cell("–"), last]
+    tone = {"more often": "worse", "less often": "better"}.get(test.verdict, "plain")
+    verdict = Cell(test.verdict, tone=tone)
+    counts = [Cell(str(test.only_arm), test.only_arm), Cell(str(test.only_baseline), test.only_baseline)]
+    return [Cell(arm.label), shown, verdict, Cell(p_value(test.p_corrected), test.p_corrected), *counts, last]
+
+
+INTRO = (
+    "Weights of the first and the last layer after training on the first held-out example: queries from top to bottom, keys from left to "
+    "right, the heads side by side. The maps of one layer share one colour scale."
+)
+
+
+def maps_section(study: StudyFolder) -> list[Section]:
+    """Return the section of the maps of one seed, the first for which the baseline's are kept; none where no run keeps any."""
+    for seed in study.seeds:
+        plain = study.runs.get((study.baseline, seed))
+        if plain is None or plain.maps is None:
+            continue
+        others = [study.runs[arm, seed] for arm in study.arms if arm != study.baseline and (arm, seed) in study.runs]
+        parts = [fold(run.arm, grid(_pair(plain, run)), opened=at == 0) for at, run in enumerate(others) if run.maps]
+        return [Section("Attention maps", join(*parts), f"{INTRO} Seed {seed}.")] if parts else []
+    return []
+
+
+def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
+    assert plain.maps is not None and run.maps is not None
+    for at, (before, here) in enumerate(zip(plain.maps.layers, run.maps.layers, strict=False)):
+        top = max(weight for layer in (before, here) for head in layer.heads for row in head for weight in row)
+        place = "last" if at else "first"
+        yield _figure(plain.arm, before, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
+        yield _figure(run.arm, here, top, f"maps, {place} layer: {run.arm}")
+
+
+def _figure(arm: str, layer: LayerMaps, top: float, name: str) -> Any:
+    return figure(attention_maps(layer.heads, top=top), title=f"{arm}, layer {layer.depth}", name=name)

@@ -7,16 +7,13 @@ from typing import Any
 from headwise.pages.formats import unit_named
 from headwise.pages.shell import Section, join, page, pairs, prose
 from headwise.reporting.answer_table import answer_table, notes_on_table
-from headwise.reporting.axis_section import axis_sections
 from headwise.reporting.claims_section import claims_section
 from headwise.reporting.cost_section import cost_section
-from headwise.reporting.difference_section import difference_sections
-from headwise.reporting.divergence_section import divergence_section
+from headwise.reporting.difference_section import axis_sections, difference_sections
 from headwise.reporting.heads_section import heads_section
 from headwise.reporting.health_section import health_sections
 from headwise.reporting.learning_curves import learning_curves
-from headwise.reporting.maps_section import maps_section
-from headwise.reporting.phases_section import phases_section
+from headwise.reporting.phases_section import divergence_section, maps_section, phases_section
 from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
 from headwise.results.analysis_record import Analysis, stranger_words
 from headwise.results.folder import StudyFolder

@@ -9,7 +9,7 @@ from torch import nn
 
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.training.examples import describe
+from headwise.training.batches import describe
 from headwise.training.faults import at_fault
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from headwise.files.durable import write_bytes
-from headwise.results.digests import CHECKPOINT
+from headwise.results.digests import CHECKPOINT, HEALTH, RESULT
+from headwise.training.job import Order
 
 PREVIOUS = "checkpoint.previous.safetensors"
 # the entry of the metadata; earlier versions wrote its parts as two
@@ -125,3 +126,21 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def clear_damage(order: Order, note: Callable[[str], None]) -> None:
+    """Make a finished run with damaged files one that is to be carried out; `note` is told which and why.
+
+    The metric stream and the result follow from the last checkpoint, from which the run ends again at once. Readings of the
+    heads stand nowhere else: without them, or with the files of another run, it starts from its beginning.
+    """
+    found = order.damage()
+    if not found:
+        return
+    again = any(text.startswith((HEALTH, CHECKPOINT, f"{RESULT} is of")) for text in found)
+    note(f"{order.folder}: {', '.join(found)}; the run is repeated{' from its start' if again else ''}")
+    if again:
+        # before the result: left in between, the run must still be seen as damaged
+        drop_all(order.folder)
+        (order.folder / HEALTH).unlink(missing_ok=True)
+    (order.folder / RESULT).unlink()

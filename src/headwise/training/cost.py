@@ -8,11 +8,19 @@ import torch
 
 from headwise.experiments.evaluation import Evaluation
 from headwise.results.records import EpochLine
-from headwise.training.batches import first_batch, make_batch, run_model, training_batches
+from headwise.training.batches import (
+    Examples,
+    first,
+    first_batch,
+    make_batch,
+    place,
+    run_model,
+    size,
+    take,
+    training_batches,
+)
 from headwise.training.evaluate import forward_of
-from headwise.training.examples import Examples, first, place, size, take
-from headwise.training.operations import counter
-from headwise.training.step_clock import now
+from headwise.training.measuring import counter, now
 from headwise.training.train import Training
 
 # examples of the batch whose forward is timed, and how often

@@ -11,12 +11,20 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from headwise.experiments.evaluation import Evaluation, Sums
-from headwise.experiments.metric import Rows
+from headwise.experiments.evaluation import Evaluation, Rows, Sums
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.training.batches import evaluation_batches, lengths_of, make_batch, run_model
-from headwise.training.examples import Examples, describe, place, size, take
+from headwise.training.batches import (
+    Examples,
+    describe,
+    evaluation_batches,
+    lengths_of,
+    make_batch,
+    place,
+    run_model,
+    size,
+    take,
+)
 from headwise.training.faults import at_fault
 from headwise.training.part import Part
 from headwise.training.train import Training

@@ -15,11 +15,8 @@ from headwise.files.durable import append_line, restore_lines, write_json
 from headwise.files.errors import StudyError
 from headwise.results.digests import HEALTH, digests, sealed
 from headwise.results.records import Divergence, RunResult
-from headwise.training.batches import epoch_steps
-from headwise.training.checkpoint import drop_all, drop_previous, save_checkpoint
-from headwise.training.damage import clear_damage
-from headwise.training.examples import move, size
-from headwise.training.held import Held
+from headwise.training.batches import epoch_steps, move, size
+from headwise.training.checkpoint import clear_damage, drop_all, drop_previous, save_checkpoint
 from headwise.training.job import Order, is_first_process
 from headwise.training.outcome import describe_epoch, describe_result, judge, measure
 from headwise.training.part import Part, part_of
@@ -27,9 +24,8 @@ from headwise.training.preflight import evaluations_of
 from headwise.training.prepare import Carried, accelerator_of, leave, prepare
 from headwise.training.readings import cut_readings, mark, restore_readings, stands
 from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
-from headwise.training.splits import training_examples
-from headwise.training.state import RunState, checkpoint_of, load_state, restore
-from headwise.training.times import save_times, with_times, without_times
+from headwise.training.splits import Held, training_examples
+from headwise.training.state import RunState, checkpoint_of, load_state, restore, save_times, with_times, without_times
 from headwise.training.train import Training, train_epoch
 
 # seconds; a worker that was killed frees its lock at once, one that is ending needs a moment

@@ -1,19 +1,22 @@
-"""Heads: statistics of `watch` read on held-out examples at the end of a run, as outcomes."""
+"""Figures of heads as outcomes: read on held-out data, their rates over layers, and the alerts of a watched run."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from headwise.experiments.evaluation import Evaluation
+from headwise.files.durable import read_lines
+from headwise.results.records import Divergence
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
-from headwise.training.batches import cut_by_length, lengths_of
+from headwise.training.batches import Examples, cut_by_length, first, lengths_of, size, take
 from headwise.training.evaluate import answer
-from headwise.training.examples import Examples, first, size, take
 from headwise.training.train import Training
 from headwise.watching.figures import Figures
 from headwise.watching.matrices import Matrices
@@ -113,3 +116,59 @@ def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
 def _worse(name: str) -> str | None:
     kind = STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]
     return kind.worse
+
+
+# a rate is told in e-folds per so many steps
+STEPS = 1000
+
+
+def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
+    """Give rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its R².
+
+    Readings at which the mean is not above 0 have no logarithm and are left out; fewer than three others give no outcome.
+    """
+    found: dict[str, float] = {}
+    for name, course in _courses(stream, names).items():
+        points = [(step, math.log(mean)) for step, mean in sorted(course.items()) if mean > 0]
+        if len(points) > 2:
+            slope, fit = straight_line(points)
+            found |= {f"rates/{name}/rate": STEPS * slope, f"rates/{name}/fit": fit}
+    return found
+
+
+def straight_line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Give slope and R² of the least-squares line through points (x, y); R² is 1 where all y are equal."""
+    count = len(points)
+    x_mean, y_mean = (math.fsum(point[axis] for point in points) / count for axis in (0, 1))
+    x_spread = math.fsum((x - x_mean) ** 2 for x, _ in points)
+    y_spread = math.fsum((y - y_mean) ** 2 for _, y in points)
+    together = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
+    return together / x_spread, together**2 / (x_spread * y_spread) if y_spread else 1.0
+
+
+def _courses(stream: Path, names: tuple[str, ...]) -> dict[str, dict[int, float]]:
+    values: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in names}
+    for record in read_lines(stream):
+        if record.get("statistic") in values and "alert" not in record:
+            # a reading that is no number is written as null; its mean has no logarithm
+            values[record["statistic"]][record["step"]].append(math.nan if record["value"] is None else record["value"])
+    return {
+        name: {step: math.fsum(heads) / len(heads) for step, heads in course.items()} for name, course in values.items()
+    }
+
+
+def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, float]:
+    """Give alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the divergence.
+
+    Readings count steps from 0, the divergence from 1: a reading of step s saw the weights whose loss is the (s + 1)th.
+    """
+    first: dict[str, int] = {}
+    last = None if divergence is None else divergence.step - 1
+    for record in read_lines(stream):
+        kind = record.get("alert")
+        if kind and (last is None or record["step"] <= last):
+            first[kind] = min(record["step"], first.get(kind, record["step"]))
+    found = {f"alerts/{kind}/step": float(step) for kind, step in first.items()}
+    if last is None:
+        return found
+    return found | {f"alerts/{kind}/lead": float(last - step) for kind, step in first.items()}

@@ -9,8 +9,8 @@ from headwise.core.call import Call
 from headwise.experiments.evaluation import Evaluation
 from headwise.results.maps_record import LayerMaps, MapsRecord
 from headwise.statistics.maps import first_map
+from headwise.training.batches import Examples, first
 from headwise.training.evaluate import answer
-from headwise.training.examples import Examples, first
 from headwise.training.train import Training
 from headwise.watching.observed import reading_of
 from headwise.watching.places import Places, WatchedSite

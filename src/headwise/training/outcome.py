@@ -11,14 +11,12 @@ from headwise.files.provenance import device_hardware
 from headwise.results.digests import HEALTH
 from headwise.results.maps_record import MAPS
 from headwise.results.records import Divergence, EpochLine, RunResult
-from headwise.training.alerts import alert_outcomes
 from headwise.training.cost import flops_per_step, inference_seconds, seconds_per_step
 from headwise.training.evaluate import evaluate, refuse_nan, refuse_undecided
-from headwise.training.head_rates import head_rates
-from headwise.training.heads import read_heads
-from headwise.training.held import Held
+from headwise.training.heads import alert_outcomes, head_rates, read_heads
 from headwise.training.job import Order, is_first_process
 from headwise.training.maps import read_maps
+from headwise.training.splits import Held
 from headwise.training.summary import summarized
 from headwise.training.train import Epoch, Training
 from headwise.training.watched import watched_outcomes

@@ -11,14 +11,12 @@ from torch import nn
 
 from headwise.core.settings import suggest
 from headwise.experiments.batch import Batch
-from headwise.experiments.evaluation import Evaluation
-from headwise.experiments.metric import Metric
+from headwise.experiments.evaluation import Evaluation, Metric
 from headwise.experiments.phase import Phase
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.training.batches import first_batch, make_batch, run_model
+from headwise.training.batches import Examples, describe, first, first_batch, make_batch, move, run_model, size
 from headwise.training.evaluate import add, count_batch, finished, refuse_undecided
-from headwise.training.examples import Examples, describe, first, move, size
 from headwise.training.faults import at_fault
 from headwise.training.part import part_of
 from headwise.training.start import checkpoint_files

@@ -15,15 +15,13 @@ from headwise.experiments.configuration import RunConfiguration
 from headwise.experiments.evaluation import Evaluation
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.training.batches import first_batch, lengths_of
+from headwise.training.batches import first_batch, lengths_of, move
 from headwise.training.built_model import build_model
 from headwise.training.evaluate import count_batch, explained, finished, made_in
-from headwise.training.examples import move
-from headwise.training.held import Held
 from headwise.training.job import Order
 from headwise.training.part import Part, part_of
 from headwise.training.preflight import FIRST, check_first_batch, devices_of, evaluations_of
-from headwise.training.splits import training_examples
+from headwise.training.splits import Held, training_examples
 from headwise.training.start import check_carried, check_learned, shapes_of, start_shapes
 from headwise.training.summary import summarized
 

@@ -19,11 +19,10 @@ from headwise.experiments.configuration import derive
 from headwise.experiments.task import Task, has_mean_metric
 from headwise.files.errors import StudyError
 from headwise.results.records import Apart, Divergence
-from headwise.training.batches import make_batch, run_model, training_batches
+from headwise.training.batches import Examples, describe, make_batch, place, run_model, size, take, training_batches
 from headwise.training.divergence import Smoothed
-from headwise.training.examples import Examples, describe, place, size, take
-from headwise.training.learning_rate import LearningRate
-from headwise.training.step_clock import Clock, counted
+from headwise.training.measuring import Clock, counted
+from headwise.training.optimizer import LearningRate
 
 
 @dataclass

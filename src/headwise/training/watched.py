@@ -15,8 +15,7 @@ from headwise.experiments.task import Task
 from headwise.files.durable import read_lines
 from headwise.results.digests import HEALTH
 from headwise.results.records import Divergence
-from headwise.training.batches import make_batch, run_model
-from headwise.training.examples import Examples, first, move
+from headwise.training.batches import Examples, first, make_batch, move, run_model
 from headwise.training.job import Order
 from headwise.training.train import Training
 

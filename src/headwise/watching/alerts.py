@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from headwise.files.health_records import Alert, Record
 from headwise.statistics.alert_remedies import REMEDIES
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
-from headwise.watching.thresholds import Thresholds as Thresholds
+from headwise.watching.rules import Thresholds as Thresholds
 
 
 class HealthWarning(UserWarning):

@@ -19,8 +19,8 @@ from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
+from headwise.watching.rules import Thresholds
 from headwise.watching.site_observer import SiteObserver
-from headwise.watching.thresholds import Thresholds
 from headwise.watching.weights import Weights
 from headwise.watching.whole_model import MODEL, Loss, WholeModel, names_with
 

@@ -86,8 +86,7 @@ def cost(model: nn.Module, images: Tensor) -> Cost:
     """Count what one forward takes, by torch's counter of operations and by the allocator."""
     import torch
 
-    from headwise.training.memory import MemoryOfAStep
-    from headwise.training.operations import counter
+    from headwise.training.measuring import MemoryOfAStep, counter
 
     memory, others = MemoryOfAStep(), _others()
     with torch.no_grad():
@@ -109,7 +108,7 @@ def _others() -> Any:
     from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import flop_registry
 
-    from headwise.training.operations import OF_THE_CPU
+    from headwise.training.measuring import OF_THE_CPU
 
     known = {**flop_registry, **OF_THE_CPU}
 

@@ -1,14 +1,16 @@
-"""Heat maps: one statistic of all heads as a small picture, a row for each layer and a column for each head."""
+"""What loggers show of a reading: figures, heat maps and alerts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headwise.files.health_records import Record
+from headwise.files.health_records import Line, Record, alerts_among, figures_among, flat
+from headwise.watching.alerts import told
 
 # from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours too
 COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -54,3 +56,41 @@ def _enlarged(colours: Tensor) -> Tensor:
     picture[edge[: len(picture)]] = torch.tensor(ABSENT, dtype=torch.uint8)
     picture[:, edge[: picture.shape[1]]] = torch.tensor(ABSENT, dtype=torch.uint8)
     return picture[:-GAP, :-GAP]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Hold figures and pictures by name, and one text for each kind of alert."""
+
+    figures: dict[str, float]
+    maps: dict[str, Tensor]
+    alerts: dict[str, str]
+
+
+def shown(lines: Iterable[Line], heads: bool = False) -> Shown:
+    """Give what is shown of the lines of one step.
+
+    `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads `health/<statistic>/lowest` and
+    `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are. With `heads`, every head is a figure
+    `health/<statistic>/<site>/head<n>` too.
+    """
+    given = list(lines)
+    by_layer: dict[str, list[float]] = {}
+    by_statistic: dict[str, list[Record]] = {}
+    for record in figures_among(given):
+        by_layer.setdefault(f"health/{record['statistic']}/{record['site']}", []).append(record["value"])
+        if record["head"] is not None:
+            by_statistic.setdefault(record["statistic"], []).append(record)
+    figures = {name: sum(values) / len(values) for name, values in by_layer.items()}
+    for name, records in by_statistic.items():
+        values = [value for record in records if math.isfinite(value := record["value"])] or [math.nan]
+        figures |= {f"health/{name}/lowest": min(values), f"health/{name}/highest": max(values)}
+    alerts = alerts_among(given)
+    kinds = dict.fromkeys(alert["alert"] for alert in alerts)
+    if alerts:
+        figures["health/alerts"] = float(len(alerts))
+    return Shown(
+        figures | (flat(given) if heads else {}),
+        {f"health/map/{name}": heat_map(records) for name, records in by_statistic.items()},
+        dict(zip(kinds, told(alerts))),
+    )

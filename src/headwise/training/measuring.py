@@ -1,18 +1,36 @@
-"""How much tensor memory one training step takes, read from the allocator's own events.
-
-torch's profiler is asked without its Python class, which keeps memory for good of every session: 3 KiB for a step of a small
-encoder and 20 KiB in the first hundreds, which adds up over many runs in one process.
-"""
+"""What a step takes: time, memory, floating-point operations."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))
+
+
+OF_THE_CPU = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+}
+
+
+def counter() -> FlopCounterMode:
+    """Give a counter of the operations of matrix products, convolutions and attention."""
+    return FlopCounterMode(display=False, custom_mapping=OF_THE_CPU)
+
 
 # the first step also creates the optimizer's state
 FIRST_MEASURED = 2
@@ -76,3 +94,43 @@ def peak_of(roots: Any) -> int:
         level += size
         peak = max(peak, level)
     return peak
+
+
+@dataclass
+class Clock:
+    """Hold the memory of one step of the run, and the steps of an epoch whose time is not that of training."""
+
+    memory: MemoryOfAStep = field(default_factory=MemoryOfAStep)
+    apart: dict[str, Any] = field(default_factory=lambda: {"steps": 0, "seconds": 0.0})
+
+
+class Timed(Protocol):
+    """What a training shows to its clock."""
+
+    watch: Any | None
+    accelerator: Any
+    clock: Clock
+
+
+@contextmanager
+def counted(training: Timed, step: int) -> Iterator[None]:
+    """Carry out step `step` of the run; where it also reads or measures, count it apart."""
+    watch, clock = training.watch, training.clock
+    read = watch is not None and watch.steps % watch.every == 0
+    if not read and not clock.memory.is_due(step):
+        yield
+        return
+    device = training.accelerator.device
+    start = now(device)
+    with clock.memory.measured(step, device):
+        yield
+    clock.apart["steps"] += 1
+    clock.apart["seconds"] += now(device) - start
+
+
+def now(device: torch.device) -> float:
+    """Give the seconds of the performance counter when the device has done what was asked of it."""
+    if device.type == "cuda":
+        # what was queued before belongs to the steps before
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
