@@ -23,6 +23,8 @@ RESAMPLES = 19_999  # random flips of more pairs
 FARTHEST = 1e6
 # what equal scores may differ in by rounding
 ROUNDING = 1e-7
+# sums that are 0 but for rounding, as a share of the largest that flips could give, squared
+NOTHING = 1e-20
 
 
 class Flips(NamedTuple):
@@ -105,4 +107,5 @@ def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
 
     whole = pairs * squares
     share = np.divide(sums**2, whole, out=np.zeros(np.broadcast(sums, whole).shape), where=whole > 0)
+    share = np.where(share > NOTHING, share, 0.0)
     return (pairs - 1).clip(0) * share / np.maximum(1 - share, 1 / FARTHEST)
