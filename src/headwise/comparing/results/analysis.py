@@ -13,9 +13,9 @@ from headwise.comparing.results.differences import paired_differences
 from headwise.comparing.results.divergences import diverged_runs, divergence_tests
 from headwise.comparing.results.folder import StudyFolder, read_study
 from headwise.comparing.results.intervals import ALPHA, BOOTSTRAP_FROM, interval, share
-from headwise.comparing.results.joint_flips import EXACT_UP_TO, RESAMPLES
 from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.records import EnvironmentRecord, Outcome
+from headwise.comparing.results.simultaneous import EXACT_UP_TO, RESAMPLES
 from headwise.files.provenance import distinct_environments
 
 # the baseline again under another name
@@ -142,10 +142,10 @@ def _words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} together by the joint sign flips; of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
-        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips",
-        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, stepping down, for each outcome by itself",
-        "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0; equivalent only within a declared margin, by two one-sided tests",
+        "interval": f"95 %, for {arms} together by the joint sign flips (one that lost pairs by itself); of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
+        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips; below {ALPHA} exactly where the interval excludes 0",
+        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each outcome by itself",
+        "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two one-sided tests",
         "power": "the difference that would have been decided in four of five such studies",
-        "divergence": "McNemar's exact test on pairs, corrected by Holm",
+        "divergence": "McNemar's exact test on pairs, corrected by joint flips of all arms' runs",
     }
