@@ -16,7 +16,7 @@ from typing import Any
 
 from headwise.comparing.report.export import figures, svg
 from headwise.comparing.results.analysis_record import Analysis, Interval
-from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim
+from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim, JudgedPremise
 from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
 from headwise.comparing.results.phase_matrix import phase_matrix
 from headwise.comparing.results.records import StudyRecord
@@ -55,7 +55,7 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     if (folder / "analysis.json").is_file():
         text, copied = study_page(folder, note), ("analysis.json", "table.csv")
         study, found = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
-        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), claims=found.claims)
+        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims)
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
         text, copied = findings_page(findings, note), ("findings.json",)
@@ -140,7 +140,7 @@ def study_page(folder: Path, note: str = "") -> str:
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
-    lines += claims_table(analysis.claims)
+    lines += premises_table(analysis.premises) + claims_table(analysis.claims)
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
     lines += trend_table(analysis)
@@ -195,10 +195,17 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
         return []
     rows = []
     for claim in claims:
-        verdict = f"**{claim.verdict}**" + (f": {claim.why}" if claim.why else "")
+        verdict = f"**{claim.verdict_words}**" + (f": {claim.why}" if claim.why else "")
         said = f"{claim.text} ({claim.source})" if claim.source else claim.text
         rows.append([said, claim.published_words or "–", claim.ours or "–", verdict])
     return ["## Claims", "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
+
+
+def premises_table(premises: list[JudgedPremise]) -> list[str]:
+    """Give the lines that say what must be true for the claims to mean anything, and whether it was seen."""
+    states = {True: "holds", False: "**fails**", None: "not recorded"}
+    rows = [[one.text or one.name, one.ours or "–", states[one.holds]] for one in premises]
+    return ["## Premises", "", *_table(["premise", "ours [95 %]", "here"], rows), ""] if rows else []
 
 
 def outcome_table(analysis: Analysis, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from headwise.comparing.arms.arm import read_arm
 from headwise.comparing.arms.sweep import read_sweep
-from headwise.comparing.results.records import AxisRecord, ClaimRecord
+from headwise.comparing.results.records import AxisRecord, ClaimRecord, PremiseRecord
 from headwise.comparing.run.configuration import BASELINE, RunConfiguration
 from headwise.comparing.task import Task
 from headwise.comparing.task_place import source_file
@@ -80,6 +80,8 @@ class Study(BaseModel):
     # in the unit of the primary metric; a difference within it counts as none
     margin: float | None = Field(default=None, gt=0)
     claims: tuple[ClaimRecord, ...] = ()
+    # what must be true for the claims to mean anything; fixed, like them, before the final seeds
+    premises: tuple[PremiseRecord, ...] = ()
     scales: dict[str, Scale] = {}
     # the scale that the settings are, "other" for none of the declared ones
     scale: str = ""

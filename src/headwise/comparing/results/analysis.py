@@ -8,7 +8,7 @@ from pathlib import Path
 from headwise.comparing.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.comparing.results.answer import answer, count
 from headwise.comparing.results.axes import trends
-from headwise.comparing.results.claims_judged import judged_claims
+from headwise.comparing.results.claims_judged import judged_claims, judged_premises
 from headwise.comparing.results.differences import paired_differences
 from headwise.comparing.results.divergences import diverged_runs, divergence_tests
 from headwise.comparing.results.folder import StudyFolder, read_study
@@ -52,7 +52,8 @@ def analyse_study(study: StudyFolder) -> Analysis:
         margin=study.study.margin,
         arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],
         trends=trends(study, outcomes),
-        claims=judged_claims(study),
+        premises=(premises := judged_premises(study)),
+        claims=judged_claims(study, premises),
         warnings=_warnings(compared[study.study.primary]),
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_words(study),
