@@ -18,6 +18,8 @@ from headwise.comparing.report.export import figures, svg
 from headwise.comparing.results.analysis_record import Analysis, Interval
 from headwise.comparing.results.claim_record import ClaimsRecord, JudgedClaim, JudgedPremise
 from headwise.comparing.results.findings_record import FindingsRecord, TableRecord
+from headwise.comparing.results.folder import read_study
+from headwise.comparing.results.outcome_names import DIVERGED
 from headwise.comparing.results.phase_matrix import phase_matrix
 from headwise.comparing.results.records import StudyRecord
 from headwise.comparing.results.stored import checked_analysis, checked_findings, checked_study
@@ -26,6 +28,8 @@ from headwise.pages.anchors import slug
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 
 CLAIMS = "claims.json"
+# of every arm to the baseline, from which verdicts are computed again; and every figure
+DIFFERENCES, SEEDS = "differences.csv", "seeds.csv"
 # of maps the first and last layer of the baseline and of the first arm
 MOST_FIGURES, MOST_MAPS = 10, 4
 # a statistic of heads in a layer, or over all of them
@@ -70,9 +74,34 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         shutil.copyfile(folder / name, kept / name)
     if "analysis.json" in copied:
         leave_out_single_heads(kept)
+        whole = checked_analysis(kept / "analysis.json")
+        write_differences(kept, whole)
+        write_seeds(folder, kept, list(whole.outcomes))
     if claims.claims:
         stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
         (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
+
+
+def write_differences(folder: Path, analysis: Analysis) -> None:
+    """Write the differences of all kept outcomes by seed, from which everything that is told can be computed again."""
+    with (folder / DIFFERENCES).open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["outcome", "arm", "seed", "difference"])
+        for name in analysis.outcomes:
+            for arm in analysis.compared:
+                found = arm.differences.get(name)
+                rows.writerows([name, arm.label, seed, repr(value)] for seed, value in (found.by_seed if found else {}).items())
+
+
+def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
+    """Write every figure of every arm by seed, baseline and diagnostics too; a run without a figure has no line."""
+    study = read_study(folder)
+    with (kept / SEEDS).open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["outcome", "arm", "seed", "value"])
+        cells = ((name, arm, seed) for name in [*outcomes, DIVERGED] for arm in study.arms for seed in study.seeds)
+        found = ((name, arm, seed, study.figure(arm, seed, name)) for name, arm, seed in dict.fromkeys(cells))
+        rows.writerows([*cell, repr(value)] for *cell, value in found if value is not None)
 
 
 def primary_figures(folder: Path) -> list[str]:

@@ -7,6 +7,8 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import judged, noise, paired, study, test_of
 
+from headwise.comparing.premises import better_than_untrained, failure_arose, majority, memorised
+from headwise.comparing.premises import learned as learned_by
 from headwise.comparing.results.claim_record import JudgedClaim, JudgedTest
 from headwise.comparing.results.claims_judged import judge, judged_claims, judged_premises
 from headwise.comparing.results.power import power_of
@@ -138,3 +140,34 @@ def test_the_interval_of_the_effect_ratio_holds_the_true_one():
         _, low, high = test.ratio
         held.append(low <= 0.6 / 0.8 <= high)
     assert np.mean(held) == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_majority_predicts_with_the_frequencies_of_the_training_classes():
+    accuracy, loss = majority([0, 0, 0, 1], [0, 1, 1, 0, 2])
+    # class 2 was not seen, and counts as once
+    assert (accuracy, loss) == (0.4, pytest.approx(-(2 * np.log(0.75) + 3 * np.log(0.25)) / 5))
+
+
+@pytest.mark.parametrize(
+    ("premise", "holds"),
+    [
+        (learned_by("test/accuracy", 0.1, 0.4), True),
+        (learned_by("test/accuracy", 0.1, 0.5), False),
+        (learned_by("test/accuracy", 0.9, 0.1, arm="A()", lower=True), True),
+        (memorised("test/accuracy"), False),
+        (failure_arose(), False),
+        (better_than_untrained("test/accuracy", 0.5, 0.01), True),
+        (better_than_untrained("test/accuracy", "A()"), False),
+    ],
+)
+def test_the_common_premises_are_shown_or_not(premise, holds):
+    assert judged_premises(said(paired(0.02, 0.01), [], [premise]))[0].holds is holds
+
+
+def test_an_arm_that_diverges_as_rarely_has_no_effect_within_half_of_the_published_one():
+    made = study({"baseline": [0.5] * 8, "A()": [0.6] * 8})
+    (test,) = judged(made, test_of("higher", outcome="diverged", effect=1.0)).tests
+    assert (test.verdict, test.why) == ("no effect", "within ±50.00 points")
+    # the exact one-sided bound of none in eight is 31 %
+    assert pytest.approx(0.312, abs=1e-3) == 1 - 0.05 ** (1 / 8)
+    assert judged(made, test_of("higher", outcome="diverged", effect=0.6)).verdict == "undecided"

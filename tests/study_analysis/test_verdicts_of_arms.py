@@ -43,6 +43,12 @@ def test_an_arm_that_lost_pairs_widens_no_other_interval():
         assert beside[arm].p_corrected == alone[arm].p_corrected
 
 
+def test_an_interval_that_excludes_nothing_is_not_given_an_end():
+    other = np.array([1.0, 1, 1, 0, 0, 0])
+    (found, _) = paired_differences(study(arms_of(np.stack([0.02 + 0.001 * noise(6), other], 1))), "test/accuracy", True).values()
+    assert (found.low, found.high, found.verdict) == (None, None, "undecided") and found.p_corrected > 0.05
+
+
 def test_six_of_six_against_none_is_decided_among_many_arms():
     figures = {"baseline": ["diverged"] * 6} | {f"A{at}()": [0.5] * 6 for at in range(8)}
     figures |= {f"B{at}()": ["diverged"] * 5 + [0.5] for at in range(4)}

@@ -5,6 +5,7 @@ Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a 
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.cifar import Cifar
@@ -39,6 +40,7 @@ STUDY = Study(
     task_place="headwise.studies.tasks.cifar:Cifar",
     methods=(),
     sweeps=(AXIS,),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         ClaimRecord(
             text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headwise.comparing.premises import failure_arose
 from headwise.comparing.recipe import OptimizerName
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Study
@@ -79,6 +80,7 @@ STUDY = Study(
     task_place="headwise.studies.entropy_collapse:NoisyDigits",
     methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
     watch=True,
+    premises=(failure_arose(),),
     claims=(
         ClaimRecord(
             text="Low attention entropy and instability come together, and SigmaReparam prevents both.",

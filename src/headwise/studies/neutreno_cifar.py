@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.deit import PUBLISHED, SMALL, DeiT
@@ -159,6 +160,7 @@ STUDY = Study(
     ),
     task_place="headwise.studies.tasks.deit:DeiT",
     methods=(NEUTRENO, FEATSCALE, BOTH, SYMMETRIC, SYMMETRIC_BOTH, LONGER, ADAPTED),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(*CLAIMS, *WITHIN),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(

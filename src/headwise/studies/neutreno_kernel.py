@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.deit import PUBLISHED, SMALL, DeiT
@@ -16,6 +17,7 @@ STUDY = Study(
     task=DeiT(**SMALL, head_statistics=("stream_cosine", "final_cosine", "attention_entropy")),
     task_place="headwise.studies.tasks.deit:DeiT",
     methods=(KERNEL, BOTH),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         ClaimRecord(
             text="NeuTRENO raises the accuracy of kernel attention.",

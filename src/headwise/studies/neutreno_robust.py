@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.comparing.premises import learned
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.corrupted_cifar import CorruptedCifar
@@ -51,6 +52,7 @@ STUDY = Study(
     task=CorruptedCifar(**SMALL),
     task_place="headwise.studies.tasks.corrupted_cifar:CorruptedCifar",
     methods=(NEUTRENO, "FeatScale()"),
+    premises=(learned("test/error", 0.9, 0.1, lower=True),),
     claims=(
         ClaimRecord(
             text="NeuTRENO lowers the mean corruption error.",

@@ -5,6 +5,7 @@ Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are repar
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.comparing.results.records import ClaimRecord, ClaimTest
 from headwise.comparing.study import Scale, Study
 from headwise.studies.tasks.short_cifar import ShortCifar
@@ -34,6 +35,7 @@ STUDY = Study(
     watch=True,
     # of the test images
     margin=0.02,
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         ClaimRecord(
             text="SigmaReparam trains a ViT without layer norm, warm-up and weight decay to the accuracy of pre-LN.",

@@ -150,10 +150,23 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -
         if difference > 0:
             return Told("as published", "", power), p
         return Told("contrary", "the difference is of the other sign", power), p
-    asked, at = (effect, "at the published difference") if effect else (difference, "at the difference measured")
+    margin = ask.margin if ask.margin is not None else effect / 2 if effect is not None else None
+    if margin is not None and _share_within(ours, other, ask.alpha) < margin:
+        return Told("no effect", f"within ±{ask.words(margin)}", power), p
+    missed = effect is not None and (power is None or power < POWER)
+    asked, at = (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
     needed = _seeds_of_pairs(asked, ask.alpha)
     words = "" if asked <= 0 else f"; {_seeds(needed, at)}"
     return Told("undecided", f"the test decides nothing{words}", power, _said(needed) if asked > 0 else None), p
+
+
+def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> float:
+    """Give what neither share of seeds in which one run alone diverged exceeds, each by its exact one-sided bound."""
+    from scipy import stats
+
+    pairs = len(ours)
+    counts = [sum(one and not two for one, two in zip(first, last)) for first, last in ((ours, other), (other, ours))]
+    return max(1.0 if count == pairs else float(stats.beta.ppf(1 - alpha, count + 1, pairs - count)) for count in counts)
 
 
 def power_to_see(effect: float, seen: Seen) -> float:

@@ -40,7 +40,7 @@ class Effect(NamedTuple):
 
 def judged_premises(study: StudyFolder) -> list[JudgedPremise]:
     """Return every premise of a study with what was seen of it."""
-    return [_premise(study, premise) for premise in study.study.premises]
+    return [premised(one, judged_tests(study, one.tests, {})) for one in study.study.premises]
 
 
 def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None = None) -> list[JudgedClaim]:
@@ -63,7 +63,7 @@ def judge(
     """Return a claim with its verdict; `told` are the smallest differences that the page calls effects, by outcome."""
     tests = judged_tests(study, claim.tests, told or {})
     failed = [one for one in premises if one.holds is False and (claim.needs is None or one.name in claim.needs)]
-    return _claim(claim, tests, failed)
+    return claimed(claim, tests, failed)
 
 
 def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], told: dict[str, Effect]) -> list[JudgedTest]:
@@ -94,8 +94,8 @@ def _by_pairs(test: ClaimTest) -> bool:
     return test.outcome == DIVERGED and not test.along_axis and test.level is None
 
 
-def _premise(study: StudyFolder, premise: PremiseRecord) -> JudgedPremise:
-    tests = judged_tests(study, premise.tests, {})
+def premised(premise: PremiseRecord, tests: list[JudgedTest]) -> JudgedPremise:
+    """Return a premise with whether its judged tests show it."""
     said = {"name": premise.name, "text": premise.text, "ours": figures_in_words(tests), "tests": tests}
     states = [_shown(test) for test in tests]
     return JudgedPremise(**said, holds=False if False in states else None if None in states or not states else True)
@@ -123,7 +123,8 @@ def _effects(claims: Iterable[JudgedClaim]) -> dict[str, Effect]:
     return found
 
 
-def _claim(claim: ClaimRecord, tests: list[JudgedTest], failed: list[JudgedPremise]) -> JudgedClaim:
+def claimed(claim: ClaimRecord, tests: list[JudgedTest], failed: list[JudgedPremise]) -> JudgedClaim:
+    """Return a claim with the verdict that follows from its judged tests and from the premises that failed."""
     said: dict[str, Any] = {
         "text": claim.text,
         "source": claim.source,
@@ -275,14 +276,15 @@ def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
     if isinstance(found, str):
         return _judged(test, Told("not testable here", found))
     ours, other = found
-    told, p = diverged(ours, other, SIGNS[test.says], Ask(ALPHA, unit_named("%"), test.effect))
+    told, p = diverged(ours, other, SIGNS[test.says], Ask(ALPHA, unit_named("%"), test.effect, test.margin))
     said = p_value(p) or ""
     words = (
         f"{test.arm} diverged in {sum(ours)} of {count(len(ours), 'seed')}, {test.against} in {sum(other)} "
         f"(exact p {said if said.startswith('<') else f'= {said}'})"
     )
     mean = (sum(ours) - sum(other)) / len(ours) if ours else None
-    refutes = told.verdict == "contrary" and p * tests < ALPHA
+    beside, _ = diverged(ours, other, SIGNS[test.says], Ask(ALPHA / tests, unit_named("%"), test.effect, test.margin))
+    refutes = beside.verdict in AGAINST
     return _judged(test, told, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
 
 

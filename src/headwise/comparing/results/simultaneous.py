@@ -106,6 +106,8 @@ class JointIntervals:
         if self._squares[at] <= 1e-24 * max(1.0, mean**2):
             return Bounds(mean, mean, "all differences are equal")
         if smallest_p(pairs) < alpha:
+            if not low > float("-inf") or not high < float("inf"):
+                return Bounds(None, None, "the flips exclude no value")
             return Bounds(low, high, "joint sign flips")
         half = float(stats.t.ppf(1 - alpha / 2 / len(self.means), pairs - 1) * self.errors()[at])
         return Bounds(mean - half, mean + half, "Student's t, Bonferroni")
@@ -117,11 +119,13 @@ class JointIntervals:
         farthest = 2 * np.sqrt(self._others.max(axis=0, initial=0.0)) + 2 * self.pairs + 10
         inside = np.zeros(len(self.means))
         outside = farthest * self.errors()
+        # beside an arm whose flips reach as far as flips can, few seeds may exclude nothing
+        endless = self.p(self.means + sign * outside) >= alpha
         for _ in range(ROUNDS):
             middle = (inside + outside) / 2
             kept = self.p(self.means + sign * middle) >= alpha
             inside, outside = np.where(kept, middle, inside), np.where(kept, outside, middle)
-        return self.means + sign * outside
+        return np.where(endless, sign * np.inf, self.means + sign * outside)
 
 
 def _largest_of_the_others(found: Table) -> Table:
