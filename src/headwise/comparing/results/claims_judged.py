@@ -220,8 +220,9 @@ def _number(
 ) -> JudgedTest:
     if test.scale not in ("", study.study.scale):
         why = Told("not testable here", f"it is judged at the scale {test.scale!r} alone")
-        more = {} if test.says == "inside" else {"ours": _ours(test, outcome, figures, alone[0])}
-        return _judged(test, why, None if test.says == "inside" else alone[0], **more)
+        if test.says == "inside":
+            return _judged(test, why)
+        return _judged(test, why, alone[0], ours=_ours(test, outcome, figures, alone[0]))
     ask = Ask(ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures))
     if test.says == "inside":
         jointly = inside(*_halves(beside), ask._replace(alpha=alpha))

@@ -61,7 +61,7 @@ def paired_differences(
 
 def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
     """Return, by column, interval, the p that belongs to it, standard error and equivalence; columns that lost pairs by themselves."""
-    found = {}
+    found: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
     for columns in families(table):
         intervals = JointIntervals(table[:, columns])
         parts = intervals.bounds(ALPHA), intervals.p_zero(), intervals.errors().tolist(), equivalence(intervals, margin)
