@@ -27,6 +27,7 @@ test: lint types pytest
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
+	$(PY) docs/recompute.py
 	$(PY) docs/methods_table.py --check
 
 types: $(VENV)/.test

@@ -53,13 +53,13 @@ def table(results: Path) -> str:
     """Give the table as Markdown, with the counts of the verdicts above it."""
     kept = kept_claims(results)
     verdicts = [claim.verdict for record in kept.values() for claim in record.claims]
-    counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict)]
+    counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict) if verdict in verdicts]
     said = f"{len(verdicts)} claims of {len(kept)} studies: {', '.join(counts)}."
     rows = [HEAD, ["---"] * len(HEAD)]
     for name, record in kept.items():
         seeds = f", {record.seeds} seeds" if record.seeds else ""
         for claim in record.claims:
-            verdict = claim.verdict + (f": {claim.why}" if claim.why else "")
+            verdict = claim.verdict_words + (f": {claim.why}" if claim.why else "")
             text = f"{claim.text} ({claim.source})" if claim.source else claim.text
             figures = [claim.published_words or "–", claim.ours or "–"]
             rows.append([text, *figures, verdict, f"{record.scale or 'default'}{seeds}", f"[{name}]({name}/README.md)"])

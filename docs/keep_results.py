@@ -19,13 +19,17 @@ from headwise.pages.anchors import slug
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 from headwise.reporting.export import figures, svg
 from headwise.results.analysis_record import Analysis, Interval
-from headwise.results.claim_record import ClaimsRecord, JudgedClaim
+from headwise.results.claim_record import ClaimsRecord, JudgedClaim, JudgedPremise
 from headwise.results.findings_record import FindingsRecord, TableRecord
+from headwise.results.folder import read_study
+from headwise.results.outcome_names import DIVERGED
 from headwise.results.phase_matrix import phase_matrix
 from headwise.results.records import StudyRecord
 from headwise.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
+# of every arm to the baseline, from which verdicts are computed again; and every figure
+DIFFERENCES, SEEDS = "differences.csv", "seeds.csv"
 # of maps the first and last layer of the baseline and of the first arm
 MOST_FIGURES, MOST_MAPS = 10, 4
 # a statistic of heads in a layer, or over all of them
@@ -55,7 +59,7 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     if (folder / "analysis.json").is_file():
         text, copied = study_page(folder, note), ("analysis.json", "table.csv")
         study, found = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
-        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), claims=found.claims)
+        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims)
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
         text, copied = findings_page(findings, note), ("findings.json",)
@@ -70,9 +74,34 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         shutil.copyfile(folder / name, kept / name)
     if "analysis.json" in copied:
         leave_out_single_heads(kept)
+        whole = checked_analysis(kept / "analysis.json")
+        write_differences(kept, whole)
+        write_seeds(folder, kept, list(whole.outcomes))
     if claims.claims:
         stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
         (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
+
+
+def write_differences(folder: Path, analysis: Analysis) -> None:
+    """Write the differences of all kept outcomes by seed, from which everything that is told can be computed again."""
+    with (folder / DIFFERENCES).open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["outcome", "arm", "seed", "difference"])
+        for name in analysis.outcomes:
+            for arm in analysis.compared:
+                found = arm.differences.get(name)
+                rows.writerows([name, arm.label, seed, repr(value)] for seed, value in (found.by_seed if found else {}).items())
+
+
+def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
+    """Write every figure of every arm by seed, baseline and diagnostics too; a run without a figure has no line."""
+    study = read_study(folder)
+    with (kept / SEEDS).open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["outcome", "arm", "seed", "value"])
+        cells = ((name, arm, seed) for name in [*outcomes, DIVERGED] for arm in study.arms for seed in study.seeds)
+        found = ((name, arm, seed, study.figure(arm, seed, name)) for name, arm, seed in dict.fromkeys(cells))
+        rows.writerows([*cell, repr(value)] for *cell, value in found if value is not None)
 
 
 def primary_figures(folder: Path) -> list[str]:
@@ -140,7 +169,7 @@ def study_page(folder: Path, note: str = "") -> str:
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
-    lines += claims_table(analysis.claims)
+    lines += premises_table(analysis.premises) + claims_table(analysis.claims)
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
     lines += trend_table(analysis)
@@ -195,10 +224,17 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
         return []
     rows = []
     for claim in claims:
-        verdict = f"**{claim.verdict}**" + (f": {claim.why}" if claim.why else "")
+        verdict = f"**{claim.verdict_words}**" + (f": {claim.why}" if claim.why else "")
         said = f"{claim.text} ({claim.source})" if claim.source else claim.text
         rows.append([said, claim.published_words or "–", claim.ours or "–", verdict])
     return ["## Claims", "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
+
+
+def premises_table(premises: list[JudgedPremise]) -> list[str]:
+    """Give the lines that say what must be true for the claims to mean anything, and whether it was seen."""
+    states = {True: "holds", False: "**fails**", None: "not recorded"}
+    rows = [[one.text or one.name, one.ours or "–", states[one.holds]] for one in premises]
+    return ["## Premises", "", *_table(["premise", "ours [95 %]", "here"], rows), ""] if rows else []
 
 
 def outcome_table(analysis: Analysis, name: str) -> list[str]:

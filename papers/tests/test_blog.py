@@ -101,7 +101,7 @@ def test_a_study_of_images_ends_with_every_training_image_memorised_and_its_clai
         "test/accuracy": 1.0,
     }
     assert len(analysis.arms) == 9 and plain.runs.finished == 1
-    assert {claim.verdict for claim in analysis.claims} == {"cannot be told"}
+    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"}
 
 
 def test_the_methods_act_on_the_training_images_only_where_the_outcome_says_so(tmp_path, images):
@@ -140,7 +140,7 @@ def test_the_sweeps_are_axes_of_the_classes_colours_and_begin_at_the_baseline_to
     for penalty in ("Decorrelation", "AttentionNormPenalty"):
         assert figures[f"{penalty}(strength=0.0)"]["train/loss"] == figures["baseline"]["train/loss"]
         assert figures[f"{penalty}(strength=1000.0)"]["train/loss"] != pytest.approx(figures["baseline"]["train/loss"], rel=0.05)
-    assert {claim.verdict for claim in analysis.claims} == {"cannot be told"} and len(analysis.claims) == 3
+    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(analysis.claims) == 3
 
 
 def test_a_run_memorises_from_99_percent_on():
@@ -171,7 +171,7 @@ def test_a_study_of_sentences_learns_the_one_word_that_tells(tmp_path, text):
     carry(study, tmp_path / "out", data=text)
     analysis = analyse(tmp_path / "out")
     assert {arm.metrics["test/accuracy"].mean for arm in analysis.arms} == {1.0}
-    assert {claim.verdict for claim in analysis.claims} == {"cannot be told"} and len(analysis.arms) == 3
+    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(analysis.arms) == 3
 
 
 def test_a_study_of_the_next_word_learns_to_count(tmp_path, text):

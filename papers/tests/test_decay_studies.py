@@ -258,9 +258,9 @@ def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_them(tmp_pat
     # |1 − 3| over their mean, and (1 + 9)/2 against 3
     assert table["all-MiniLM-L6-v2", "column"][4] == "100.0%" and table["all-MiniLM-L6-v2", "½(‖A‖²"][4] == "50.0%"
     verdicts = [claim["verdict"] for claim in found["claims"]]
-    assert verdicts[:3] == ["does not agree"] * 3
+    assert verdicts[:3] == ["contrary"] * 3
     turned = rotated(products["stories260K"][0], 0, 0)
     torch.testing.assert_close(turned.shared_gram.diagonal(dim1=1, dim2=2).sum(1), rows.square().sum((1, 2)))
     assert not torch.allclose(turned.spectrum, products["stories260K"][0].spectrum)
     (tmp_path / "findings.json").write_text(json.dumps(found))
-    assert checked_findings(tmp_path / "findings.json").claims[0].verdict == "does not agree"
+    assert checked_findings(tmp_path / "findings.json").claims[0].verdict == "contrary"

@@ -40,22 +40,22 @@ def test_both_forms_compute_different_things():
 @pytest.mark.parametrize(
     ("interval", "verdict"),
     [
-        ([0.98, 1.03], "agrees"),
-        ([0.98, 1.07], "cannot be told"),
-        ([1.06, 1.09], "does not agree"),
-        ([None, None], "cannot be told"),
+        ([0.98, 1.03], "as published"),
+        ([0.98, 1.07], "undecided"),
+        ([1.06, 1.09], "contrary"),
+        ([None, None], "undecided"),
     ],
 )
 def test_the_time_is_judged_by_its_interval(interval, verdict):
     one = {"batch": 1, "operations": 1.0, "memory": 1.02, "activations": 1.1, "time": 1.0, "interval": interval}
-    assert [claim["verdict"] for claim in presentation.judged(one, 5)] == ["agrees", "does not agree", verdict]
+    assert [claim["verdict"] for claim in presentation.judged(one, 5)] == ["as published", "contrary", verdict]
 
 
 def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "SHAPE", SMALL)
     found = neutreno_cost.run(tmp_path, seeds=3)
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
-    assert claims[0].ours == "1.0000" and claims[0].verdict == "agrees"
+    assert claims[0].ours == "1.0000" and claims[0].verdict == "as published"
     write_json(tmp_path / "findings.json", found)
     assert "one image at a time" in headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
 

@@ -59,13 +59,13 @@ def interval(low, high):
 @pytest.mark.parametrize(
     ("low", "high", "above", "verdict"),
     [
-        (0.9, 1.0, True, "agrees"),
-        (0.0, 0.05, True, "does not agree"),
-        (0.0, 0.3, True, "cannot be told"),
-        (-0.05, 0.05, False, "agrees"),
-        (0.2, 0.3, False, "does not agree"),
-        (0.05, 0.3, False, "cannot be told"),
-        (-0.4, -0.2, False, "does not agree"),
+        (0.9, 1.0, True, "as published"),
+        (0.0, 0.05, True, "contrary"),
+        (0.0, 0.3, True, "undecided"),
+        (-0.05, 0.05, False, "as published"),
+        (0.2, 0.3, False, "contrary"),
+        (0.05, 0.3, False, "undecided"),
+        (-0.4, -0.2, False, "contrary"),
     ],
 )
 def test_verdicts_follow_the_intervals(low, high, above, verdict):
@@ -82,7 +82,7 @@ def test_an_entropy_below_the_floor_would_be_seen():
     made = [
         Least(t, math.log(t) + b, f := math.exp(-t - b), f * 0.99, f) for t in least_entropy.TOKENS for b in (5.0, 7.0)
     ]
-    assert presentation.claims(made, grown)[0]["verdict"] == "does not agree"
+    assert presentation.claims(made, grown)[0]["verdict"] == "contrary"
 
 
 def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monk
     monkeypatch.setattr(update_growth, "WIDTHS", (16, 32))
     found = sigma_bound.run(tmp_path, seeds=2)
     record = FindingsRecord.model_validate(json.loads(json.dumps(found)))
-    assert [claim.verdict for claim in record.claims[:2]] == ["agrees", "agrees"]
+    assert [claim.verdict for claim in record.claims[:2]] == ["as published", "as published"]
     assert all(claim.source and claim.ours for claim in record.claims)
     assert len(record.tables[0].rows) == 2 and len(record.tables[1].rows) == 4
     (tmp_path / "findings.json").write_text(json.dumps(found))

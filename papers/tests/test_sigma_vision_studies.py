@@ -57,7 +57,7 @@ def test_sigma_vit_reads_every_matrix_and_judges_its_claims(tmp_path):
     spectral = next(arm for arm in found.arms if arm.label.startswith("SpectralNorm"))
     assert spectral.metrics["heads/matrix_norm/mean"].mean == pytest.approx(1, rel=0.01)
     assert spectral.metrics["watched/matrix_norm/last"].mean == pytest.approx(1, rel=0.01)
-    assert all(claim.verdict == "cannot be told" for claim in found.claims)
+    assert {claim.verdict for claim in found.claims} <= {"undecided", "not testable here"}
     assert "blocks.0.attn.qkv q" in " ".join(found.outcomes)
     bare = next(arm for arm in found.arms if arm.label.startswith("baseline | norm=none"))
     norms = 2 * 2 * TINY["dim"] + 2 * TINY["dim"]
@@ -69,7 +69,7 @@ def test_sigma_robust_counts_diverged_runs_along_each_axis(tmp_path):
     assert {trend.axis for trend in found.trends} == set(sigma_robust.STUDY.sweeps)
     trend = next(t for t in found.trends if t.outcome == "diverged" and t.axis == sigma_robust.PLAIN)
     assert trend.seeds == 2 and len(trend.values) == 4
-    assert [claim.verdict for claim in found.claims] == ["cannot be told"] * 2
+    assert [claim.verdict for claim in found.claims] == ["undecided", "not testable here"]
 
 
 def test_sigma_temperature_sees_the_entropy_fall_and_reads_the_sharpness(tmp_path):

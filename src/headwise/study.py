@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headwise.files.errors import StudyError as StudyError
     from headwise.results.records import Claim as Claim
     from headwise.results.records import ClaimTest as ClaimTest
+    from headwise.results.records import Premise as Premise
     from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Evaluation",
     "Metric",
     "Phase",
+    "Premise",
     "Rows",
     "Scale",
     "Study",
@@ -45,6 +47,7 @@ _HOME = {
     "Evaluation": "headwise.experiments.evaluation",
     "Metric": "headwise.experiments.evaluation",
     "Phase": "headwise.experiments.phase",
+    "Premise": "headwise.results.records",
     "Rows": "headwise.experiments.evaluation",
     "Scale": "headwise.experiments.study",
     "Study": "headwise.experiments.study",

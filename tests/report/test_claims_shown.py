@@ -30,7 +30,7 @@ CLAIMS = (
     {"text": "QKNorm helps | more.", "tests": [{"arm": ARMS[2], "outcome": "test/accuracy", "says": "higher"}]},
     {"text": "QKNorm pleases.", "tests": [{"arm": ARMS[2], "outcome": "test/pleasure", "says": "higher"}]},
 )
-VERDICTS = ["agrees", "does not agree", "cannot be told"]
+VERDICTS = ["same direction, larger", "contrary", "not testable here"]
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +106,11 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     done = command("keep_results.py", folder, tmp_path / "synthetic")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "synthetic" / "README.md").read_text(encoding="utf-8")
-    assert "**agrees**" in page and "Scale: small." in page and "QKNorm helps \\| more." in page
+    assert "**same direction, larger**" in page and "Scale: small." in page and "QKNorm helps \\| more." in page
     kept = json.loads((tmp_path / "synthetic" / "claims.json").read_text())
     assert (kept["scale"], kept["seeds"]) == ("small", 10)
     (tmp_path / "found").mkdir()
-    own = {"text": "A law holds.", "verdict": "agrees", "ours": "error 1e-6"}
+    own = {"text": "A law holds.", "verdict": "as published", "ours": "error 1e-6"}
     (tmp_path / "found" / "findings.json").write_text(json.dumps({"name": "found", "claims": [own]}))
     (tmp_path / "README.md").write_text("Before.\n<!-- claims -->\nstale\n<!-- end of claims -->\nAfter.\n")
 
@@ -119,10 +119,10 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     assert command("claims_table.py", "--check", "--results", tmp_path).returncode == 0
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert page.startswith(
-        "Before.\n<!-- claims -->\n4 claims of 2 studies: agrees 2, does not agree 1, cannot be told 1."
+        "Before.\n<!-- claims -->\n4 claims of 2 studies: as published 1, same direction, larger 1, contrary 1, not testable here 1."
     )
     assert page.endswith("<!-- end of claims -->\nAfter.\n") and "stale" not in page
-    assert "| A law holds. | – | error 1e-6 | agrees | default | [found](found/README.md) |" in page
+    assert "| A law holds. | – | error 1e-6 | as published | default | [found](found/README.md) |" in page
     assert page.count("| small, 10 seeds | [synthetic](synthetic/README.md) |") == 3
 
 
@@ -147,12 +147,12 @@ def test_a_page_without_its_marks_is_refused(tmp_path, page):
 
 
 def test_claims_of_findings_are_shown_and_printed(tmp_path, capsys):
-    own = {"text": "A law holds.", "verdict": "agrees", "ours": "error 1e-6", "published": {"law": "exact"}}
+    own = {"text": "A law holds.", "verdict": "as published", "ours": "error 1e-6", "published": {"law": "exact"}}
     found = {"title": "Found", "paragraphs": ["Yes."], "claims": [own]}
     (tmp_path / "findings.json").write_text(json.dumps(found))
     headwise.reporting.write(tmp_path)
     print_answer(tmp_path)
-    assert "claim, agrees: A law holds." in capsys.readouterr().out
+    assert "claim, as published: A law holds." in capsys.readouterr().out
     assert "law exact" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

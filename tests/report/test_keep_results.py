@@ -30,7 +30,7 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
     assert done.returncode == 0, done.stderr
     forest = "paired-differences-in-test-accuracy.svg"
     diverged = [path.name for path in (tmp_path / "kept").glob("diverged*.svg")]
-    files = sorted(["README.md", "analysis.json", "table.csv", forest, *diverged])
+    files = sorted(["README.md", "analysis.json", "table.csv", "differences.csv", "seeds.csv", forest, *diverged])
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == files
     assert "DropHead(p=0.2)" in (tmp_path / "kept" / forest).read_text(encoding="utf-8")
     page = (tmp_path / "kept" / "README.md").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def test_every_arm_has_its_difference_its_p_and_its_verdict(tmp_path, capsys):
     row = next(line for line in lines if line.startswith("A(p=1) (1 diverged)"))
     assert "+2.88 [+2.55, +3.22]" in row and row.endswith("better")
     assert "diverged" in next(line for line in lines if line.startswith("B()"))[18:]
-    assert " ".join(lines).count("B() diverged in 10 of 10 seeds, baseline in 0 (more often, exact p = 0.0039)") == 1
+    assert " ".join(lines).count("B() diverged in 10 of 10 seeds, baseline in 0 (more often, exact p = 0.002)") == 1
     assert "A step takes 10.7 ms (baseline) to 11.1 ms (A(p=1))." in lines
 
 

@@ -12,7 +12,7 @@ from headwise.comparing.choosing import choose_study
 from headwise.comparing.request import Request
 from headwise.experiments.study import Scale
 from headwise.files.errors import StudyError
-from headwise.results.records import Claim, ClaimTest
+from headwise.results.records import Claim, ClaimTest, Premise
 
 ARM = "DropHead(p=0.2)"
 SWEEP = "DropHead(p={0.1,0.2,0.3})"
@@ -88,7 +88,7 @@ def test_other_arms_on_the_command_line_leave_a_claim_untold(tmp_path):
     from headwise.results.analysis import analyse
 
     (claim,) = analyse(tmp_path).claims
-    assert (claim.verdict, claim.why) == ("cannot be told", f"the arm {ARM} was not run")
+    assert (claim.verdict, claim.why) == ("not testable here", f"the arm {ARM} was not run")
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,25 @@ def test_a_study_without_scales_is_at_its_default_or_another(tmp_path):
     study = choose_study(request(tiny_study(), settings=("batch_size=3",)))
     carry(study, tmp_path)
     assert json.loads((tmp_path / "study.json").read_text())["scale"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("needs", "tests", "message"),
+    [
+        (("learnt",), (), "it needs the premise 'learnt', which the study does not state. Did you mean 'learned'"),
+        (None, (ClaimTest(arm="same", outcome="test/accuracy", says="higher"),), "the premise 'learned' of tiny: it has no arm same"),
+    ],
+)
+def test_a_premise_that_cannot_be_tested_is_refused_by_name(needs, tests, message):
+    study = claimed()
+    claims = (study.claims[0].model_copy(update={"needs": needs}),)
+    update = {"premises": (Premise(name="learned", tests=tests),), "claims": claims}
+    with pytest.raises(StudyError, match=message):
+        choose_study(request(study.model_copy(update=update)))
+
+
+def test_a_margin_within_which_a_published_effect_counts_as_none_is_refused():
+    study = claimed(effect=0.01)
+    same = Claim(text="Alike.", tests=(ClaimTest(arm=ARM, outcome="test/accuracy", says="same", margin=0.02),))
+    with pytest.raises(StudyError, match=r"margin 0\.02 in test/accuracy.*effect of 0\.01 is published.*margin of 0\.005"):
+        choose_study(request(study.model_copy(update={"claims": (*study.claims, same)})))

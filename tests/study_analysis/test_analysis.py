@@ -135,16 +135,6 @@ def test_missing_runs_are_named_and_the_answer_is_provisional(tmp_path):
     assert found.arms[1].differences["test/accuracy"].n == 9
 
 
-def test_a_verdict_needs_the_interval_too(tmp_path, monkeypatch):
-    study = study_of(tmp_path, methods=TWO, effects=(0, 0.03))
-    from headwise.results.simultaneous import Bounds, JointIntervals
-
-    monkeypatch.setattr(JointIntervals, "bounds", lambda self, alpha: [Bounds(-1.0, 1.0, "made up")])
-    entry = paired_differences(study, "test/accuracy", True)["Other()"]
-    assert entry.p_corrected < 0.05
-    assert entry.verdict == "no evidence"
-
-
 def test_within_a_declared_margin_an_arm_is_equivalent_and_without_one_it_is_no_evidence(tmp_path):
     settings = {"methods": TWO, "effects": (0, 0.0)}
     declared = analyse(write_study(tmp_path / "margin", **settings, margin=0.02))
@@ -219,13 +209,14 @@ def test_divergence_leads_the_answer_with_an_exact_test(tmp_path):
     assert [(run.seed, run.step, run.why) for run in found.arms[1].runs.diverged[:1]] == [(0, 40, "loss rose")]
 
 
-def test_divergence_is_corrected_for_the_number_of_arms(tmp_path):
+def test_divergence_is_corrected_for_the_arms_that_could_have_shown_it(tmp_path):
     methods = ("baseline", "A()", "B()", "C()")
     broken = {("A()", seed) for seed in range(7)}
     found = analyse(write_study(tmp_path, methods=methods, diverged=broken))
     test = found.arms[1].divergence
-    assert test.p == pytest.approx(2 / 2**7) and test.p_corrected == pytest.approx(3 * 2 / 2**7)
-    assert test.verdict == ("more often" if test.p_corrected < 0.05 else "no evidence")
+    # no flip of an arm that never diverged is as small, so that it costs nothing
+    assert test.p == test.p_corrected == pytest.approx(2 / 2**7)
+    assert test.verdict == "more often"
 
 
 def test_many_diverged_arms_are_summed_up(tmp_path):

@@ -89,28 +89,30 @@ def judged(found: StudyFolder, *tests: ClaimTest):
 @pytest.mark.parametrize(
     ("mean", "spread", "says", "effect", "verdict", "why"),
     [
-        (0.02, 0.01, "higher", None, "agrees", ""),
-        (-0.02, 0.01, "lower", None, "agrees", ""),
-        (0.02, 0.01, "lower", None, "does not agree", "of the other sign"),
-        (-0.02, 0.01, "higher", 0.01, "does not agree", "of the other sign"),
-        # seen with nearly full power, had it been there
-        (0.001, 0.01, "higher", 0.05, "does not agree", "published 5.00 points would have been seen with 100% power"),
-        (-0.001, 0.01, "lower", -0.05, "does not agree", "published 5.00 points would have been seen"),
+        (0.02, 0.01, "higher", None, "as published", ""),
+        (-0.02, 0.01, "lower", None, "as published", ""),
+        (0.02, 0.01, "lower", None, "contrary", "of the other sign"),
+        (-0.02, 0.01, "higher", 0.01, "contrary", "of the other sign"),
+        # half of the published effect is the margin
+        (0.001, 0.01, "higher", 0.05, "no effect", "within ±2.50 points"),
+        (-0.001, 0.01, "lower", -0.05, "no effect", "within ±2.50 points"),
         # there, but less than was published
-        (0.02, 0.01, "higher", 0.10, "agrees", "smaller than the published 10.00 points"),
-        (0.001, 0.01, "higher", None, "cannot be told", "at the effect measured"),
-        (0.001, 0.01, "higher", 0.002, "cannot be told", "at the published effect"),
+        (0.02, 0.01, "higher", 0.10, "same direction, smaller", "smaller than the published 10.00 points"),
+        (-0.02, 0.01, "lower", -0.01, "same direction, larger", "larger than the published 1.00 points"),
+        (0.02, 0.01, "higher", 0.02, "as published", ""),
+        (0.001, 0.01, "higher", None, "undecided", "at the effect measured"),
+        (0.001, 0.01, "higher", 0.002, "undecided", "at the published effect"),
         # the interval excludes an effect that would mostly have been missed
-        (-0.005, 0.01, "higher", 0.003, "cannot be told", "at the published effect"),
+        (-0.005, 0.01, "higher", 0.003, "undecided", "at the published effect"),
         # power enough, and an interval that holds 0 and the effect alike
-        (0.006, 0.01, "higher", 0.0125, "cannot be told", "at the effect measured"),
+        (0.006, 0.01, "higher", 0.0125, "undecided", "at the effect measured"),
     ],
 )
 def test_a_direction_is_judged_by_its_interval_and_its_power(mean, spread, says, effect, verdict, why):
     found = judged(paired(mean, spread), test_of(says, effect=effect))
     assert found.verdict == verdict and why in found.why
     assert found.tests[0].mean == pytest.approx(mean) and found.tests[0].n == 10
-    assert (found.seeds_needed is not None) == (verdict == "cannot be told")
+    assert (found.seeds_needed is not None) == (verdict == "undecided")
 
 
 def test_the_seeds_needed_are_those_of_the_t_test():
@@ -131,11 +133,11 @@ def _power(effect, n):
 @pytest.mark.parametrize(
     ("mean", "spread", "verdict", "why"),
     [
-        (0.001, 0.004, "agrees", "within ±1.00 points"),
-        (0.03, 0.01, "does not agree", "lies outside ±1.00 points"),
-        (-0.03, 0.01, "does not agree", "lies outside ±1.00 points"),
-        (0.003, 0.02, "cannot be told", "crosses ±1.00 points"),
-        (0.012, 0.01, "cannot be told", "crosses ±1.00 points"),
+        (0.001, 0.004, "as published", "within ±1.00 points"),
+        (0.03, 0.01, "contrary", "lies outside ±1.00 points"),
+        (-0.03, 0.01, "contrary", "lies outside ±1.00 points"),
+        (0.003, 0.02, "undecided", "crosses ±1.00 points"),
+        (0.012, 0.01, "undecided", "crosses ±1.00 points"),
     ],
 )
 def test_sameness_is_shown_within_a_margin_alone(mean, spread, verdict, why):
@@ -156,14 +158,14 @@ def test_sameness_needs_as_many_seeds_as_its_simulation_says():
 @pytest.mark.parametrize(
     ("levels", "says", "verdict"),
     [
-        ((0.5, 0.52, 0.54), "rises", "agrees"),
-        ((0.5, 0.52, 0.54), "falls", "does not agree"),
-        ((0.54, 0.52, 0.5), "falls", "agrees"),
-        ((0.5, 0.5, 0.501), "rises", "cannot be told"),
-        ((0.5, 0.56, 0.5), "inside", "agrees"),
-        ((0.5, 0.52, 0.58), "inside", "does not agree"),
-        ((0.5, 0.501, 0.5), "inside", "cannot be told"),
-        ((0.5, 0.501, 0.502), "inside", "cannot be told"),
+        ((0.5, 0.52, 0.54), "rises", "as published"),
+        ((0.5, 0.52, 0.54), "falls", "contrary"),
+        ((0.54, 0.52, 0.5), "falls", "as published"),
+        ((0.5, 0.5, 0.501), "rises", "undecided"),
+        ((0.5, 0.56, 0.5), "inside", "as published"),
+        ((0.5, 0.52, 0.58), "inside", "contrary"),
+        ((0.5, 0.501, 0.5), "inside", "undecided"),
+        ((0.5, 0.501, 0.502), "inside", "undecided"),
     ],
 )
 def test_an_axis_rises_falls_or_has_its_best_inside(levels, says, verdict):
@@ -180,7 +182,7 @@ def test_an_effect_along_an_axis_is_from_its_first_value_to_its_last():
     made = study({"baseline": [0.5] * 10} | arms, axes=[AXIS])
     (much,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.10)).tests
     (little,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.01)).tests
-    assert much.verdict == "does not agree" and little.verdict == "cannot be told"
+    assert much.verdict == "no effect" and little.verdict == "undecided"
 
 
 def test_who_diverges_is_told_by_mcnemar():
@@ -189,20 +191,18 @@ def test_who_diverges_is_told_by_mcnemar():
     less = judged(made, test_of("lower", outcome="diverged"))
     more = judged(made, test_of("higher", outcome="diverged"))
     open_ = judged(made, test_of("lower", arm="B()", outcome="diverged"))
-    assert (less.verdict, more.verdict, open_.verdict) == ("agrees", "does not agree", "cannot be told")
+    assert (less.verdict, more.verdict, open_.verdict) == ("as published", "contrary", "undecided")
     assert less.ours == "A() diverged in 0 of 10 seeds, baseline in 8 (exact p = 0.0078)"
     # two of ten seeds: six of a kind in four of five studies take 38
     needed = next(n for n in range(6, 99) if stats.binom.sf(5, n, 0.2) >= 0.8)
     assert open_.seeds_needed == needed and f"{needed} seeds would be needed" in open_.why
-    seen = judged(made, test_of("lower", arm="B()", outcome="diverged", effect=-0.9))
-    assert seen.verdict == "does not agree" and "90% of the runs would have been seen" in seen.why
 
 
 def test_a_diverged_run_counts_as_failure_where_the_task_declares_it():
     figures = {"baseline": [0.5 + 0.01 * x for x in noise(10)], "A()": ["diverged"] * 10}
-    assert judged(study(figures, failure=0.1), test_of("lower")).verdict == "agrees"
+    assert judged(study(figures, failure=0.1), test_of("lower")).verdict == "as published"
     without = judged(study(figures), test_of("lower"))
-    assert (without.verdict, without.why) == ("cannot be told", "no pair of finished runs")
+    assert (without.verdict, without.why) == ("undecided", "no pair of finished runs")
 
 
 def test_a_claim_agrees_only_whole_and_one_contradiction_is_enough():
@@ -210,14 +210,13 @@ def test_a_claim_agrees_only_whole_and_one_contradiction_is_enough():
     arms = {"A()": 0.02 + 0.01 * noise(10), "B()": 0.001 + 0.01 * noise(10)[::-1], "C()": -0.02 + 0.01 * noise(10)}
     made = study({"baseline": base} | {arm: list(base + by) for arm, by in arms.items()})
     up, open_, down = (test_of("higher", arm=arm) for arm in arms)
-    assert judged(made, up).verdict == "agrees"
+    assert judged(made, up).verdict == "as published"
     partly = judged(made, up, open_)
-    assert partly.verdict == "cannot be told" and partly.why.startswith("B() in test/accuracy: ")
+    assert partly.verdict == "undecided" and partly.why.startswith("B() in test/accuracy: ")
     assert partly.seeds_needed == partly.tests[1].seeds_needed
-    assert judged(made, up, open_, down).verdict == "does not agree"
-    # intervals of several tests hold together, and are wider
-    alone, together = judged(made, up).tests[0], partly.tests[0]
-    assert together.low < alone.low < alone.high < together.high
+    assert judged(made, up, open_, down).verdict == "contrary"
+    # every part is a test by itself: all of them must hold, and none is corrected
+    assert partly.tests[0] == judged(made, up).tests[0]
 
 
 def two_outcomes(first: float, last: float) -> StudyFolder:
@@ -231,7 +230,7 @@ def two_outcomes(first: float, last: float) -> StudyFolder:
 
 @pytest.mark.parametrize(
     ("last", "says", "verdict"),
-    [(0.5, "lower", "agrees"), (1.5, "lower", "does not agree"), (1.0, "lower", "cannot be told")],
+    [(0.5, "lower", "as published"), (1.5, "lower", "contrary"), (1.0, "lower", "undecided")],
 )
 def test_an_outcome_can_be_held_against_another_of_the_same_arm(last, says, verdict):
     test = ClaimTest(arm="baseline", outcome="heads/J/layer 1", says=says, against_outcome="heads/J/layer 0")
@@ -244,10 +243,10 @@ def test_an_outcome_can_be_held_against_another_of_the_same_arm(last, says, verd
 @pytest.mark.parametrize(
     ("says", "level", "more", "verdict"),
     [
-        ("higher", 0.5, {}, "agrees"),
-        ("lower", 0.5, {}, "does not agree"),
-        ("same", 0.56, {"margin": 0.05}, "agrees"),
-        ("same", 0.8, {"margin": 0.05}, "does not agree"),
+        ("higher", 0.5, {}, "as published"),
+        ("lower", 0.5, {}, "contrary"),
+        ("same", 0.56, {"margin": 0.05}, "as published"),
+        ("same", 0.8, {"margin": 0.05}, "contrary"),
     ],
 )
 def test_an_outcome_can_be_held_against_a_number(says, level, more, verdict):
@@ -260,8 +259,8 @@ def test_an_outcome_can_be_held_against_a_number(says, level, more, verdict):
 def test_another_arm_than_the_baseline_can_be_the_reference():
     base = np.linspace(0.5, 0.6, 10)
     made = study({"baseline": list(base), "A()": list(base + 0.05), "B()": list(base + 0.04 + 0.002 * noise(10))})
-    assert judged(made, test_of("higher", against="B()")).verdict == "agrees"
-    assert judged(made, test_of("higher", arm="B()", against="A()")).verdict == "does not agree"
+    assert judged(made, test_of("higher", against="B()")).verdict == "as published"
+    assert judged(made, test_of("higher", arm="B()", against="A()")).verdict == "contrary"
 
 
 @pytest.mark.parametrize(
@@ -276,17 +275,17 @@ def test_another_arm_than_the_baseline_can_be_the_reference():
 )
 def test_what_was_not_run_or_recorded_is_told_and_crashes_nothing(change, why):
     found = judged(paired(0.02, 0.01), test_of("higher", **change) if "says" not in change else test_of(**change))
-    assert (found.verdict, found.why, found.seeds_needed) == ("cannot be told", why, None)
+    assert (found.verdict, found.why, found.seeds_needed) == ("not testable here", why, None)
 
 
 def test_figures_that_are_nan_or_absent_make_no_pair():
     figures = {"baseline": [0.5] * 8 + [math.nan, None], "A()": [0.6 + 0.01 * x for x in noise(10)]}
     (test,) = judged(study(figures), test_of("higher")).tests
-    assert (test.verdict, test.n) == ("agrees", 8)
+    assert (test.verdict, test.n) == ("as published", 8)
     nothing = judged(
         study({"baseline": [math.nan] * 8, "A()": [0.5] * 8}), test_of("higher"), test_of("same", margin=1)
     )
-    assert nothing.verdict == "cannot be told" and "no pair of finished runs" in nothing.why
+    assert nothing.verdict == "undecided" and "no pair of finished runs" in nothing.why
     every = judged(study({"baseline": [math.nan] * 8, "A()": [math.nan] * 8}), test_of("higher"))
     assert every.why == "outcome test/accuracy was not recorded"
 
@@ -297,18 +296,18 @@ def test_too_few_seeds_tell_nothing_however_equal_the_differences(seeds):
     made = study({"baseline": base, "A()": [one + 0.1 for one in base]}, margin=0.2)
     for test in (test_of("higher"), test_of("lower", effect=0.1), test_of("same")):
         found = judged(made, test)
-        assert found.verdict == "cannot be told" and found.seeds_needed == 6, found.why
+        assert found.verdict == "undecided" and found.seeds_needed == 6, found.why
 
 
 @pytest.mark.parametrize(
     ("level", "says", "scale", "verdict"),
     [
-        (0.56, "same", "", "agrees"),
-        (0.50, "same", "", "does not agree"),
-        (0.50, "higher", "", "agrees"),
-        (0.56, "same", "paper", "cannot be told"),
-        (0.50, "same", "paper", "cannot be told"),
-        (0.56, "same", "small", "agrees"),
+        (0.56, "same", "", "as published"),
+        (0.50, "same", "", "contrary"),
+        (0.50, "higher", "", "as published"),
+        (0.56, "same", "paper", "not testable here"),
+        (0.50, "same", "paper", "not testable here"),
+        (0.56, "same", "small", "as published"),
     ],
 )
 def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, says, scale, verdict):
@@ -324,30 +323,34 @@ def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, 
 
 def test_a_claim_without_a_test_cannot_be_told():
     found = judge(paired(0.02, 0.01), Claim(text="It looks better."))
-    assert (found.verdict, found.why) == ("cannot be told", "this study holds no test of it")
+    assert (found.verdict, found.why) == ("not testable here", "this study holds no test of it")
 
 
-def test_divergence_and_numbers_share_the_error_of_a_claim():
+def test_divergence_and_numbers_are_each_judged_by_themselves():
     base = ["diverged"] * 6 + [0.5 + 0.01 * x for x in noise(10)[:4]]
     made = study({"baseline": base, "A()": [0.6] * 10}, failure=0.1)
-    # six seeds decide alone (p 0.031), and not with half of the error
-    assert judged(made, test_of("lower", outcome="diverged")).verdict == "agrees"
+    # six seeds decide (p 0.031), whatever else the claim says
     both = judged(made, test_of("lower", outcome="diverged"), test_of("higher"))
-    assert [test.verdict for test in both.tests] == ["cannot be told", "agrees"]
+    assert [test.verdict for test in both.tests] == ["as published"] * 2 and both.verdict == "as published"
+    # against the claim they do not, beside another test: either could have been wrong
+    against = judged(made, test_of("higher", outcome="diverged"), test_of("higher"))
+    assert against.tests[0].verdict == "contrary" and against.verdict == "undecided"
+    assert "not in the joint intervals of 2 tests" in against.why
+    assert judged(made, test_of("higher", outcome="diverged")).verdict == "contrary"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"says": "same", "outcome": "diverged"}, "higher, lower, rises or falls"),
-        ({"says": "higher", "margin": 0.1}, "says='same' alone"),
+        ({"says": "rises", "arm": "A(p={1,2})", "margin": 0.1}, "along an axis a margin has no meaning"),
         ({"says": "same", "effect": 0.1}, "takes no effect"),
         ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),
         ({"says": "bigger"}, "says"),
         ({"says": "same", "margin": -1}, "margin"),
         ({"says": "higher", "level": 0.6, "against": "same"}, "takes the place of another arm"),
         ({"says": "rises", "level": 0.1}, "neither another outcome nor a level"),
-        ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "neither another outcome"),
+        ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "held against no other outcome"),
         ({"says": "lower", "level": 0.1, "against_outcome": "test/loss"}, "not both"),
     ],
 )
@@ -368,12 +371,12 @@ def rising(counts=RATES, **settings):
 def test_the_share_of_diverged_runs_rises_along_an_axis():
     claim = Claim(text="?", tests=(ClaimTest(arm=AXIS.text, outcome="diverged", says="rises"),))
     found = judge(rising(), claim)
-    assert found.verdict == "agrees"
+    assert found.verdict == "as published"
     assert found.tests[0].mean == pytest.approx(0.45) and found.tests[0].low > 0
     assert "diverged runs 0.00 at 0.1 and 90.00 at 0.3 %" in found.ours
     falling = claim.model_copy(update={"tests": (claim.tests[0].model_copy(update={"says": "falls"}),)})
-    assert judge(rising(), falling).verdict == "does not agree"
-    assert judge(rising(dict.fromkeys(RATES, 1)), claim).verdict == "cannot be told"
+    assert judge(rising(), falling).verdict == "contrary"
+    assert judge(rising(dict.fromkeys(RATES, 1)), claim).verdict == "undecided"
 
 
 def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
@@ -421,34 +424,34 @@ def one_of_many(outcome: str, mean: float, half: float, **more) -> JudgedTest:
 
 
 def test_many_tests_of_one_kind_are_counted_in_words():
-    tests = [one_of_many(f"heads/matrix_norm/{at}", -0.2, 0.1, verdict="agrees") for at in range(3)]
+    tests = [one_of_many(f"heads/matrix_norm/{at}", -0.2, 0.1, verdict="as published") for at in range(3)]
     tests += [
         one_of_many(
             f"heads/matrix_norm/open {at}",
             0.05,
             0.1,
-            verdict="cannot be told",
+            verdict="undecided",
             why="the interval holds 0; 9 seeds",
             seeds_needed=9 + at,
         )
         for at in range(2)
     ]
-    tests.append(one_of_many("test/accuracy", -0.3, 0.1, against="B()", verdict="agrees"))
+    tests.append(one_of_many("test/accuracy", -0.3, 0.1, against="B()", verdict="as published"))
     said = figures_in_words(tests)
     assert said == (
         "5 outcomes in matrix norm of A() against baseline: lower in 3, higher in 0, open in 2; "
         "mean differences from −0.2 to +0.05; test/accuracy -0.3"
     )
-    why = reasons_in_words(tests, "cannot be told")
+    why = reasons_in_words(tests, "undecided")
     assert why == "A(): the interval holds 0 in 2 of 5 outcomes; up to 10 seeds would be needed"
-    assert reasons_in_words(tests, "agrees") == ""
+    assert reasons_in_words(tests, "as published") == ""
 
 
 def test_few_tests_are_told_one_by_one():
-    tests = [one_of_many(f"heads/matrix_norm/{at}", 0.0, 0.1, verdict="cannot be told", why="open") for at in range(2)]
+    tests = [one_of_many(f"heads/matrix_norm/{at}", 0.0, 0.1, verdict="undecided", why="open") for at in range(2)]
     assert figures_in_words(tests) == "heads/matrix_norm/0 0.0; heads/matrix_norm/1 0.0"
     assert (
-        reasons_in_words(tests, "cannot be told")
+        reasons_in_words(tests, "undecided")
         == "A() in heads/matrix_norm/0: open; A() in heads/matrix_norm/1: open"
     )
-    assert reasons_in_words(tests[:1], "cannot be told") == "open"
+    assert reasons_in_words(tests[:1], "undecided") == "open"

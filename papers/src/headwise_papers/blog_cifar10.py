@@ -6,6 +6,7 @@ the block, which has no norm before attention: all arms change, the baseline wit
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned, memorised
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import DECORRELATION, TEST_ACCURACY, best, conclusion, level, results
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
@@ -22,6 +23,7 @@ STUDY = Study(
     task=BlogImages(name="cifar10", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
+    premises=(learned("test/accuracy", 0.1, 0.1), memorised(),),
     claims=(
         level("data", 0.6),
         *results("results on CIFAR-10", SIMILAR),

@@ -6,6 +6,7 @@ the block, which has no norm before attention: all arms change, the baseline wit
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned, memorised
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import DROPOUT, TEST_ACCURACY, best, conclusion, improved, level, results
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
@@ -22,6 +23,7 @@ STUDY = Study(
     task=BlogImages(name="cifar100", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
+    premises=(learned("test/accuracy", 0.01, 0.05), memorised(),),
     claims=(
         level("data", 0.3),
         *results("results on CIFAR-100", SIMILAR),

@@ -6,6 +6,7 @@ parameters are needed. It names no rescaling of the heads that stay, and takes t
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import TEST_ACCURACY, doses
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
@@ -30,6 +31,7 @@ STUDY = Study(
     ),
     sweeps=(DECORRELATION, NORM, NOISE),
     margin=TEST_ACCURACY,
+    premises=(learned("test/accuracy", 0.01, 0.04),),
     claims=doses(DECORRELATION, NORM, NOISE, SIMILAR),
     seeds=6,
     scales=SCALES,

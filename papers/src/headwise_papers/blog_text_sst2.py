@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.comparing.premises import learned
 from headwise.study import Scale, Study
 from headwise_papers.tasks.blog_claims import TEST_ACCURACY, on_text
 from headwise_papers.tasks.blog_text import Sentiment
@@ -30,6 +31,7 @@ STUDY = Study(
     task=Sentiment(**SMALL),
     task_place="headwise_papers.tasks.blog_text:Sentiment",
     margin=TEST_ACCURACY,
+    premises=(learned("test/accuracy", 0.5, 0.05),),
     claims=on_text("SST-2", SIMILAR),
     scales={"small": Scale(settings=SMALL, seeds=10)},
     notes=("The blog asks for text as further research and publishes nothing on it: there is no paper scale.",),

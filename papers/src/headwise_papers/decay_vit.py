@@ -5,6 +5,7 @@ Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a 
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.cifar import Cifar
 
@@ -38,6 +39,7 @@ STUDY = Study(
     task_place="headwise_papers.tasks.cifar:Cifar",
     methods=(),
     sweeps=(AXIS,),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         Claim(
             text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",

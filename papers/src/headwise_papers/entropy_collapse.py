@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headwise.comparing.premises import failure_arose
 from headwise.experiments.recipe import OptimizerName
 from headwise.studies.digits import images_and_digits
 from headwise.study import Claim, ClaimTest, Study, Task, VisionTransformer
@@ -76,6 +77,7 @@ STUDY = Study(
     task_place="headwise_papers.entropy_collapse:NoisyDigits",
     methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
     watch=True,
+    premises=(failure_arose(),),
     claims=(
         Claim(
             text="Low attention entropy and instability come together, and SigmaReparam prevents both.",

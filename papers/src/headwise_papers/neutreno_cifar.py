@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, SMALL, DeiT
 
@@ -158,6 +159,7 @@ STUDY = Study(
     ),
     task_place="headwise_papers.tasks.deit:DeiT",
     methods=(NEUTRENO, FEATSCALE, BOTH, SYMMETRIC, SYMMETRIC_BOTH, LONGER, ADAPTED),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(*CLAIMS, *WITHIN),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(

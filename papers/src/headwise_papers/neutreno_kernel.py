@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, SMALL, DeiT
 
@@ -15,6 +16,7 @@ STUDY = Study(
     task=DeiT(**SMALL, head_statistics=("stream_cosine", "final_cosine", "attention_entropy")),
     task_place="headwise_papers.tasks.deit:DeiT",
     methods=(KERNEL, BOTH),
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         Claim(
             text="NeuTRENO raises the accuracy of kernel attention.",

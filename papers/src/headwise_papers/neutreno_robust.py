@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.corrupted_cifar import CorruptedCifar
 
@@ -50,6 +51,7 @@ STUDY = Study(
     task=CorruptedCifar(**SMALL),
     task_place="headwise_papers.tasks.corrupted_cifar:CorruptedCifar",
     methods=(NEUTRENO, "FeatScale()"),
+    premises=(learned("test/error", 0.9, 0.1, lower=True),),
     claims=(
         Claim(
             text="NeuTRENO lowers the mean corruption error.",

@@ -5,6 +5,7 @@ Zhai et al. 2023 train ViT-B on ImageNet for 100 and 300 epochs; here a small on
 
 from __future__ import annotations
 
+from headwise.comparing.premises import better_than_untrained
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.contrast import Contrast
 
@@ -53,6 +54,9 @@ PAPER = {
     "dtype": "bfloat16",
 }
 
+# accuracy of the probe on an encoder that was not trained
+UNTRAINED = 0.30
+
 STUDY = Study(
     name="sigma-simclr",
     title="SigmaReparam in contrastive learning of images",
@@ -62,6 +66,7 @@ STUDY = Study(
     # the baseline is pre-LN
     methods=(FROZEN, ALONE, SIGMA),
     scales={"small": Scale(settings=SMALL, seeds=10), "paper": Scale(settings=SMALL | PAPER, seeds=3)},
+    premises=(better_than_untrained("test/accuracy", UNTRAINED, 0.05),),
     claims=(
         Claim(
             text="SigmaReparam with pre-LN is the best of the four: its linear probe is the most accurate.",

@@ -6,6 +6,7 @@ CTC over letters, SpecAugment, Adagrad at a constant rate from the first step) l
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.speech import Speech
 
@@ -61,6 +62,7 @@ STUDY = Study(
     methods=(SIGMA, SLOW, PRE, f"{SIGMA} | norm=pre"),
     seeds=6,
     scales={"small": Scale(settings=SMALL, seeds=6), "paper": Scale(settings=SMALL | PAPER, seeds=3)},
+    premises=(learned("test/letter_error", 1.0, 0.7, arm=PRE, lower=True),),
     claims=(
         Claim(
             text="SigmaReparam makes a post-LN transformer trainable.",

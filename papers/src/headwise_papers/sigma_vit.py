@@ -5,6 +5,7 @@ Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are repar
 
 from __future__ import annotations
 
+from headwise.comparing.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.short_cifar import ShortCifar
 
@@ -33,6 +34,7 @@ STUDY = Study(
     watch=True,
     # of the test images
     margin=0.02,
+    premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
         Claim(
             text="SigmaReparam trains a ViT without layer norm, warm-up and weight decay to the accuracy of pre-LN.",

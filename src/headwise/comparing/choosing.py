@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headwise.comparing.claim_check import canonical_claims
+from headwise.comparing.claim_check import canonical_claims, canonical_premises
 from headwise.comparing.request import Request
 from headwise.core.settings import suggest
 from headwise.engines.slurm_options import read_slurm_options
@@ -29,7 +29,8 @@ def choose_study(request: Request) -> Study:
     if request.scale is not None:
         study = scaled(study, request.scale)
     # judged on the study as it is written: on the command line anything may be left out
-    claims = canonical_claims(study.model_copy(update={"methods": canonical_arms(study.methods, study.task)}))
+    whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
+    claims, premises = canonical_claims(whole), canonical_premises(whole)
     task = _changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
     _check_sweeps(sweeps, task)
@@ -39,6 +40,7 @@ def choose_study(request: Request) -> Study:
     update = {
         "task": task,
         "claims": claims,
+        "premises": premises,
         "scale": scale_of(written, task),
         "methods": methods,
         "sweeps": sweeps,

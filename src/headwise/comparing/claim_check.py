@@ -10,7 +10,7 @@ from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.results.outcome_names import COSTS, DIVERGED
-from headwise.results.records import Claim, ClaimTest
+from headwise.results.records import Claim, ClaimTest, Premise
 from headwise.training.preflight import evaluations_of
 
 
@@ -20,14 +20,44 @@ def canonical_claims(study: Study) -> tuple[Claim, ...]:
     Raises:
         StudyError: naming the claim and its arm, axis, margin or outcome that the study does not have.
     """
+    names = [premise.name for premise in study.premises]
     found = []
     for claim in study.claims:
         try:
             tests = tuple(_canonical(test, study) for test in claim.tests)
+            for name in claim.needs or ():
+                if name not in names:
+                    raise StudyError(f"it needs the premise {name!r}, which the study does not state.{suggest(name, names)}")
         except StudyError as error:
             raise StudyError(f"the claim {claim.text!r} of {study.name}: {error}") from error
         found.append(claim.model_copy(update={"tests": tests}))
+    _refuse_wide_margins(study)
     return tuple(found)
+
+
+def canonical_premises(study: Study) -> tuple[Premise, ...]:
+    """Write the arms of a study's premises in their one form; raises what `canonical_claims` raises, naming the premise."""
+    found = []
+    for premise in study.premises:
+        try:
+            tests = tuple(_canonical(test, study) for test in premise.tests)
+        except StudyError as error:
+            raise StudyError(f"the premise {premise.name!r} of {study.name}: {error}") from error
+        found.append(premise.model_copy(update={"tests": tests}))
+    return tuple(found)
+
+
+def _refuse_wide_margins(study: Study) -> None:
+    """Refuse a margin within which a published effect in the same outcome would count as none."""
+    tests = [test for claim in study.claims for test in claim.tests if test.level is None and not test.along_axis]
+    effects = {test.outcome: abs(test.effect) for test in sorted(tests, key=lambda one: -abs(one.effect or 0)) if test.effect}
+    for test in tests:
+        effect = effects.get(test.outcome)
+        if test.margin is not None and effect is not None and test.margin > effect:
+            raise StudyError(
+                f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of {effect:g} is "
+                f"published: it would count as none. Give a margin of {effect / 2:g} or less."
+            )
 
 
 def _canonical(test: ClaimTest, study: Study) -> ClaimTest:

@@ -6,10 +6,10 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -31,6 +31,7 @@ from headwise.results.records import (
     ClaimTest,
     EnvironmentRecord,
     MetricRecord,
+    Premise,
     RunEntry,
     RunResult,
     StudyRecord,
@@ -163,7 +164,8 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         margin=study.margin,
         # tuning writes arms at other values than the axis has
         axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
-        claims=_claims(study, arms),
+        claims=_as_run(study, arms, study.claims),
+        premises=_as_run(study, arms, study.premises),
         settings=_settings(comparison),
         runs=list(runs),
         ledger=ledger_of(runs),
@@ -176,15 +178,18 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
     )
 
 
-def _claims(study: Study, arms: list[str]) -> list[Claim]:
-    """Give the claims, whose tests name arms as they were run: tuning writes them with the values it chose."""
+Said = TypeVar("Said", Claim, Premise)
+
+
+def _as_run(study: Study, arms: list[str], said: Sequence[Said]) -> list[Said]:
+    """Give claims or premises, whose tests name arms as they were run: tuning writes them with the values it chose."""
     run = dict(zip(study.arms, arms))
 
     def named(test: ClaimTest) -> ClaimTest:
         names = {"arm": run.get(test.arm, test.arm), "against": run.get(test.against, test.against)}
         return test.model_copy(update=names)
 
-    return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in study.claims]
+    return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in said]
 
 
 def _settings(comparison: Comparison) -> dict[str, Any]:

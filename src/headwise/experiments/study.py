@@ -15,7 +15,7 @@ from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.experiments.task_place import source_file
 from headwise.experiments.task_source import file_digests, files_read, source_digest
-from headwise.results.records import AxisRecord, Claim
+from headwise.results.records import AxisRecord, Claim, Premise
 
 # the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
 BLOG_METHODS = (
@@ -80,6 +80,8 @@ class Study(BaseModel):
     # in the unit of the primary metric; a difference within it counts as none
     margin: float | None = Field(default=None, gt=0)
     claims: tuple[Claim, ...] = ()
+    # what must be true for the claims to mean anything; fixed, like them, before the final seeds
+    premises: tuple[Premise, ...] = ()
     scales: dict[str, Scale] = {}
     # the scale that the settings are, "other" for none of the declared ones
     scale: str = ""

@@ -139,7 +139,7 @@ class Task(Recipe, ABC):
         weight = torch.as_tensor(self.weight(targets))
         sums: Sums = {"weight": weight, "loss": self.loss(output, targets) * weight}
         if not self.metrics:
-            sums[self.metric_name] = self.metric(output, targets) * weight
+            sums[self.metric_name] = whole_total(self.metric(output, targets), weight)
         return sums
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
@@ -190,6 +190,14 @@ class Task(Recipe, ABC):
 def has_mean_metric(task: Task) -> bool:
     """Tell whether `metric` is what a batch is judged by; a task that counts is judged on whole splits alone."""
     return not task.metrics and type(task).count is Task.count
+
+
+def whole_total(mean: Tensor, weight: Tensor) -> Tensor:
+    """Give mean · weight in double precision; where it is a count up to the mean's rounding, that count."""
+    mean = torch.as_tensor(mean)
+    total = mean.double() * weight.to(mean.device).double()
+    near = (total - total.round()).abs() <= torch.finfo(torch.float32).eps * total.abs()
+    return torch.where(near, total.round(), total)
 
 
 def logits_of(output: Any) -> Tensor:

@@ -23,7 +23,7 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
     described = study.study
     sections = [
-        *claims_section(analysis.claims),
+        *claims_section(analysis.claims, analysis.premises),
         *divergence_section(analysis),
         Section(
             "Result",

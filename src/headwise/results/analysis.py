@@ -9,14 +9,14 @@ from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.results.answer import answer, count
 from headwise.results.axes import trends
-from headwise.results.claims_judged import judged_claims
+from headwise.results.claims_judged import judged_claims, judged_premises
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import diverged_runs, divergence_tests
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, interval, share
-from headwise.results.joint_flips import EXACT_UP_TO, RESAMPLES
 from headwise.results.outcome_names import DIVERGED
 from headwise.results.records import EnvironmentRecord, Outcome
+from headwise.results.simultaneous import EXACT_UP_TO, RESAMPLES
 
 # the baseline again under another name
 CONTROL = "same"
@@ -53,7 +53,8 @@ def analyse_study(study: StudyFolder) -> Analysis:
         margin=study.study.margin,
         arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],
         trends=trends(study, outcomes),
-        claims=judged_claims(study),
+        premises=(premises := judged_premises(study)),
+        claims=judged_claims(study, premises),
         warnings=_warnings(compared[study.study.primary]),
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_words(study),
@@ -143,10 +144,10 @@ def _words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} together by the joint sign flips; of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
-        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips",
-        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, stepping down, for each outcome by itself",
-        "verdict": f"better or worse only when the corrected p < {ALPHA} and the interval excludes 0; equivalent only within a declared margin, by two one-sided tests",
+        "interval": f"95 %, for {arms} together by the joint sign flips (one that lost pairs by itself); of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
+        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips; below {ALPHA} exactly where the interval excludes 0",
+        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each outcome by itself",
+        "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two one-sided tests",
         "power": "the difference that would have been decided in four of five such studies",
-        "divergence": "McNemar's exact test on pairs, corrected by Holm",
+        "divergence": "McNemar's exact test on pairs, corrected by joint flips of all arms' runs",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from headwise.results.claim_record import JudgedClaim
+from headwise.results.claim_record import JudgedClaim, JudgedPremise
 from headwise.results.records import EnvironmentRecord, Outcome, Record
 
 Verdict = Literal["better", "worse", "higher", "lower", "equivalent", "no evidence", "undecided"]
@@ -149,6 +149,7 @@ class Analysis(Record):
     margin: float | None = None
     arms: list[ArmAnalysis]
     trends: list[TrendRecord] = []
+    premises: list[JudgedPremise] = []
     claims: list[JudgedClaim] = []
     # what makes the whole study doubtful, such as a control arm with a verdict
     warnings: list[str] = []

@@ -1,4 +1,8 @@
-"""Decide one test of a claim from what was seen: does the study agree, disagree, or can it not be told?"""
+"""Decide one test of a claim from what was seen: its direction, its size against the published one, or that nothing was shown.
+
+Direction and size are two questions: an interval on the published side that leaves the published effect out is the same direction,
+smaller or larger.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,8 @@ class Seen(NamedTuple):
     inner_high: float | None
     error: float
     pairs: int
+    # of the interval's own test, that the difference is 0
+    p: float | None = None
 
     @property
     def spread(self) -> float:
@@ -71,37 +77,43 @@ def directed(seen: Seen, sign: int, ask: Ask) -> Told:
     effect = abs(ask.effect) if ask.effect is not None else None
     power = None if effect is None else power_to_see(effect, seen)
     if low > 0:
-        smaller = effect is not None and high < effect
-        return Told("agrees", f"smaller than the published {ask.words(effect)}" if effect and smaller else "", power)
+        return _sized(low, high, effect, ask, power)
     if high < 0:
-        return Told("does not agree", "the difference is of the other sign", power)
-    if effect is not None and power is not None and power >= POWER and high < effect:
-        why = f"the published {ask.words(effect)} would have been seen with {power:.0%} power, and the interval excludes it"
-        return Told("does not agree", why, power)
+        return Told("contrary", "the difference is of the other sign", power)
+    if ask.margin is not None and _largest(seen) < ask.margin:
+        return Told("no effect", f"within ±{ask.words(ask.margin)}", power)
     return _open("the interval holds 0", seen, effect if power is None or power < POWER else None, ask, power)
+
+
+def _sized(low: float, high: float, effect: float | None, ask: Ask, power: float | None) -> Told:
+    """Hold an interval on the published side against the published effect."""
+    if effect is None or low <= effect <= high:
+        return Told("as published", "", power)
+    verdict: Verdict = "same direction, smaller" if high < effect else "same direction, larger"
+    return Told(verdict, f"{verdict.rpartition(' ')[2]} than the published {ask.words(effect)}", power)
 
 
 def same(seen: Seen, ask: Ask) -> Told:
     """Judge a claim that a difference lies within ±margin, by two one-sided tests."""
     if (early := _undecidable(seen, ask)) or ask.margin is None:
-        return early or Told("cannot be told", "no margin is declared")
-    assert seen.inner_low is not None and seen.inner_high is not None and seen.low is not None and seen.high is not None
+        return early or Told("undecided", "no margin is declared")
+    assert seen.low is not None and seen.high is not None
     margin, words = ask.margin, f"±{ask.words(ask.margin)}"
     power = 1.0 if not seen.error else power_of_sameness(0.0, margin / seen.spread, seen.pairs, seen.inner_critical)
-    if max(abs(seen.inner_low), abs(seen.inner_high)) < margin:
-        return Told("agrees", f"within {words}", power)
+    if _largest(seen) < margin:
+        return Told("as published", f"within {words}", power)
     if seen.low > margin or seen.high < -margin:
-        return Told("does not agree", f"the interval lies outside {words}", power)
+        return Told("contrary", f"the interval lies outside {words}", power)
     why, mean = f"the interval crosses {words}", abs(seen.mean or 0.0)
     if mean >= margin or not seen.error:
-        return Told("cannot be told", why, power)
+        return Told("undecided", why, power)
     needed = seeds_needed(
         lambda seeds, critical: power_of_sameness(mean / seen.spread, margin / seen.spread, seeds, critical),
         seen.inner_critical,
         seen.pairs,
         seeds_for_a_verdict(ask.alpha),
     )
-    return Told("cannot be told", f"{why}; {_seeds(needed, 'to show it at the difference measured')}", power, needed)
+    return Told("undecided", f"{why}; {_seeds(needed, 'to show it at the difference measured')}", power, _said(needed))
 
 
 def inside(first: Sequence[Seen], last: Sequence[Seen], ask: Ask) -> Told:
@@ -113,17 +125,17 @@ def inside(first: Sequence[Seen], last: Sequence[Seen], ask: Ask) -> Told:
     if any(
         low.low is not None and high.low is not None and min(low.low, high.low) > 0 for low, high in zip(first, last)
     ):
-        return Told("agrees")
+        return Told("as published")
     for gains, name in ((first, "first"), (last, "last")):
         if all(one.high is not None and one.high < 0 for one in gains):
-            return Told("does not agree", f"the {name} value is better than every inner one")
+            return Told("contrary", f"the {name} value is better than every inner one")
     best = max(range(len(first)), key=lambda at: min(first[at].mean or 0.0, last[at].mean or 0.0))
     pair = first[best], last[best]
     if min(one.mean or 0.0 for one in pair) <= 0:
-        return Told("cannot be told", "no inner value is better than both ends in the mean")
+        return Told("undecided", "no inner value is better than both ends in the mean")
     open_ = max((_open("", one, None, ask, None) for one in pair), key=lambda told: told.seeds or MOST_SEEDS + 1)
-    words = _seeds(open_.seeds, "at the gains measured")
-    return Told("cannot be told", f"no inner value is demonstrably better than both ends; {words}", None, open_.seeds)
+    words = _seeds(open_.seeds if open_.seeds and open_.seeds <= MOST_SEEDS else None, "at the gains measured")
+    return Told("undecided", f"no inner value is demonstrably better than both ends; {words}", None, open_.seeds)
 
 
 def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -> tuple[Told, float]:
@@ -133,18 +145,28 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -
     effect = abs(ask.effect) if ask.effect is not None else None
     power = None if effect is None else _power_of_pairs(effect, pairs, ask.alpha)
     if not pairs:
-        return Told("cannot be told", "no seed in which both runs ended"), p
+        return Told("undecided", "no seed in which both runs ended"), p
     if p < ask.alpha and difference:
         if difference > 0:
-            return Told("agrees", "", power), p
-        return Told("does not agree", "the difference is of the other sign", power), p
-    if effect is not None and power is not None and power >= POWER:
-        why = f"a difference of {effect:.0%} of the runs would have been seen with {power:.0%} power"
-        return Told("does not agree", why, power), p
-    asked, at = (effect, "at the published difference") if effect else (difference, "at the difference measured")
+            return Told("as published", "", power), p
+        return Told("contrary", "the difference is of the other sign", power), p
+    margin = ask.margin if ask.margin is not None else effect / 2 if effect is not None else None
+    if margin is not None and _share_within(ours, other, ask.alpha) < margin:
+        return Told("no effect", f"within ±{ask.words(margin)}", power), p
+    missed = effect is not None and (power is None or power < POWER)
+    asked, at = (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
     needed = _seeds_of_pairs(asked, ask.alpha)
     words = "" if asked <= 0 else f"; {_seeds(needed, at)}"
-    return Told("cannot be told", f"the test decides nothing{words}", power, needed), p
+    return Told("undecided", f"the test decides nothing{words}", power, _said(needed) if asked > 0 else None), p
+
+
+def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> float:
+    """Give what neither share of seeds in which one run alone diverged exceeds, each by its exact one-sided bound."""
+    from scipy import stats
+
+    pairs = len(ours)
+    counts = [sum(one and not two for one, two in zip(first, last)) for first, last in ((ours, other), (other, ours))]
+    return max(1.0 if count == pairs else float(stats.beta.ppf(1 - alpha, count + 1, pairs - count)) for count in counts)
 
 
 def power_to_see(effect: float, seen: Seen) -> float:
@@ -154,34 +176,45 @@ def power_to_see(effect: float, seen: Seen) -> float:
 
 def _undecidable(seen: Seen, ask: Ask) -> Told | None:
     if seen.pairs == 0:
-        return Told("cannot be told", "no pair of finished runs")
+        return Told("undecided", "no pair of finished runs")
     return _few(seen, ask) if seen.pairs < seeds_for_a_verdict(ask.alpha) or seen.low is None else None
 
 
 def _few(seen: Seen, ask: Ask) -> Told:
     least = seeds_for_a_verdict(ask.alpha)
-    known = ask.margin is None and seen.error and seen.pairs > 1
-    told = _open("", seen, abs(ask.effect) if ask.effect else None, ask, None) if known else None
+    known = ask.effect is not None and seen.error and seen.pairs > 1
+    told = _open("", seen, abs(ask.effect), ask, None) if known and ask.effect else None
     needed = max(least, told.seeds or least) if told else least
-    return Told("cannot be told", f"{count(seen.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed)
+    return Told("undecided", f"{count(seen.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed)
 
 
 def _open(why: str, seen: Seen, effect: float | None, ask: Ask, power: float | None) -> Told:
     """Say that it cannot be told, and with how many seeds it could: for the published effect, else for the one measured."""
     size, at = (effect, "at the published effect") if effect else (abs(seen.mean or 0.0), "at the effect measured")
     if not size or not seen.error or not seen.critical:
-        return Told("cannot be told", why, power)
+        return Told("undecided", why, power)
     needed = seeds_needed(
         lambda seeds, critical: power_of(size / seen.spread, seeds, critical),
         seen.critical,
         seen.pairs,
         seeds_for_a_verdict(ask.alpha),
     )
-    return Told("cannot be told", f"{why}; {_seeds(needed, at)}", power, needed)
+    return Told("undecided", f"{why}; {_seeds(needed, at)}", power, _said(needed))
 
 
 def _seeds(needed: int | None, at: str) -> str:
     return f"{f'more than {MOST_SEEDS:,}' if needed is None else f'{needed:,}'} seeds would be needed {at}"
+
+
+def _said(needed: int | None) -> int:
+    """Give the seeds needed, beyond all bounds one more than anybody is told."""
+    return MOST_SEEDS + 1 if needed is None else needed
+
+
+def _largest(seen: Seen) -> float:
+    """Give how far from 0 the interval of two one-sided tests reaches."""
+    assert seen.inner_low is not None and seen.inner_high is not None
+    return max(abs(seen.inner_low), abs(seen.inner_high))
 
 
 def _half(low: float | None, high: float | None) -> float:

@@ -22,6 +22,11 @@ def reasons_in_words(tests: list[JudgedTest], verdict: Verdict) -> str:
     return "; ".join(dict.fromkeys(words for group in _groups(tests) for words in _reasons(group, verdict)))
 
 
+def margins_in_words(tests: list[JudgedTest]) -> str:
+    """Return the margins within which tests show no effect."""
+    return " and ".join(dict.fromkeys(test.why.removeprefix("within ") for test in tests if test.verdict == "no effect"))
+
+
 def _groups(tests: list[JudgedTest]) -> Iterator[list[JudgedTest]]:
     """Yield the tests that ask the same of the same two arms in many outcomes together, all others alone."""
     groups: dict[tuple[str, str, str], list[JudgedTest]] = {}

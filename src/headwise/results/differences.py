@@ -5,16 +5,19 @@ Every difference is taken within a seed (arm − baseline), because within a see
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.results.analysis_record import Difference
 from headwise.results.answer import count
 from headwise.results.equivalence import Equivalence, equivalence
 from headwise.results.folder import StudyFolder
 from headwise.results.intervals import ALPHA
-from headwise.results.joint_flips import EXACT_UP_TO, joint_test, smallest_p
+from headwise.results.joint_flips import joint_test
 from headwise.results.power import detectable_effect, pairing_gain
-from headwise.results.simultaneous import Bounds, JointIntervals
+from headwise.results.simultaneous import EXACT_UP_TO, Bounds, JointIntervals, families, smallest_p
+
+if TYPE_CHECKING:
+    from headwise.results.joint_flips import Table
 
 
 def paired_differences(
@@ -34,25 +37,35 @@ def paired_differences(
         return {}
     rows = [[_minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds]
     table = np.array(rows, dtype=float)
-    tests, intervals = joint_test(table), JointIntervals(table)
-    bounds, margins = intervals.bounds(ALPHA), equivalence(intervals, margin)
+    alone, judged = joint_test(table).alone, _judged(table, margin)
     found = {}
     for at, arm in enumerate(others):
+        bounds, p, error, within = judged[at]
         pairs = {seed: float(table[row, at]) for row, seed in enumerate(study.seeds) if np.isfinite(table[row, at])}
         entry: dict[str, Any] = {
             "by_seed": {str(seed): value for seed, value in pairs.items()},
             "excluded": [seed for seed in study.seeds if seed not in pairs],
             "failed": [seed for seed in pairs if _diverged(study, (arm, study.baseline), seed)],
-            "p": tests.alone[at] if pairs else None,
-            "p_corrected": tests.corrected[at] if pairs else None,
+            "p": alone[at] if pairs else None,
+            "p_corrected": p if pairs else None,
             "smallest_p": smallest_p(len(pairs)),
             "exact": len(study.seeds) <= EXACT_UP_TO,
             "pairing": pairing_gain([ours[arm][seed] for seed in pairs], [base[seed] for seed in pairs]),  # type: ignore[misc]
         }
-        entry |= _spread(list(pairs.values()), bounds[at], float(intervals.errors()[at]))
-        entry |= _margin(margins[at], margin)
-        entry |= _verdict(entry, higher_is_better, margins[at].equivalent)
+        entry |= _spread(list(pairs.values()), bounds, error)
+        entry |= _margin(within, margin)
+        entry |= _verdict(entry, higher_is_better, within.equivalent)
         found[arm] = Difference(**entry)
+    return found
+
+
+def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
+    """Return, by column, interval, the p that belongs to it, standard error and equivalence; columns that lost pairs by themselves."""
+    found: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
+    for columns in families(table):
+        intervals = JointIntervals(table[:, columns])
+        parts = intervals.bounds(ALPHA), intervals.p_zero(), intervals.errors().tolist(), equivalence(intervals, margin)
+        found |= dict(zip(columns, zip(*parts)))
     return found
 
 
@@ -86,7 +99,7 @@ def _verdict(entry: dict[str, Any], higher_is_better: bool | None, equivalent: b
     if entry["smallest_p"] >= ALPHA or entry["low"] is None:
         text = f"cannot be decided with {count(entry['n'], 'seed')} (smallest possible p {entry['smallest_p']:.2g})"
         return {"verdict": "undecided", "verdict_text": text}
-    if entry["p_corrected"] < ALPHA and (entry["low"] > 0 or entry["high"] < 0):
+    if entry["p_corrected"] < ALPHA:
         higher = entry["mean"] > 0
         verdict = (
             ("lower", "higher")[higher] if higher_is_better is None else ("worse", "better")[higher == higher_is_better]
@@ -95,6 +108,4 @@ def _verdict(entry: dict[str, Any], higher_is_better: bool | None, equivalent: b
     verdict, why = "equivalent" if equivalent else "no evidence", ""
     if all(value == 0 for value in entry["by_seed"].values()):
         why = " (every difference is 0)"
-    elif entry["p_corrected"] < ALPHA:
-        why = " (the joint interval holds 0)"
     return {"verdict": verdict, "verdict_text": verdict + why}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headwise.results.analysis_record import DivergedRun, DivergenceTest
 from headwise.results.folder import StudyFolder
 from headwise.results.intervals import ALPHA
-from headwise.results.mcnemar import holm, mcnemar
+from headwise.results.joint_flips import joint_pairs_test
+from headwise.results.outcome_names import DIVERGED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Verdict = Literal["more often", "less often", "no evidence"]
 
@@ -24,27 +29,28 @@ def diverged_runs(study: StudyFolder, arm: str) -> list[DivergedRun]:
 
 
 def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
-    """Return McNemar's exact test per arm other than the baseline, corrected by Holm; empty when no run diverged.
+    """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms; empty when no run diverged.
 
     Seeds in which either run is missing are no pair.
     """
+    import numpy as np
+
     others = [arm for arm in study.arms if arm != study.baseline]
-    if not any(run.status == "diverged" for run in study.runs.values()):
+    if not others or not any(run.status == "diverged" for run in study.runs.values()):
         return {}
-    pairs = {arm: _pairs(study, arm) for arm in others}
-    p = [mcnemar(*pairs[arm]) for arm in others]
-    return {arm: _test(*pairs[arm], one, all_) for arm, one, all_ in zip(others, p, holm(p))}
+    table = np.array([[_minus(study, arm, seed) for arm in others] for seed in study.seeds], dtype=float)
+    found = joint_pairs_test(table)
+    columns = [table[:, at][np.isfinite(table[:, at])] for at in range(len(others))]
+    return {arm: _test(*one) for arm, *one in zip(others, columns, found.alone, found.corrected)}
 
 
-def _pairs(study: StudyFolder, arm: str) -> tuple[list[bool], list[bool]]:
-    cells = [(study.runs.get((arm, seed)), study.runs.get((study.baseline, seed))) for seed in study.seeds]
-    ended = [(one, base) for one, base in cells if one and base and one.result and base.result]
-    return [one.status == "diverged" for one, _ in ended], [base.status == "diverged" for _, base in ended]
+def _minus(study: StudyFolder, arm: str, seed: int) -> float:
+    ours, base = (study.figure(name, seed, DIVERGED) for name in (arm, study.baseline))
+    return float("nan") if ours is None or base is None else ours - base
 
 
-def _test(ours: list[bool], base: list[bool], p: float, corrected: float) -> DivergenceTest:
-    only_arm = sum(one and not other for one, other in zip(ours, base))
-    only_base = sum(other and not one for one, other in zip(ours, base))
+def _test(differences: NDArray[np.float64], p: float, corrected: float) -> DivergenceTest:
+    only_arm, only_base = int((differences > 0).sum()), int((differences < 0).sum())
     decided: Verdict = "more often" if only_arm > only_base else "less often"
     verdict: Verdict = decided if corrected < ALPHA else "no evidence"
     return DivergenceTest(only_arm=only_arm, only_baseline=only_base, p=p, p_corrected=corrected, verdict=verdict)

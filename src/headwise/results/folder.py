@@ -14,6 +14,7 @@ from headwise.results.digests import RESULT, broken_seal, damage, digest_of
 from headwise.results.maps_record import MAPS, MapsRecord
 from headwise.results.outcome_names import DIVERGED
 from headwise.results.records import CellRecord, EpochLine, RunEntry, RunResult, StudyRecord
+from headwise.results.shares import Whole, whole_of
 from headwise.results.stored import (
     checked_config,
     checked_maps,
@@ -121,7 +122,31 @@ class StudyFolder:
             return None
         if name == DIVERGED:
             return float(run.status == "diverged") if run.result else None
-        return self.study.failure if run.status == "diverged" and name == self.study.primary else run.metric(name)
+        if run.status == "diverged" and name == self.study.primary:
+            return self.study.failure
+        return self._exact(name, run.metric(name), run)
+
+    def _exact(self, name: str, value: float | None, run: RunFolder) -> float | None:
+        """Return a share in double precision, as the count that it is; a gap of shares from both of them."""
+        where, _, kind = name.rpartition("/")
+        if value is None or self.study.outcome(name).unit != "%":
+            return value
+        if where == "gap":
+            ends = [(self._whole(f"{split}/{kind}"), run.metric(f"{split}/{kind}")) for split in ("train", "test")]
+            parts = [whole.exact(one) for whole, one in ends if whole and one is not None]
+            return parts[0] - parts[1] if len(parts) == 2 else value
+        whole = self._whole(name)
+        return whole.exact(value) if whole else value
+
+    @cached_property
+    def _wholes(self) -> dict[str, Whole | None]:
+        return {}
+
+    def _whole(self, name: str) -> Whole | None:
+        if name not in self._wholes:
+            every = (run.metric(name) for run in self.runs.values())
+            self._wholes[name] = whole_of([value for value in every if value is not None])
+        return self._wholes[name]
 
     def missing(self) -> list[tuple[str, int]]:
         """Return the (arm, seed) pairs without a result."""

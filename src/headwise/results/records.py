@@ -95,7 +95,7 @@ class ClaimTest(Record):
     level: float | None = None
     # published, in the outcome's unit; along an axis from its first value to its last
     effect: float | None = None
-    # of "same", in the outcome's unit; None: the study's own
+    # within it a difference counts as none, in the outcome's unit; None: of "same" the study's own, else half of the effect
     margin: float | None = Field(default=None, gt=0)
     # the only scale at which it is judged; "": at every
     scale: str = ""
@@ -106,12 +106,14 @@ class ClaimTest(Record):
             raise ValueError(
                 f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
             )
-        if self.margin is not None and self.says != "same":
-            raise ValueError(f"{self.arm}: a margin has a meaning with says='same' alone, not with {self.says!r}")
+        if self.margin is not None and self.along_axis:
+            raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")
         if self.level is not None and self.against != "baseline":
             raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
-        if (self.against_outcome or self.level is not None) and (self.along_axis or self.outcome == DIVERGED):
-            raise ValueError(f"{self.arm}: an axis or divergence is held against neither another outcome nor a level")
+        if (self.against_outcome or self.level is not None) and self.along_axis:
+            raise ValueError(f"{self.arm}: an axis is held against neither another outcome nor a level")
+        if self.against_outcome and self.outcome == DIVERGED:
+            raise ValueError(f"{self.arm}: divergence is held against no other outcome")
         if self.against_outcome and self.level is not None:
             raise ValueError(
                 f"{self.arm}: it is held against {self.against_outcome} or against {self.level:g}, not both"
@@ -140,12 +142,27 @@ class Claim(Record):
     source: str = ""
     published: dict[str, str] = {}
     tests: tuple[ClaimTest, ...] = ()
+    # the premises by name without which it means nothing; None: all of the study's
+    needs: tuple[str, ...] | None = None
 
-    @field_validator("tests", mode="before")
+    @field_validator("tests", "needs", mode="before")
     @classmethod
     def _of_json(cls, found: Any) -> Any:
         # JSON has no tuples, and what is read is read strictly
         return tuple(found) if isinstance(found, list) else found
+
+
+class Premise(Record):
+    """Hold what must be true for claims to mean anything, as tests like a claim's: that the baseline learned, that the failure arose.
+
+    Of the outcome "diverged" with a level the share of these runs decides; everything else must be shown.
+    """
+
+    name: str
+    text: str = ""
+    tests: tuple[ClaimTest, ...] = ()
+
+    _of_json = field_validator("tests", mode="before")(lambda found: tuple(found) if isinstance(found, list) else found)
 
 
 class StudyRecord(Record):
@@ -171,6 +188,7 @@ class StudyRecord(Record):
     margin: float | None = None
     axes: list[AxisRecord] = []
     claims: list[Claim] = []
+    premises: list[Premise] = []
     settings: dict[str, Any] = {}
     runs: list[RunEntry | str] = []
     # SHA-256 of the list of runs; a study that has it has a digest in every result. Earlier versions wrote none

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwise.results.joint_flips import ROUNDING, flips, scores, smallest_p
+from headwise.results.joint_flips import ROUNDING, flips, scores
+from headwise.results.joint_flips import smallest_p as smallest_p_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +28,25 @@ class Bounds(NamedTuple):
     low: float | None
     high: float | None
     how: str
+
+
+def families(differences: Table) -> list[list[int]]:
+    """Return the columns that are judged together: all that have every pair, and each that lost some by itself.
+
+    An arm with few pairs, whose interval is wide whatever the others do, would widen theirs.
+    """
+    import numpy as np
+
+    there = np.isfinite(np.asarray(differences, dtype=float))
+    pairs = there.sum(axis=0)
+    whole = there.any(axis=1).sum()
+    together = [at for at in range(len(pairs)) if pairs[at] == whole]
+    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != whole)]
+
+
+def smallest_p(pairs: int) -> float:
+    """Return the smallest two-sided p that so many pairs can give to a verdict; the number of arms has no part in it."""
+    return max(smallest_p_of(pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1))
 
 
 class JointIntervals:
@@ -65,6 +85,10 @@ class JointIntervals:
         seen = scores(self.pairs * away, squares, self.pairs)
         return (np.maximum(own, self._others) >= seen * (1 - ROUNDING)).mean(axis=0)
 
+    def p_zero(self) -> list[float]:
+        """Return the p, per arm, by which its interval leaves 0 out: the interval of confidence 1 − alpha does where p < alpha."""
+        return [float(one) for one in self.p(0 * self.means)]
+
     def bounds(self, alpha: float) -> list[Bounds]:
         """Return the ends of every arm's interval of joint confidence 1 − `alpha`.
 
@@ -82,6 +106,8 @@ class JointIntervals:
         if self._squares[at] <= 1e-24 * max(1.0, mean**2):
             return Bounds(mean, mean, "all differences are equal")
         if smallest_p(pairs) < alpha:
+            if not low > float("-inf") or not high < float("inf"):
+                return Bounds(None, None, "the flips exclude no value")
             return Bounds(low, high, "joint sign flips")
         half = float(stats.t.ppf(1 - alpha / 2 / len(self.means), pairs - 1) * self.errors()[at])
         return Bounds(mean - half, mean + half, "Student's t, Bonferroni")
@@ -93,11 +119,13 @@ class JointIntervals:
         farthest = 2 * np.sqrt(self._others.max(axis=0, initial=0.0)) + 2 * self.pairs + 10
         inside = np.zeros(len(self.means))
         outside = farthest * self.errors()
+        # beside an arm whose flips reach as far as flips can, few seeds may exclude nothing
+        endless = self.p(self.means + sign * outside) >= alpha
         for _ in range(ROUNDS):
             middle = (inside + outside) / 2
             kept = self.p(self.means + sign * middle) >= alpha
             inside, outside = np.where(kept, middle, inside), np.where(kept, outside, middle)
-        return self.means + sign * outside
+        return np.where(endless, sign * np.inf, self.means + sign * outside)
 
 
 def _largest_of_the_others(found: Table) -> Table:

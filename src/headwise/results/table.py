@@ -48,7 +48,7 @@ def print_findings(findings: FindingsRecord) -> None:
 def print_claims(claims: list[JudgedClaim]) -> None:
     """Print one line a claim: the verdict, then as much of the claim as fits."""
     for claim in claims:
-        print(textwrap.shorten(f"claim, {claim.verdict}: {claim.text}", WIDTH, placeholder=" …"))
+        print(textwrap.shorten(f"claim, {claim.verdict_words}: {claim.text}", WIDTH, placeholder=" …"))
 
 
 def print_sentences(sentences: list[str]) -> None:

@@ -129,7 +129,8 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
         if name not in (LOSS, WEIGHT)
     }
     try:
-        found = (evaluation.finish or task.finish)(plain)
+        with _double_quotients():
+            found = (evaluation.finish or task.finish)(plain)
         if not isinstance(found, dict):
             raise TypeError(f"it gave {describe(found)}, not a dict")
         numbers = {name: float(value) for name, value in (loss | found).items()}
@@ -145,6 +146,17 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
             f"Metric({foreign[0]!r}) to metrics, or leave it out."
         )
     return numbers
+
+
+@contextmanager
+def _double_quotients() -> Iterator[None]:
+    """Let quotients of counts be in double precision: torch gives them in its default one, where a share is no longer k of n."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:

@@ -158,14 +158,14 @@ def _identical(text: str, rows: list[Row]) -> JudgedClaim:
     wrong = [row.name for row in rows if row.own["verdict"] != "nearly identical"]
     ours = "; ".join(f"{row.name}: {row.own['deviation']:.1%} apart" for row in rows)
     why = f"more than {NEARLY:.0%} apart: {'; '.join(wrong)}" if wrong else ""
-    return JudgedClaim(text=text, source=PAPER, ours=ours, verdict="does not agree" if wrong else "agrees", why=why)
+    return JudgedClaim(text=text, source=PAPER, ours=ours, verdict="contrary" if wrong else "as published", why=why)
 
 
 def _nearer(text: str, rows: list[Row], reference: str) -> JudgedClaim:
     from headwise.results.claim_record import JudgedClaim, Verdict
 
     found = [row.nearer(reference) for row in rows]
-    verdict: Verdict = "agrees" if all(found) else "does not agree" if False in found else "cannot be told"
+    verdict: Verdict = "as published" if all(found) else "contrary" if False in found else "undecided"
     ours = "; ".join(f"{row.name}: {row.own['deviation']:.1%} against {_told(row.away(reference))}" for row in rows)
     wrong = "; ".join(row.name for row, nearer in zip(rows, found, strict=True) if not nearer)
     return JudgedClaim(text=text, source="", ours=ours, verdict=verdict, why=f"not so in {wrong}" if wrong else "")

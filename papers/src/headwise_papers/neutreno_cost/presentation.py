@@ -13,12 +13,12 @@ def judged(one: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     """Return the published ratios with ours and a verdict each; that of the time by its interval."""
     low, high = one["interval"]
     if low is None or low < 1 - TIMED < high or low < 1 + TIMED < high:
-        timed, why = "cannot be told", f"the interval crosses 1 ± {TIMED:g}"
+        timed, why = "undecided", f"the interval crosses 1 ± {TIMED:g}"
     else:
         timed, why = (
-            ("agrees", f"within 1 ± {TIMED:g}")
+            ("as published", f"within 1 ± {TIMED:g}")
             if 1 - TIMED <= low <= 1 + TIMED
-            else ("does not agree", f"outside 1 ± {TIMED:g}")
+            else ("contrary", f"outside 1 ± {TIMED:g}")
         )
     memory = f"{one['memory']:.4f}, weights included; {one['activations']:.4f} without them"
     figures = {
@@ -30,7 +30,7 @@ def judged(one: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
 
 
 def _counted(ratio: float) -> tuple[str, str]:
-    return ("agrees", "") if abs(ratio - 1) < COUNTED else ("does not agree", f"not 1.00 within {COUNTED:g}")
+    return ("as published", "") if abs(ratio - 1) < COUNTED else ("contrary", f"not 1.00 within {COUNTED:g}")
 
 
 def _claim(what: str, batch: int, ours: str, told: tuple[str, str]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _claim(text: str, holds: bool, ours: str) -> dict[str, Any]:
-    return {"text": text, "source": SOURCE, "ours": ours, "verdict": "agrees" if holds else "does not agree"}
+    return {"text": text, "source": SOURCE, "ours": ours, "verdict": "as published" if holds else "contrary"}
 
 
 def _falls(one: dict[str, Any]) -> bool:
@@ -71,7 +71,7 @@ def _span(values: list[float], form: str) -> str:
 def paragraphs(found: list[dict[str, Any]], claims: list[dict[str, Any]]) -> list[str]:
     """Return the sentences of the findings, the answer first."""
     attention = [one for one in found if one["kind"] == "attention"]
-    agree = sum(claim["verdict"] == "agrees" for claim in claims)
+    agree = sum(claim["verdict"] == "as published" for claim in claims)
     kept = _span([one["spreads"][0.6][-1] for one in attention], ".1%")
     seconds = _span([one["second"] for one in attention], ".3f")
     grown = sum(one["ends"][2.0] is None for one in found)

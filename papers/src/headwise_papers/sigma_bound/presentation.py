@@ -38,7 +38,7 @@ def claims(least: list[Least], grown: Grown) -> list[dict[str, Any]]:
     """Judge the theorem by the minima reached, and what is said of the width by the intervals of the exponents."""
     off = _off(least)
     # a minimum that was not found is no bound that is not tight
-    tight: Verdict = "does not agree" if min(off) < -1e-9 else "agrees" if max(off) < REACHED else "cannot be told"
+    tight: Verdict = "contrary" if min(off) < -1e-9 else "as published" if max(off) < REACHED else "undecided"
     rates = _rates(least)
     apart = max(abs(found / rate(tokens) - 1) for tokens, found in rates.items())
     flat, rising = grown[OURS, CHANGE], grown[PLAIN, UPDATE]
@@ -51,7 +51,7 @@ def claims(least: list[Least], grown: Grown) -> list[dict[str, Any]]:
         JudgedClaim(
             text="The least attainable entropy falls exponentially with the spectral norm σ, as T·σ·exp(−σ√(T/(T−1))).",
             ours="; ".join(f"T = {t}: rate {found:.3f}, the theorem's {rate(t):.3f}" for t, found in rates.items()),
-            verdict="agrees" if apart < ALIKE else "does not agree",
+            verdict="as published" if apart < ALIKE else "contrary",
         ),
         JudgedClaim(
             text="The spectral norm of an update by Adam grows with the width of a plain model.",
@@ -157,12 +157,12 @@ def _exponent(moved: list[Moved], arm: str, seed: int, at: int) -> float:
 def _outside(found: Interval, *, above: bool) -> Verdict:
     """Judge whether an exponent lies above what counts as none (`above`), or within it, from its interval."""
     if found.low is None or found.high is None:
-        return "cannot be told"
+        return "undecided"
     if found.low > FLAT:
-        return "agrees" if above else "does not agree"
+        return "as published" if above else "contrary"
     if found.high < FLAT:
-        return "does not agree" if above or found.low < -FLAT else "agrees"
-    return "cannot be told"
+        return "contrary" if above or found.low < -FLAT else "as published"
+    return "undecided"
 
 
 def _span(found: Interval) -> str:

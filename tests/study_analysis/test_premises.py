@@ -1,0 +1,173 @@
+"""Premises, margins and the and/or of claims: what must be true first, what counts as none, and what needs a correction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from study_analysis.test_claims import judged, noise, paired, study, test_of
+
+from headwise.comparing.premises import better_than_untrained, failure_arose, majority, memorised
+from headwise.comparing.premises import learned as learned_by
+from headwise.results.claim_record import JudgedClaim, JudgedTest
+from headwise.results.claims_judged import judge, judged_claims, judged_premises
+from headwise.results.power import power_of
+from headwise.results.records import Claim, ClaimTest, Premise
+from headwise.results.simultaneous import JointIntervals
+
+
+def said(study_of, claims, premises=()):
+    """Give the study with claims and premises, as its folder would."""
+    import dataclasses
+
+    record = study_of.study.model_copy(update={"claims": list(claims), "premises": list(premises)})
+    return dataclasses.replace(study_of, study=record)
+
+
+def learned(level: float, **more) -> Premise:
+    test = {"arm": "baseline", "outcome": "test/accuracy", "says": "higher", "level": level} | more
+    return Premise(name="learned", text="The baseline learned.", tests=(ClaimTest(**test),))
+
+
+HELPS = Claim(text="It helps.", tests=(test_of("higher"),))
+
+
+@pytest.mark.parametrize(("level", "holds"), [(0.1, True), (0.9, False), (0.55, False)])
+def test_a_claim_whose_premise_was_not_shown_is_not_testable(level, holds):
+    found = said(paired(0.02, 0.01), [HELPS], [learned(level)])
+    (premise,) = judged_premises(found)
+    (claim,) = judged_claims(found)
+    assert premise.holds is holds and "baseline 55.00" in premise.ours
+    assert claim.verdict == ("as published" if holds else "not testable here")
+    assert holds or claim.why.startswith("premise: The baseline learned. (test accuracy of baseline 55.00")
+
+
+def test_a_claim_that_does_not_need_a_premise_is_judged_without_it():
+    free = HELPS.model_copy(update={"needs": ()})
+    verdicts = [claim.verdict for claim in judged_claims(said(paired(0.02, 0.01), [HELPS, free], [learned(0.9)]))]
+    assert verdicts == ["not testable here", "as published"]
+
+
+def test_a_premise_that_no_run_recorded_is_not_known_and_hides_nothing():
+    found = said(paired(0.02, 0.01), [HELPS], [learned(0.99, outcome="train/accuracy")])
+    assert judged_premises(found)[0].holds is None and judged_claims(found)[0].verdict == "as published"
+
+
+@pytest.mark.parametrize(("failures", "holds"), [(3, True), (2, False)])
+def test_the_failure_arose_where_half_of_the_plain_runs_diverged(failures, holds):
+    base = ["diverged"] * failures + [0.5] * (6 - failures)
+    arose = Premise(
+        name="arose", tests=(ClaimTest(arm="baseline", outcome="diverged", says="higher", level=0.5),)
+    )
+    found = said(study({"baseline": base, "A()": [0.5] * 6}), [], [arose])
+    assert judged_premises(found)[0].holds is holds
+
+
+def test_all_parts_of_a_claim_at_five_percent_need_no_correction():
+    # eight arms, each with p 0.031 by itself
+    base = 0.5 + 0.001 * noise(6)
+    arms = {f"A{at}()": base + 0.01 + 0.002 * np.roll(noise(6), at) for at in range(8)}
+    arms["A3()"] = base + 0.01 + 0.006 * noise(6)
+    made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
+    found = judged(made, *(test_of("higher", arm=arm) for arm in arms))
+    assert found.verdict == "as published", found.why
+    assert all(test.p < 0.05 and test.low > 0 for test in found.tests)
+
+
+def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
+    base = np.linspace(0.5, 0.6, 10)
+    arms = {"A()": base + 0.01 + 0.002 * noise(10), "B()": base + 0.001 * noise(10)[::-1]}
+    made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
+    idle = [
+        Claim(text=f"{m}", tests=(test_of("same", arm="B()", margin=m),)) for m in (0.008, 0.015)
+    ]
+    narrow, wide = judged_claims(said(made, idle))
+    assert narrow.verdict == wide.verdict == "as published"
+    _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))
+    assert narrow.verdict == "as published" and wide.verdict == "undecided"
+    assert "±1.50 points is wider than the 1.00 points of A(), told as an effect here" in wide.why
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"verdict": "undecided", "seeds_needed": 14}, "undecided (14 seeds would do)"),
+        ({"verdict": "undecided", "seeds_needed": 101}, "undecided: change the setting"),
+        ({"verdict": "undecided"}, "undecided"),
+        ({"verdict": "no effect", "within": "±0.50 points"}, "no effect within ±0.50 points"),
+        ({"verdict": "agrees"}, "as published"),
+        ({"verdict": "does not agree"}, "contrary"),
+    ],
+)
+def test_a_verdict_says_its_margin_or_its_seeds(given, words):
+    assert JudgedClaim(text="?", **given).verdict_words == words
+
+
+def test_no_effect_is_told_within_half_of_the_published_one_by_default():
+    found = judged(paired(0.0005, 0.002), test_of("higher", effect=0.01))
+    assert (found.verdict, found.within) == ("no effect", "±0.50 points")
+    own = judged(paired(0.0005, 0.002), test_of("higher", effect=0.01, margin=0.001))
+    assert own.verdict == "undecided"
+
+
+def test_a_claim_is_wrongly_contradicted_in_five_percent_at_most():
+    rng, wrong = np.random.default_rng(0), []
+    for _ in range(150):
+        runs = rng.normal(size=(8, 7))
+        figures = {name: list(runs[:, at]) for at, name in enumerate(["baseline", *"ABCDEF"])}
+        claim = Claim(text="?", tests=tuple(test_of("higher", arm=arm) for arm in "ABCDEF"))
+        wrong.append(judge(study(figures), claim).verdict == "contrary")
+    assert np.mean(wrong) < 0.08
+
+
+@pytest.mark.parametrize("seeds", [6, 8, 10])
+def test_an_effect_is_seen_with_the_power_that_its_test_has(seeds):
+    drawn = np.random.default_rng(seeds).normal(1.2, 1, (400, seeds, 1))
+    seen = [JointIntervals(table).p_zero()[0] < 0.05 for table in drawn]
+    # six seeds decide when all differences have one sign; more come near to Student's t
+    signs = stats.norm.cdf(1.2) ** 6 + stats.norm.cdf(-1.2) ** 6
+    wanted = signs if seeds == 6 else power_of(1.2, seeds, stats.t.ppf(0.975, seeds - 1))
+    assert np.mean(seen) == pytest.approx(wanted, abs=0.07)
+
+
+def test_the_interval_of_the_effect_ratio_holds_the_true_one():
+    rng, held = np.random.default_rng(1), []
+    for _ in range(250):
+        (found,) = JointIntervals(rng.normal(0.6, 0.5, (10, 1))).bounds(0.05)
+        test = JudgedTest(
+            arm="A()", outcome="test/loss", says="lower", effect=-0.8, mean=-0.6, low=-found.high, high=-found.low
+        )
+        _, low, high = test.ratio
+        held.append(low <= 0.6 / 0.8 <= high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_majority_predicts_with_the_frequencies_of_the_training_classes():
+    accuracy, loss = majority([0, 0, 0, 1], [0, 1, 1, 0, 2])
+    # class 2 was not seen, and counts as once
+    assert (accuracy, loss) == (0.4, pytest.approx(-(2 * np.log(0.75) + 3 * np.log(0.25)) / 5))
+
+
+@pytest.mark.parametrize(
+    ("premise", "holds"),
+    [
+        (learned_by("test/accuracy", 0.1, 0.4), True),
+        (learned_by("test/accuracy", 0.1, 0.5), False),
+        (learned_by("test/accuracy", 0.9, 0.1, arm="A()", lower=True), True),
+        (memorised("test/accuracy"), False),
+        (failure_arose(), False),
+        (better_than_untrained("test/accuracy", 0.5, 0.01), True),
+        (better_than_untrained("test/accuracy", "A()"), False),
+    ],
+)
+def test_the_common_premises_are_shown_or_not(premise, holds):
+    assert judged_premises(said(paired(0.02, 0.01), [], [premise]))[0].holds is holds
+
+
+def test_an_arm_that_diverges_as_rarely_has_no_effect_within_half_of_the_published_one():
+    made = study({"baseline": [0.5] * 8, "A()": [0.6] * 8})
+    (test,) = judged(made, test_of("higher", outcome="diverged", effect=1.0)).tests
+    assert (test.verdict, test.why) == ("no effect", "within ±50.00 points")
+    # the exact one-sided bound of none in eight is 31 %
+    assert pytest.approx(0.312, abs=1e-3) == 1 - 0.05 ** (1 / 8)
+    assert judged(made, test_of("higher", outcome="diverged", effect=0.6)).verdict == "undecided"
