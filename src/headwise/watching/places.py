@@ -58,7 +58,7 @@ class Places:
             raise
 
     def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, FittedLayer]) -> None:
-        # A copy of a watched model carries bare sites that nobody reads: they give way.
+        # A copy of a watched model carries bare layers that nobody reads: they give way.
         for bare in bare_layers(self.model).values():
             if bare.observer is None:
                 bare.detach()
