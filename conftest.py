@@ -50,11 +50,11 @@ def _nothing_is_left_behind(request):
 def _taken_back():
     """Name what was left, and take it back all the same, so that the next file is not blamed for it."""
     told = []
-    live = sys.modules.get("headwise.core.live_sites")
+    live = sys.modules.get("headwise.attention.fitted_layer")
     if live is not None:
         # Models that were thrown away without remove() lie in cycles: they are no leak.
         gc.collect()
-        sites = live.live_sites()
+        sites = live.live_layers()
         if sites:
             told.append(f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}")
         for fitted in sites:

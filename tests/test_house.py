@@ -1,5 +1,6 @@
 """The house: every file stands on a floor, imports point down, and no files import each other in a circle."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,28 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
     for name, other in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
         (source / f"{name}.py").write_text(f"def f():\n    from tiny.{other} import f\n")
     assert sorted(a.importer for a in plan.House(source).circles()) == ["tiny.a", "tiny.b", "tiny.c"]
+
+
+def test_a_call_stands_below_the_methods_whose_stages_name_it(plan):
+    arrows = {(arrow.importer, arrow.imported) for arrow in plan.House().arrows}
+    assert ("headwise.core.method", "headwise.core.call") in arrows
+    assert ("headwise.core.call", "headwise.core.method") not in arrows
+
+
+def test_logits_are_capped_in_one_place(plan):
+    capping = [
+        path.name for path in plan.SOURCE.rglob("*.py") if re.search(r"softcap\)?\W+(torch\.)?tanh", path.read_text())
+    ]
+    assert capping == ["masked.py"]
+
+
+def test_one_class_stands_in_an_attention_layer(plan):
+    attending = [
+        path.name
+        for path in plan.SOURCE.rglob("*.py")
+        if "need_weights: bool = False,\n        **settings" in path.read_text()
+    ]
+    assert attending == ["fitted_layer.py"]
 
 
 def test_the_picture_is_what_the_code_gives(plan):

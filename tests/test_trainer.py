@@ -261,6 +261,6 @@ def test_the_best_model_comes_back_with_the_strengths_of_its_step(only_model, tm
     made.train()
     assert made.state.best_model_checkpoint.endswith("checkpoint-2")
     assert handle.step == 2
-    assert float(handle.fitted[1].values[0]["strength"]) == pytest.approx(0.6 * 2 / 8)
+    assert float(handle.fitted[1].states[0].value("strength")) == pytest.approx(0.6 * 2 / 8)
     assert evaluate()["eval_loss"] == pytest.approx(seen[2], abs=1e-6)
     assert seen[2] != pytest.approx(seen[6], abs=1e-6)

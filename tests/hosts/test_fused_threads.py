@@ -110,7 +110,7 @@ def test_a_call_that_is_checkpointed_inside_of_the_forward_has_the_same_gradient
         handle = headwise.regularize(model, *headwise.parse(methods))
         (model(x).square().sum() + handle.loss()).backward()
         gradients.append([p.grad for p in model.parameters()])
-        assert len(handle._penalties) == 0
+        assert len(handle.shared.penalties) == 0
         handle.remove()
     for plain, checkpointed in zip(*gradients, strict=True):
         torch.testing.assert_close(checkpointed, plain)

@@ -49,7 +49,7 @@ def test_a_row_without_any_allowed_key_gives_zero(unit, form):
 def test_end_p_is_reached_linearly_at_the_last_layer():
     q, k, _ = qkv()
     ps = [
-        float(fit_standalone([DropKey(p=0.3, end_p=0.1)], standalone_site(q, k, depth=depth, layers=5)).values[0]["p"])
+        float(fit_standalone([DropKey(p=0.3, end_p=0.1)], standalone_site(q, k, depth=depth, layers=5)).states[0].value("p"))
         for depth in range(5)
     ]
     torch.testing.assert_close(torch.tensor(ps), torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1]))

@@ -63,7 +63,7 @@ def test_warm_up_raises_the_strength_from_zero():
     assert [method.at("strength", step, site) for step in (0, 1, 4, 9)] == pytest.approx([0.0, 0.15, 0.6, 0.6])
     assert NeuTRENO(strength=0.6).at("strength", 0, site) == 0.6
     q, k, _ = qkv()
-    assert float(fit_standalone([method], standalone_site(q, k)).values[0]["strength"]) == 0.0
+    assert float(fit_standalone([method], standalone_site(q, k)).states[0].value("strength")) == 0.0
 
 
 def test_settings_out_of_range_are_refused():

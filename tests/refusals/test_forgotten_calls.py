@@ -202,7 +202,7 @@ def test_penalties_that_nobody_reads_do_not_pile_up():
         UserWarning, match=rf"penalties of {KEPT} training forwards were never read and are dropped.*EntropyPenalty"
     ):
         forwards(model, KEPT + 1)
-    assert len(handle._penalties) == len(handle.fitted)
+    assert len(handle.shared.penalties) == len(handle.fitted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         forwards(model, 2 * KEPT, handle)

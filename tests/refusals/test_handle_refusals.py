@@ -63,9 +63,8 @@ def test_a_strength_that_cannot_be_set_changes_none(chosen, changes, kind, messa
     handle = headwise.regularize(model, DropHead(p=0.2), RelaxedAttention(gamma=0.3))
     with pytest.raises(kind, match=message):
         handle.set(chosen, **changes)
-    assert [float(v["p" if "p" in v else "gamma"]) for f in handle.fitted for v in f.values] == pytest.approx(
-        [0.2, 0.3] * 3
-    )
+    strengths = [float(*state.strengths.values()) for fitted in handle.fitted for state in fitted.states]
+    assert strengths == pytest.approx([0.2, 0.3] * 3)
     HOSTS["own"].run(model).sum().backward()
     handle.after_step()
     handle.remove()

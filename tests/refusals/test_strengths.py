@@ -22,7 +22,7 @@ def fitted(*methods):
 
 
 def strengths(handle, name):
-    return [float(f.values[0][name]) for f in handle.fitted]
+    return [float(f.states[0].value(name)) for f in handle.fitted]
 
 
 def test_a_chosen_number_keeps_the_schedule_over_depth():

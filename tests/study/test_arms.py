@@ -169,7 +169,7 @@ def test_methods_act_where_and_when_the_arm_says(task):
     assert fitted.site.depth == 1
     seen = []
     for _ in range(4):
-        seen.append(float(fitted.values[0]["p"]))
+        seen.append(float(fitted.states[0].value("p")))
         model(torch.zeros(2, 1, 4, 4)).sum().backward()
         handle.after_step()
     assert seen == [0.0, 0.0, 0.5, 0.5]

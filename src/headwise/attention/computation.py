@@ -59,7 +59,7 @@ def attention(
         del call.penalties[made:]
         call.norms.clear()
         out, weights = on_matrix(call, active, need_weights, WHOLE)
-        call.context.ran.explicit = True
+        call.layer.ran.explicit = True
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)

@@ -54,7 +54,7 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         return None
     made = readings.output()
     if made is not None and not edits.of_weights and call.dropout == 0:
-        call.context.ran.row_statistics = True
+        call.layer.ran.row_statistics = True
         return made
     return _build(call, edits)
 
@@ -139,7 +139,7 @@ def _build(call: Call, edits: Edits) -> Tensor | None:
         if edited is None:
             return None
         step = edited
-    ran = call.context.ran
+    ran = call.layer.ran
     # Each field is written by its own name: compiled graphs follow no name that is computed.
     if edits.replaced:
         ran.own_map = True

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headwise.attention.kernels.flash_on_cpu import flash, has_flash
 from headwise.core.call import Call
+from headwise.core.masked import allowed_keys, masked_logits
 
 # The host's own function, kept before a host adapter may stand in its place.
 fused = F.scaled_dot_product_attention
@@ -32,25 +33,15 @@ def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
     """Give the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
     s = q @ k.transpose(-1, -2) * call.scale
     s = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
-    # As Gemma 2 does: capped before the mask, for tanh would make -inf a finite logit.
-    if call.softcap is not None:
-        s = call.softcap * torch.tanh(s / call.softcap)
-    if call.mask is not None and call.mask.dtype != torch.bool:
-        s = s + call.mask
-    if call.causal or (call.mask is not None and call.mask.dtype == torch.bool):
-        s = s.masked_fill(~_hard(call), float("-inf"))
-    return s
+    return masked_logits(s, call.mask, _cut(call), softcap=call.softcap)
 
 
-def _hard(call: Call) -> Tensor:
-    allowed = call.allowed()
-    assert allowed is not None
-    # An additive mask is in the sum already, with its own values: only causality is still to be cut off.
-    if call.causal and call.mask is not None and call.mask.dtype != torch.bool:
-        start = 0 if call.query_block is None else call.query_block.start
-        query = torch.arange(start, start + call.queries, device=call.q.device)[:, None]
-        return (torch.arange(call.keys, device=call.q.device) <= query)[None, None]
-    return allowed
+def _cut(call: Call) -> Tensor | None:
+    """Give which keys are not cut off: an additive mask is added with its own values, so that only causality cuts."""
+    if call.mask is None or call.mask.dtype == torch.bool:
+        return call.allowed()
+    at_hand = slice(0, call.queries) if call.query_block is None else call.query_block
+    return allowed_keys(None, call.causal, at_hand, call.keys, call.q.device)
 
 
 def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from headwise import hosts, projections
+from headwise.attention.fitted_layer import bare_layers
 from headwise.compressing.exchange import in_place, put, refusal
 from headwise.compressing.narrow import Narrow
 from headwise.compressing.record import Compressed, LayerCut, Pair
 from headwise.compressing.refusals import reason
 from headwise.compressing.site_cut import SiteCut, cut_site, parameters_of
-from headwise.hosts.bare_site import bare_sites
 from headwise.hosts.layers.candidate import Candidate
 from headwise.projections import ProjectionError, capture
 from headwise.projections.inputs import feed
@@ -111,7 +111,7 @@ def _check(model: Any, energy: float, parts: str) -> None:
         raise ValueError(
             "the model is regularized: call fold() or remove() on its handle (headwise.handle(model)) first"
         )
-    if any(bare.observer is not None for bare in bare_sites(model.modules()).values()):
+    if any(bare.observer is not None for bare in bare_layers(model).values()):
         raise ValueError("the model is watched by headwise.watch: call remove() of the watch first")
 
 

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from headwise.core import key_means, random_draws
-from headwise.core.call_context import CallContext
+from headwise.core.kernels_ran import KernelsRan
 from headwise.core.masked import allowed_keys
-from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
+
+
+class CallLayer(Protocol):
+    """What a call asks of the fitted layer that it passes through, which knows methods, as a call does not: their stages name it."""
+
+    site: Site
+    ran: KernelsRan
+    shares_values: bool
+
+    def active(self, training: bool) -> Sequence[Any]:
+        """Give the methods that act in this mode, in order."""
+        ...
+
+    def state_of(self, method: object) -> MethodState:
+        """Give what a method keeps on the layer."""
+        ...
+
+    def open_pass(self) -> Pass:
+        """Count one pass through the layer, or find the one that it repeats."""
+        ...
+
+    def first_values(self, call: Call) -> Tensor | None:
+        """Give the values of the stack's first self attention, or None on that layer itself."""
+        ...
 
 
 class Call:
@@ -36,7 +61,7 @@ class Call:
 
     def __init__(
         self,
-        context: CallContext,
+        layer: CallLayer,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -52,8 +77,8 @@ class Call:
         samples: int | None = None,
         cross: bool = False,
     ) -> None:
-        self.context = context
-        self.is_cross = cross or context.site.is_cross
+        self.layer = layer
+        self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
         # Hosts that say nothing scale by the root of the head size, as torch's kernel does.
@@ -79,24 +104,24 @@ class Call:
     @property
     def site(self) -> Site:
         """Give the site the call passes through."""
-        return self.context.site
+        return self.layer.site
 
     def open_pass(self) -> Pass:
         """Give the pass this call is, and open it when it is asked for first: opening one counts it."""
         if self._pass is None:
-            self._pass = self.context.open_pass()
+            self._pass = self.layer.open_pass()
         return self._pass
 
-    def value(self, method: Method, name: str) -> Tensor:
+    def value(self, method: object, name: str) -> Tensor:
         """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
-        return self.context.strength(method, name)
+        return self.layer.state_of(method).value(name)
 
-    def state(self, method: Method) -> MethodState:
+    def state(self, method: object) -> MethodState:
         """Give the method's own parameters on this site."""
-        return self.context.state_of(method)
+        return self.layer.state_of(method)
 
     def uniform_draw(
-        self, method: Method, shape: tuple[int, ...], name: str = "", query_dim: int | None = None
+        self, method: object, shape: tuple[int, ...], name: str = "", query_dim: int | None = None
     ) -> Tensor:
         """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
 
@@ -107,13 +132,13 @@ class Call:
         block = self.query_block if query_dim is not None else None
         return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
 
-    def normal_draw(self, method: Method, shape: tuple[int, ...], name: str = "") -> Tensor:
+    def normal_draw(self, method: object, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
         return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
-    def salt(self, method: Method, name: str) -> int:
+    def salt(self, method: object, name: str) -> int:
         """Give what tells the draws of a method and name from all others of the pass."""
-        return self.context.salt(method) ^ _crc(name)
+        return self.layer.state_of(method).salt ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
         """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
@@ -183,7 +208,7 @@ class Call:
             real = real & allowed.any(2).any(1)
         return real
 
-    def penalize(self, method: Method, value: Tensor, per: str = "query") -> None:
+    def penalize(self, method: object, value: Tensor, per: str = "query") -> None:
         """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
 
         With `per="query of sample"` each sample's real queries are averaged first, and then the samples: a short one counts
@@ -200,17 +225,17 @@ class Call:
             share = self._shares(value, within_samples=per == "query of sample")
             # Rows of padding may hold anything, nan too.
             total, weight = (value.masked_fill(share == 0, 0.0) * share).sum(), share.sum()
-        if method.over_layers == "mean":
-            total = total / self.context.sites_of(method)
+        if (layers := self.layer.state_of(method).layers) > 1:
+            total = total / layers
         self.penalties.append((total, weight))
 
-    def penalize_norm(self, method: Method, squares: Tensor, count: Tensor, strength: Tensor) -> None:
+    def penalize_norm(self, method: object, squares: Tensor, count: Tensor, strength: Tensor) -> None:
         """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
 
         A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
         """
-        if method.over_layers == "mean":
-            strength = strength / self.context.sites_of(method)
+        if (layers := self.layer.state_of(method).layers) > 1:
+            strength = strength / layers
         # Cloned, for set() writes the next step's strength into the same tensor before backward may read this one.
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
@@ -244,7 +269,7 @@ class Call:
 
     def first_values(self) -> Tensor | None:
         """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
-        return self.context.first_values(self)
+        return self.layer.first_values(self)
 
     def block(self, queries: slice) -> Call:
         """Give the call restricted to a block of queries; draws are those of the whole."""
@@ -252,7 +277,7 @@ class Call:
         if mask is not None and mask.shape[-2] != 1:
             mask = mask[..., queries, :]
         part = Call(
-            self.context,
+            self.layer,
             self.q[:, :, queries],
             self.k,
             self.v,

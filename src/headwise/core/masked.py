@@ -1,4 +1,4 @@
-"""Masked: what an additive mask adds at least to a key that a query may see, and which keys that leaves."""
+"""Masked: which keys a mask lets a query see, and the logits that a softcap and a mask leave of products."""
 
 from __future__ import annotations
 
@@ -37,3 +37,30 @@ def allowed_keys(mask: Tensor | None, causal: bool, queries: slice, keys: int, d
     query = torch.arange(queries.start, queries.stop, device=device)[:, None]
     order = (torch.arange(keys, device=device) <= query)[None, None]
     return order if allowed is None else allowed & order
+
+
+def masked_logits(
+    products: Tensor,
+    mask: Tensor | None = None,
+    allowed: Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    forbidden: float = float("-inf"),
+) -> Tensor:
+    """Give the logits that scaled products (B, H, t, N) of queries and keys come to; the products' memory is used for them.
+
+    Args:
+        products: scaled already; where they have a gradient, so have the logits.
+        mask: what is added where it is additive; a bool one is part of `allowed`.
+        allowed: which keys each query may see, bool, broadcastable to the products; None where no key is cut off.
+        softcap: the host's c of c * tanh(s / c).
+        forbidden: the logit of a key that is cut off.
+    """
+    s = products
+    # As Gemma 2 does: capped before the mask, for tanh would make -inf a finite logit.
+    if softcap is not None:
+        # The gradient of tanh needs its result as it is.
+        s = softcap * torch.tanh(s / softcap) if s.requires_grad else s.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None and mask.dtype != torch.bool:
+        s = s.add_(mask.to(s.dtype))
+    return s if allowed is None else s.masked_fill_(~allowed, forbidden)

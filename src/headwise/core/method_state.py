@@ -18,20 +18,21 @@ class MethodState:
 
     Attributes:
         seed: of the methods, alike in all processes: from it a method draws what its parameters start from.
+        salt: what tells its draws from those of all other methods on the site.
+        strengths: the method's live settings by name, 0-d fp32 tensors: a changed one is a changed value, never a changed graph.
+        layers: over how many layers its penalties are averaged; 1 where they are summed.
     """
 
-    def __init__(self, owner: nn.Module, name: str, seed: int = 0) -> None:
-        self._owner, self._name, self.seed = owner, name, seed
-        self._strengths: dict[str, Tensor] = {}
+    def __init__(
+        self, owner: nn.Module, name: str, seed: int = 0, salt: int = 0, strengths: dict[str, Tensor] | None = None
+    ) -> None:
+        self._owner, self._name, self.seed, self.salt = owner, name, seed, salt
+        self.strengths, self.layers = strengths or {}, 1
         self._kept: dict[str, Any] = {}
 
     def value(self, name: str) -> Tensor:
         """Give a live strength of the method, a 0-d tensor."""
-        return self._strengths[name]
-
-    def follow(self, values: dict[str, Tensor]) -> None:
-        """Take the tensors in which the method's live strengths stand."""
-        self._strengths = values
+        return self.strengths[name]
 
     def _home(self) -> nn.Module:
         if "headwise" not in self._owner._modules:

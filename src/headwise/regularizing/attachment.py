@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Adapter
-from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.owner import Owner
+from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.shared_state import SharedState
 from headwise.regularizing.plan import Plan
 
 
-def attach(made: Plan, owner: Owner) -> tuple[list[Fitted], dict[Site, Adapter]]:
-    """Fit what was planned, and give the fitted sites and their adapters; where one step fails, all are undone."""
-    adapters = {f.site: f.adapter for f in made.found if f.adapter is not None}
-    every: list[Fitted] = []
+def attach(made: Plan, shared: SharedState) -> list[FittedLayer]:
+    """Fit what was planned, and give the fitted layers; where one step fails, all are undone."""
+    adapters = {f.site: f.adapter for f in made.found}
+    layers = Counter(id(method) for _, methods in made.chosen for method in methods)
+    every: list[FittedLayer] = []
     undo: list[Callable[[], None]] = []
     try:
         for site, methods in made.chosen:
-            fitted = Fitted(site, methods, owner)
+            fitted = FittedLayer(site, methods, shared, adapters[site])
             every.append(fitted)
             fitted.shares_values = site in made.read
-            _build(fitted, undo)
+            _build(fitted, layers, undo)
             # Before the step itself, for a step that fails half-way is undone too.
-            undo.append(adapters[site].detach)
-            adapters[site].attach(fitted)
+            undo.append(fitted.detach)
+            fitted.attach()
     except BaseException:
         # A site no longer counts as fitted when its adapter leaves: the last one gives back what all share.
         for fitted in every:
@@ -33,22 +33,23 @@ def attach(made: Plan, owner: Owner) -> tuple[list[Fitted], dict[Site, Adapter]]
         for step in reversed(undo):
             step()
         raise
-    return every, {fitted.site: adapters[fitted.site] for fitted in every}
+    return every
 
 
-def _build(fitted: Fitted, undo: list[Callable[[], None]]) -> None:
+def _build(fitted: FittedLayer, layers: Counter[int], undo: list[Callable[[], None]]) -> None:
     for method, state in zip(fitted.methods, fitted.states, strict=True):
         undo.append(state.clear)
+        if method.over_layers == "mean":
+            state.layers = layers[id(method)]
         if method.overrides("build"):
             method.build(fitted.site, state)
         if method.overrides("unbuild"):
             undo.append(partial(method.unbuild, fitted.site, state))
 
 
-def detach(which: Iterable[Fitted], adapters: dict[Site, Adapter], fold: bool) -> None:
+def detach(which: Iterable[FittedLayer], fold: bool) -> None:
     """Take the methods off these sites, folded into plain weights where asked and possible, and give the sites back."""
     for fitted in list(which):
         for method in list(fitted.methods):
-            fitted.here.drop(method, fold=fold)
-        fitted.alive = False
-        adapters.pop(fitted.site).detach()
+            fitted.drop(method, fold=fold)
+        fitted.detach()

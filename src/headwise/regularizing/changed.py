@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwise import projections
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.hosts.layers.hooks import Hooks
 from headwise.projections.adapted import base_of, is_adapted
-from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.learned_parameters import is_own
 
 REMEDY = (
@@ -16,7 +16,7 @@ REMEDY = (
 )
 
 
-def check(fitted: Iterable[Fitted]) -> None:
+def check(fitted: Iterable[FittedLayer]) -> None:
     """Ask the methods again that read or write weights between forwards, before any of them acts.
 
     Raises:
@@ -32,7 +32,7 @@ def check(fitted: Iterable[Fitted]) -> None:
         _check_learned(one)
 
 
-def _check_branch(one: Fitted) -> None:
+def _check_branch(one: FittedLayer) -> None:
     """Raise where adapters stand around an output projection whose own output was hooked."""
     block = projections.of(one.site).o if one.needs("branch") else None
     if block is None or not block.adapted:
@@ -47,7 +47,7 @@ def _check_branch(one: Fitted) -> None:
         )
 
 
-def _check_learned(one: Fitted) -> None:
+def _check_learned(one: FittedLayer) -> None:
     """Raise where what methods learn was frozen along with a backbone, as peft freezes all that is not its own."""
     learners = [repr(m) for m in one.methods if m.learns]
     if not learners:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
-from headwise.regularizing.fitted_site import Fitted
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class Coverage:
 
 
 def coverage(
-    found: list[Candidate], fitted: list[Fitted], reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
+    found: list[Candidate],
+    fitted: list[FittedLayer],
+    reasons: dict[Site, tuple[str, str]],
+    shown: Callable[[Method], str],
 ) -> Coverage:
     """Say what became of every attention-like module that was found.
 
@@ -59,7 +62,7 @@ def coverage(
 
 
 def _row(
-    site: Site, fitted: Fitted | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
+    site: Site, fitted: FittedLayer | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
 ) -> Row:
     if fitted is None:
         return Row(site.name, *reasons[site])

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.hosts.bare_site import BareSite
+from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.shared_state import SharedState
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
 
@@ -47,8 +48,9 @@ def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -
     with ExitStack() as stack:
         for f in found:
             if f.adapter is not None:
-                look = BareSite(f.site, f.adapter)
-                stack.callback(look.step_off)
+                look = FittedLayer(f.site, [], SharedState(bare=True), f.adapter)
+                look.attach()
+                stack.callback(look.detach)
                 standing.append((f.site, look, (f.site.heads, f.site.windowed)))
                 f.site.heads, f.site.windowed = None, False
         try:

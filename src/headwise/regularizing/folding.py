@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
-from headwise.regularizing.fitted_site import Fitted
 
 
-def fold_methods(fitted: list[Fitted]) -> list[Fitted]:
+def fold_methods(fitted: list[FittedLayer]) -> list[FittedLayer]:
     """Fold or drop the methods that evaluation does not need, and give the sites on which something stays."""
     kept = []
     for one in fitted:
         for method in [m for m in one.methods if not _stays(m)]:
-            one.here.drop(method, fold=True)
+            one.drop(method, fold=True)
         if one.methods or one.shares_values:
             kept.append(one)
     # Values are carried for methods: where none is left, no layer gives its own.

@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.optimizer_steps import OptimizerSteps, held_by, held_by_any
 
 # The step before which all must have been called once: whoever calls something every other step is not told.
@@ -46,7 +46,7 @@ class Trained(Protocol):
 
     model: nn.Module
     methods: list[Method]
-    fitted: list[Fitted]
+    fitted: list[FittedLayer]
     brought: list[str]
     seen_training: bool
 

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.core.call import Call
-from headwise.core.call_context import PassingCall
-from headwise.core.forward import Forward
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule
+from headwise.core.shared_state import Penalties, SharedState
 from headwise.core.site import Site
 from headwise.regularizing import (
     attachment,
@@ -23,7 +21,6 @@ from headwise.regularizing import (
     learned_parameters,
     penalties,
     reach,
-    shared_values,
     trainer_callback,
     trainer_loss,
 )
@@ -44,7 +41,8 @@ class Regularized:
         model: the model.
         methods: in order of action.
         step: optimizer steps so far.
-        fitted: the sites with their methods.
+        fitted: the layers with their methods.
+        shared: what these layers share: seed, running forward, penalties.
         found: every attention-like module of the model.
         brought: the names of the parameters that methods brought along.
         seen_training: whether a training forward of the whole model ever ran.
@@ -71,13 +69,13 @@ class Regularized:
     """
 
     def __init__(self, model: nn.Module, made: Plan, seed: int) -> None:
-        self.model, self.methods, self.seed, self.step = model, made.methods, seed, 0
-        self.forward = Forward()
-        self.fresh = self.seen_training = self.differentiates = self.checked = self.removed = False
+        self.model, self.methods, self.step = model, made.methods, 0
+        self.shared = SharedState(seed)
+        self.seen_training = self.checked = self.removed = False
         self.found, self._reasons = made.found, made.reasons
-        self._penalties, self._strengths = penalties.Penalties(), Strengths()
+        self._strengths = Strengths()
         before = {id(parameter) for parameter in model.parameters()}
-        self.fitted, self._adapters = attachment.attach(made, self)
+        self.fitted = attachment.attach(made, self.shared)
         self.hooks: list[Any] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             # A forward that failed half-way ends too: what it carried is no later call's.
@@ -103,38 +101,21 @@ class Regularized:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            self.seen_training = self.fresh = self.differentiates = True
+            self.seen_training = self.shared.fresh = self.shared.differentiates = True
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.forward.begin(tensors[0].size(0) if tensors else None)
+        self.shared.begin(args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
-        self.forward.end()
-        self.differentiates = False
+        self.shared.forward.end()
+        self.shared.differentiates = False
 
     def _before_load(
         self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any
     ) -> None:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
-
-    def count(self, method: Method) -> int:
-        """Give the number of sites on which a method acts."""
-        return sum(any(m is method for m in f.methods) for f in self.fitted)
-
-    def share_values(self, call: PassingCall) -> None:
-        """Keep the values of a stack's first self attention for the layers above."""
-        shared_values.share(self.forward, call)
-
-    def first_values(self, call: PassingCall) -> Tensor | None:
-        """Give V0 of the call's stack in this forward, or None on the first site itself."""
-        return shared_values.first_values(self.forward, call)
-
-    def record(self, call: Call) -> None:
-        """Take the penalties of a call, unless the call repeats an earlier one."""
-        self._penalties.record(call)
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
         """Give the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
@@ -142,21 +123,22 @@ class Regularized:
 
     def drop_penalties(self) -> bool:
         """Forget the penalties that were never read, and tell whether there were any."""
-        return bool(self._penalties.take())
+        return bool(self.shared.penalties.take())
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to it."""
-        counters = [(f, int(f.counter), f.reached) for f in self.fitted]
-        before, self._penalties = self._penalties, penalties.Penalties()
-        seen, forgotten = (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
+        counters = [(f, int(f.passes.counter), f.reached) for f in self.fitted]
+        shared = self.shared
+        before, shared.penalties = shared.penalties, Penalties()
+        seen, forgotten = (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
         try:
             yield
         finally:
-            self._penalties = before
-            (self.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
+            shared.penalties = before
+            (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
             for fitted, counter, reached in counters:
-                fitted.counter.fill_(counter)
+                fitted.passes.counter.fill_(counter)
                 fitted.reached = reached
 
     def loss(self) -> Tensor:
@@ -169,13 +151,13 @@ class Regularized:
         self._alive()
         if self.seen_training:
             self._check_reached()
-        entries = self._penalties.take()
+        entries = self.shared.penalties.take()
         self._forgotten.read, self._forgotten.unread = True, 0
         total = penalties.joint_mean(entries, self._device())
-        if self.fresh:
+        if self.shared.fresh:
             changed.check(self.fitted)
             total = total + penalties.of_weights(self.fitted, total.device)
-        self.fresh = False
+        self.shared.fresh = False
         return total
 
     def after_step(self) -> None:
@@ -266,7 +248,7 @@ class Regularized:
         self._alive()
         if not discard:
             learned_parameters.check_removable(self.fitted, self.model, self._initial, self.step)
-        attachment.detach(self.fitted, self._adapters, fold=False)
+        attachment.detach(self.fitted, fold=False)
         self.fitted = []
         self._leave()
 
@@ -275,7 +257,7 @@ class Regularized:
         methods that act in training alone go. Methods that act in evaluation stay, and so does the handle then."""
         self._alive()
         kept = folding.fold_methods(self.fitted)
-        attachment.detach([f for f in self.fitted if not any(f is k for k in kept)], self._adapters, fold=True)
+        attachment.detach([f for f in self.fitted if not any(f is k for k in kept)], fold=True)
         self.fitted = kept
         self.methods = [m for m in self.methods if any(m is k for f in kept for k in f.methods)]
         if not kept:
@@ -284,8 +266,8 @@ class Regularized:
     def _leave(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.forward.end()
-        self._penalties.take()
+        self.shared.forward.end()
+        self.shared.penalties.take()
         self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True

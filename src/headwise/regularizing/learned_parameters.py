@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
-from headwise.regularizing.fitted_site import Fitted
 
 # (version, sum, sum of squares) of a parameter
 Print = tuple[int, float, float]
@@ -56,7 +56,7 @@ def _print(parameter: Tensor) -> Print:
     return parameter._version, float(values.sum()), float(values.square().sum())
 
 
-def check_removable(fitted: Iterable[Fitted], model: nn.Module, initial: dict[str, Print], step: int) -> None:
+def check_removable(fitted: Iterable[FittedLayer], model: nn.Module, initial: dict[str, Print], step: int) -> None:
     """Raise RuntimeError where taking the methods off would lose what they learned."""
     learners = sorted({repr(m) for f in fitted for m in f.methods if m.learns})
     if learners and (step > 0 or moved(model, initial)):

@@ -5,38 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
-from headwise.regularizing.fitted_site import Fitted
-
-# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else None)
-Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None]
-
-
-class Penalties:
-    """The penalties of the training forwards since the loss was last read."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Penalties:
-        # They belong to the graph of this model's forwards: a copy of the model has none yet.
-        return Penalties()
-
-    def record(self, call: Call) -> None:
-        """Take the penalties of a call, unless the call repeats an earlier one or is not differentiated."""
-        again = call.open_pass().again
-        if again is True or not torch.is_grad_enabled():
-            return
-        self.entries += [(total, weight, again, None) for total, weight in call.penalties]
-        self.entries += [(squares, count, again, strength) for squares, count, strength in call.norms]
-
-    def take(self) -> list[Entry]:
-        """Give them, and begin anew."""
-        taken, self.entries = self.entries, []
-        return taken
+from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.shared_state import Entry
 
 
 def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
@@ -75,7 +45,7 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
     return means + norms + (world - 1) * (norms - norms.detach())
 
 
-def of_weights(fitted: list[Fitted], device: torch.device) -> Tensor:
+def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor:
     """Sum the penalties that methods put on weights, which need no forward."""
     terms = [
         method.penalty(f.site, state).to(device)

@@ -9,11 +9,10 @@ from typing import Any
 from torch import nn
 
 from headwise import hosts
-from headwise.core import live_sites
+from headwise.attention.fitted_layer import bare_layers, live_layers
 from headwise.core.method import Method
 from headwise.core.settings import suggest
 from headwise.core.site import Site
-from headwise.hosts.bare_site import BareSite, bare_sites
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.refusal import refusal
 from headwise.regularizing.example_run import learn_from_example
@@ -37,8 +36,8 @@ def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool
     """Decide what goes where, or raise with all problems at once."""
     _check_arguments(model, methods, allow_none)
     # A copy of a watched model carries sites that nobody reads: they give way.
-    for bare in bare_sites(model.modules()).values():
-        bare.step_off()
+    for bare in bare_layers(model).values():
+        bare.detach()
     made = Plan(methods, hosts.find(model))
     for found in made.found:
         found.site.example = example
@@ -103,12 +102,11 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A copy that failed half-way leaves sites without a module until it is collected.
-    fitted = [f for f in live_sites.live_sites() if not isinstance(f, BareSite)]
-    whole = {vars(f.site).get("module"): f.owner for f in fitted}
+    whole = {vars(f.site).get("module"): vars(f.site).get("model") for f in live_layers() if not f.shared.bare}
     for name, module in model.named_modules():
-        if module in whole and whole[module].model not in model.modules():
+        if (around := whole.get(module)) is not None and around not in model.modules():
             raise ValueError(
-                f"{name or 'this module'} is part of a model that is regularized already with {whole[module]!r}; call remove() on "
+                f"{name or 'this module'} is part of a model that is regularized already with {around.__dict__.get(HANDLE)!r}; call remove() on "
                 "its handle first, or choose layers with where= on the whole model"
             )
         if HANDLE in module.__dict__:
@@ -117,7 +115,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
-    watched = next((b.site for b in bare_sites(model.modules()).values() if b.observer is not None), None)
+    watched = next((b.site for b in bare_layers(model).values() if b.observer is not None), None)
     if watched is not None:
         name = "the model" if watched.model is model else watched.name
         raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from headwise.regularizing.fitted_site import Fitted
-from headwise.regularizing.pass_keys import UNDIFFERENTIATED
+from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.passes import UNDIFFERENTIATED
 
 
-def check(model: nn.Module, fitted: list[Fitted], first: bool) -> None:
+def check(model: nn.Module, fitted: list[FittedLayer], first: bool) -> None:
     """Raise RuntimeError where methods did nothing because a training step did not come to their layers.
 
     Args:
@@ -23,7 +23,7 @@ def check(model: nn.Module, fitted: list[Fitted], first: bool) -> None:
         _check_replaced(model, missing)
 
 
-def _check_first(missing: list[Fitted]) -> None:
+def _check_first(missing: list[FittedLayer]) -> None:
     never = [f.site.name for f in missing if not f.without_gradients]
     if never:
         raise RuntimeError(
@@ -31,13 +31,16 @@ def _check_first(missing: list[Fitted]) -> None:
             "in training mode before loss() and after_step(), or leave these sites out with where="
         )
     # Methods without draws, penalties and carried values do the same however often a layer runs.
-    repeated = [f for f in missing if f.here.repeats_matter]
+    repeated = [f for f in missing if f.passes.repeats_matter]
     if repeated:
-        names, methods = ", ".join(f.site.name for f in repeated), dict.fromkeys(f.stateful() for f in repeated)
+        names, methods = (
+            ", ".join(f.site.name for f in repeated),
+            dict.fromkeys(f.passes.repeated_methods() for f in repeated),
+        )
         raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=" + ".join(methods)))
 
 
-def _check_replaced(model: nn.Module, missing: list[Fitted]) -> None:
+def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:
     modules = set(model.modules())
     gone = [f.site.name for f in missing if f.site.module not in modules]
     if gone:

@@ -8,35 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.computation import attention
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.call import Call
-from headwise.core.call_context import PassingCall
-from headwise.core.forward import Forward
 from headwise.core.method import Method
+from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.regularizing.fitted_site import Fitted
-
-
-class StandaloneOwner:
-    """Stands in for the handle where a call has no model around it."""
-
-    def __init__(self, seed: int, first: Tensor | None) -> None:
-        self.seed, self.first = seed, first
-        self.fresh = self.differentiates = False
-        self.forward = Forward()
-
-    def count(self, method: Method) -> int:
-        """Give the number of sites: one."""
-        return 1
-
-    def share_values(self, call: PassingCall) -> None:
-        """There is no layer above."""
-
-    def first_values(self, call: PassingCall) -> Tensor | None:
-        """Give the values handed in."""
-        return self.first
-
-    def record(self, call: Call) -> None:
-        """Penalties stay on the call, where `attend_with` reads them."""
 
 
 def standalone_site(
@@ -49,9 +25,16 @@ def standalone_site(
     return site
 
 
-def fit_standalone(methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None) -> Fitted:
+def fit_standalone(
+    methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None
+) -> FittedLayer:
     """Fit methods onto a site that has no host, their parameters built."""
-    fitted = Fitted(site, methods, StandaloneOwner(seed, first_values))
+    fitted = FittedLayer(site, methods, SharedState(seed))
+    # Without values of a first layer it is the first itself.
+    fitted.shares_values = first_values is None
+    if first_values is not None:
+        fitted.shared.forward.begin(None)
+        fitted.running().carried[site.stack] = first_values
     for method, state in zip(methods, fitted.states, strict=True):
         if method.overrides("build"):
             method.build(site, state)
@@ -67,7 +50,7 @@ def attend_with(
     form: str = "fast",
     training: bool = True,
     need_weights: bool = False,
-    fitted: Fitted | None = None,
+    fitted: FittedLayer | None = None,
     cross: bool = False,
     hidden: Tensor | None = None,
     first_values: Tensor | None = None,
@@ -84,7 +67,7 @@ def attend_with(
     fitted = fitted or fit_standalone(
         methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values
     )
-    fitted.counter.zero_()
+    fitted.passes.counter.zero_()
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

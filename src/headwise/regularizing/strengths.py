@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core import schedule
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule, extremes, number
 from headwise.core.site import Site
-from headwise.regularizing.fitted_site import Fitted
 
 
 class Strengths:
@@ -51,11 +51,11 @@ class Strengths:
                 _check(known, name, value)
         self.chosen.update({(known, name): value for known in hit for name, value in changes.items()})
 
-    def write(self, fitted: Iterable[Fitted], step: int) -> None:
+    def write(self, fitted: Iterable[FittedLayer], step: int) -> None:
         """Write the strengths of this step into the tensors that the methods read."""
         for f in fitted:
-            for method, values in zip(f.methods, f.values, strict=True):
-                for name, tensor in values.items():
+            for method, state in zip(f.methods, f.states, strict=True):
+                for name, tensor in state.strengths.items():
                     tensor.fill_(self.at(method, name, step, f.site))
 
     def at(self, method: Method, name: str, step: int, site: Site) -> float:

@@ -6,20 +6,20 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
-from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.strengths import Strengths
 
 
-def progress(step: int, fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
+def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
     """Give the optimizer's steps, the passes through each site, and the strengths that were set."""
-    counters = {f.site.name: int(f.counter) for f in fitted}
+    counters = {f.site.name: int(f.passes.counter) for f in fitted}
     kinds = [type(method).__name__ for method in methods]
     return {"step": step, "counters": counters, "methods": kinds, "strengths": strengths.state(methods)}
 
 
 def check_progress(
-    state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]
+    state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> None:
     """Raise ValueError where a state is that of another model or of other methods."""
     if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
@@ -42,11 +42,13 @@ def check_progress(
         )
 
 
-def load_progress(state: dict[str, Any], fitted: list[Fitted], strengths: Strengths, methods: Sequence[Method]) -> int:
+def load_progress(
+    state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
+) -> int:
     """Take a state that was checked, and give its step."""
     step = int(state["step"])
     for f in fitted:
-        f.counter.fill_(int(state["counters"][f.site.name]))
+        f.passes.counter.fill_(int(state["counters"][f.site.name]))
     # States of version 0.1's first days know of no strengths.
     strengths.load_state(methods, state.get("strengths", ()))
     strengths.write(fitted, step)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from headwise.core.masked import masked_logits
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import LogitBlock, Reading
 
@@ -60,10 +61,7 @@ class Logits:
         out = scratch[: b * heads * r * width].view(b * groups, heads // groups * r, width)
         keys = k.reshape(b * groups, width, d).transpose(1, 2)
         out.baddbmm_(q.reshape(b * groups, -1, d), keys, beta=0, alpha=reading.factor)
-        logits = out.view(b, heads, r, width)
-        if reading.softcap is not None:
-            logits.div_(reading.softcap).tanh_().mul_(reading.softcap)
-        seen = self._hide(logits, samples, rows)
+        logits, seen = self._masked(out.view(b, heads, r, width), samples, rows)
         if reading.edit is not None:
             forbidden = logits.masked_fill(logits <= FAR / 2, -torch.inf)
             edited = reading.edit(forbidden, self._at_hand(q, k, samples, rows, seen))
@@ -77,23 +75,21 @@ class Logits:
         mask = None if mask is None else mask[..., : k.shape[2]]
         return LogitBlock(q, k, mask, None if seen is None else seen > 0, samples, positions)
 
-    def _hide(self, logits: Tensor, samples: slice, rows: slice) -> Tensor | None:
-        reading, sampled, width = self.reading, self.queries.sampled, logits.shape[-1]
+    def _masked(self, products: Tensor, samples: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
+        reading, sampled, width = self.reading, self.queries.sampled, products.shape[-1]
         if reading.mask is None and reading.causal and not sampled:
+            logits = masked_logits(products, softcap=reading.softcap)
             seen = logits.new_ones(logits.shape[-2:]).tril(rows.start)
             # Only the square at the end of the block is cut by the diagonal; FAR swallows what it is added to.
             logits[..., rows.start :].add_((1 - seen[:, rows.start :]) * FAR)
-            return seen
+            return logits, seen
         positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
         consecutive = None if sampled else rows
         mask = reading.mask_at(samples, positions, consecutive)
-        if mask is not None and mask.dtype != torch.bool:
-            logits.add_(mask[..., :width])
         allowed = reading.allowed(samples, positions, consecutive)
-        if allowed is None:
-            return None
-        logits.masked_fill_(~allowed[..., :width], FAR)
-        return allowed[..., :width].to(logits.dtype)
+        mask, allowed = (None if x is None else x[..., :width] for x in (mask, allowed))
+        logits = masked_logits(products, mask, allowed, softcap=reading.softcap, forbidden=FAR)
+        return logits, None if allowed is None else allowed.to(logits.dtype)
 
 
 def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headwise.attention.kernels.row_statistics import entropy_of
 from headwise.statistics.scan import Logits
 
 
@@ -79,7 +80,7 @@ class SoftmaxBlock:
         if self.beyond is not None:
             fall = fall + self.beyond.exp() * self.beyond
         # Rounding may leave the entropy of a row with one key a hair below zero.
-        return (self.total.log() - fall / self.total).clamp_min(0)
+        return entropy_of(self.total.log(), fall, self.total).clamp_min(0)
 
     def weights(self, valid: Tensor) -> Tensor:
         """Returns the weights (b,H,r,w), zero in rows where `valid` is; spends `powers`."""

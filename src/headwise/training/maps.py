@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.call import Call
 from headwise.experiments.evaluation import Evaluation
 from headwise.results.maps_record import LayerMaps, MapsRecord
@@ -13,7 +14,7 @@ from headwise.training.batches import Examples, first
 from headwise.training.evaluate import answer
 from headwise.training.train import Training
 from headwise.watching.observed import reading_of
-from headwise.watching.places import Places, WatchedSite
+from headwise.watching.places import Places
 
 # tokens of a map that a picture still shows
 MOST = 65
@@ -41,7 +42,7 @@ def read_maps(training: Training, evaluation: Evaluation, examples: Examples) ->
     places = Places(model, None)
     inside = [place for place in places.sites if not place.site.is_cross]
     chosen = list(dict.fromkeys([*inside[:1], *inside[-1:]]))
-    seen: list[tuple[WatchedSite, _Mapping]] = [(place, _Mapping()) for place in chosen]
+    seen: list[tuple[FittedLayer, _Mapping]] = [(place, _Mapping()) for place in chosen]
     try:
         for place, mapping in seen:
             place.observer, place.armed = mapping, True
@@ -55,6 +56,6 @@ def read_maps(training: Training, evaluation: Evaluation, examples: Examples) ->
     )
 
 
-def _layer(place: WatchedSite, weights: Tensor) -> LayerMaps:
+def _layer(place: FittedLayer, weights: Tensor) -> LayerMaps:
     heads = [[[round(weight, DIGITS) for weight in row] for row in rows] for rows in weights.tolist()]
     return LayerMaps(layer=place.site.name, depth=place.site.depth, heads=heads)

@@ -26,7 +26,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
         real: which queries are real tokens (B, T), where that is known; else it is read off the mask.
     """
     site = call.site
-    editing = [m for m in call.context.active(call.training) if m.overrides("logits") and not m.draws()]
+    editing = [m for m in call.layer.active(call.training) if m.overrides("logits") and not m.draws()]
     q, k, edit = _edited(call, editing)
     mask = call.mask
     obstacle = product if isinstance(product, str) else _obstacle(call, editing)
@@ -105,7 +105,7 @@ def _obstacle(call: Call, editing: list[Method]) -> str | None:
         return "rotary positions turn queries and keys"
     if site.qk_norm:
         return "queries and keys are normalised"
-    edits = [m for m in call.context.active(call.training) if m.overrides("inputs")] + editing
+    edits = [m for m in call.layer.active(call.training) if m.overrides("inputs")] + editing
     return f"{edits[0]!r} edits them" if edits else None
 
 

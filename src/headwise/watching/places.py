@@ -8,15 +8,13 @@ import torch
 from torch import nn
 
 from headwise import hosts
+from headwise.attention.fitted_layer import FittedLayer, bare_layers
+from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.bare_site import BareSite, ForwardHooks, bare_sites
 from headwise.hosts.layers.candidate import Candidate
-from headwise.regularizing.fitted_site import Fitted
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.plan import Where, no_site, selection
 from headwise.statistics import STATISTICS
-
-WatchedSite = Fitted | BareSite
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -47,28 +45,33 @@ class Places:
         chosen = _chosen(self.model, found, where)
         # whatever `where` leaves out belongs to the whole model
         self.all_sites = [one.site for one in found if one.adapter is not None]
-        known: dict[nn.Module, WatchedSite] = dict(bare_sites(self.model.modules()))
-        known |= {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
+        carrying = {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
+        known = bare_layers(self.model) | carrying
         for one in chosen:
             if (site := known.get(one.site.module)) is not None and site.observer is not None:
                 raise ValueError(f"{one.site.name} is watched already: call remove() on the other watch first")
-        self.sites: list[WatchedSite] = []
+        self.sites: list[FittedLayer] = []
         try:
-            self._stand(chosen, {module: site for module, site in known.items() if isinstance(site, Fitted)})
+            self._stand(chosen, carrying)
         except BaseException:
             self.leave()
             raise
 
-    def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, Fitted]) -> None:
-        # A copy of a watched model carries bare sites that nobody reads: they give way.
-        for bare in bare_sites(self.model.modules()).values():
+    def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, FittedLayer]) -> None:
+        # A copy of a watched model carries bare layers that nobody reads: they give way.
+        for bare in bare_layers(self.model).values():
             if bare.observer is None:
-                bare.step_off()
-        # A fitted site follows the forwards through its handle.
-        hooks = ForwardHooks(self.model) if any(one.site.module not in carrying for one in chosen) else None
+                bare.detach()
+        shared = SharedState(bare=True)
+        # A layer with methods follows the forwards through its handle.
+        if any(one.site.module not in carrying for one in chosen):
+            shared.follow(self.model)
         for one in chosen:
-            assert one.adapter is not None
-            self.sites.append(carrying.get(one.site.module) or BareSite(one.site, one.adapter, hooks))
+            layer = carrying.get(one.site.module)
+            if layer is None:
+                layer = FittedLayer(one.site, [], shared, one.adapter)
+                layer.attach()
+            self.sites.append(layer)
 
     @property
     def device(self) -> torch.device:
@@ -95,8 +98,8 @@ class Places:
         """Take away what was added; methods stay, and a handle that was removed before took its own sites along."""
         for one in self.sites:
             one.armed, one.observer = False, None
-            if isinstance(one, BareSite):
-                one.step_off()
+            if one.shared.bare:
+                one.detach()
         self.sites = []
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.call import Call
 from headwise.core.forward import Entered
 from headwise.core.site import Site
-from headwise.watching.places import WatchedSite
 
 NAMES = ("stream_cosine", "stream_high_frequency", "final_cosine", "final_high_frequency")
 FINAL = NAMES[2:]
@@ -28,8 +28,8 @@ class Stream:
         final: whether what leaves the block is read too.
     """
 
-    def __init__(self, place: WatchedSite, model: nn.Module, left: Callable[[Tensor], None]) -> None:
-        self.place: WatchedSite | None = place
+    def __init__(self, place: FittedLayer, model: nn.Module, left: Callable[[Tensor], None]) -> None:
+        self.place: FittedLayer | None = place
         self._left = left
         block, self.obstacle = block_of(place.site, model)
         self.final = block is not None and place.site.depth == place.site.layers - 1

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.statistics.curvature import sharpness
 from headwise.watching.figures import Figures
 from headwise.watching.matrices import OUTSIDE, Matrices
-from headwise.watching.places import Places, WatchedSite
+from headwise.watching.places import Places
 from headwise.watching.weights import known_names
 
 MATRIX_NORM, SHARPNESS, SHARE = "matrix_norm", "sharpness", "sharpness_share"
@@ -116,7 +117,7 @@ class WholeModel:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, sites: Iterable[WatchedSite], handle: Regularized | None) -> Iterator[None]:
+def undisturbed(model: nn.Module, sites: Iterable[FittedLayer], handle: Regularized | None) -> Iterator[None]:
     """Let forwards run that leave nothing behind: no draw, no buffer, no penalty of a method, no reading of a head."""
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.core.masked import allowed_keys, masked_logits
 from headwise.core.precision import at_least_fp32
 
 # Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of few
@@ -26,16 +27,19 @@ def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale:
 
 def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
     """Mask logits (..., t, N) of the queries that begin at row `start`, in place."""
-    if mask is not None:
-        rows = mask if mask.shape[-2] == 1 else mask[..., start : start + s.shape[-2], :]
-        if rows.dtype == torch.bool:
-            s.masked_fill_(~rows, float("-inf"))
-        else:
-            s += rows.to(s.dtype)
-    if causal:
-        query = torch.arange(start, start + s.shape[-2], device=s.device)[:, None]
-        s.masked_fill_(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
-    return s
+    queries = slice(start, start + s.shape[-2])
+    rows = mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]
+    cutting = rows if rows is not None and rows.dtype == torch.bool else None
+    return masked_logits(s, rows, allowed_keys(cutting, causal, queries, s.shape[-1], s.device))
+
+
+def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
+    """Give the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, in the memory of what comes in.
+
+    It keeps its digits where entropy collapses. Of each row: `log_total` log Z, `fall` sum(e D) and `total` Z = sum(e), with
+    D = s - max(s) and e = exp(D).
+    """
+    return log_total.sub_(fall.div_(total))
 
 
 def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
@@ -190,7 +194,7 @@ def _forward(
             z.masked_fill_(z == 0, 1.0)
         logz = z.log()
         lse[b, h, t] = top.squeeze(-1).add_(logz)
-        entropy[b, h, t] = logz.sub_(torch.linalg.vecdot(e, d).div_(z))
+        entropy[b, h, t] = entropy_of(logz, torch.linalg.vecdot(e, d), z)
         square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
         # Sums of many values, before they are divided by z, pass the largest number of fp16.
         values = at_least_fp32(v[b, h, n]) if v.dtype == torch.float16 else v[b, h, n]

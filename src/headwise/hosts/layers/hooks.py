@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.forward import Entered
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.hosted_site import HostedSite
 
 
 class Hooks:
@@ -20,7 +20,7 @@ class Hooks:
         inside: whether the output projection runs inside the site's forward, so that one that never ran is noticed.
     """
 
-    def __init__(self, fitted: HostedSite, inside: bool = False) -> None:
+    def __init__(self, fitted: FittedLayer, inside: bool = False) -> None:
         self.fitted, self.inside = fitted, inside
         self.left = False
         self.arrived = Entered()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise import projections
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
@@ -16,7 +17,6 @@ from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.code import calls, passes_true, uses
 from headwise.hosts.layers.declared import attends_across, looks_like_attention, other_positions, over_channels
 from headwise.hosts.layers.hooks import Hooks
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.sdpa import call, flex, open_sites
 from headwise.hosts.sdpa.limits import Limits
@@ -39,7 +39,7 @@ class SdpaAdapter:
         self.site = site
         # As the module declares them: the site's own number may be what an example showed.
         self.heads = site.heads
-        self.fitted: HostedSite | None = None
+        self.fitted: FittedLayer | None = None
         self.hooks: Hooks | None = None
         self.handles: list[Any] = []
         # The calls seen while the model is examined on an example.
@@ -53,7 +53,7 @@ class SdpaAdapter:
         _give_back_with(twin)
         return twin
 
-    def attach(self, fitted: HostedSite) -> None:
+    def attach(self, fitted: FittedLayer) -> None:
         """Hook the module and, for the first site of all, stand in for the function."""
         output = projections.output(fitted.site, "what acts on the branch").module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)

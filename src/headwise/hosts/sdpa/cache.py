@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.masked import visible
-from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 
 
 def newest_last(
-    fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
     """
     queries, keys = q.shape[2], k.shape[2]
-    if keys <= queries or not asks_for_own_tokens(fitted):
+    if keys <= queries or not fitted.needs_own_tokens():
         return k, v, mask
     if causal:
         # A static cache's first filling: no query sees a place behind the queries.

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attention.softmax import fused
-from headwise.core.live_sites import live_sites
 from headwise.core.masked import hide_other_regions
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.sdpa.cache import newest_last
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
@@ -43,7 +42,7 @@ def stand_in() -> None:
 
 def step_aside() -> None:
     """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
-    left = any(f.site.host == "fused" for f in live_sites())
+    left = any(f.site.host == "fused" for f in live_layers())
     if not left and F.scaled_dot_product_attention is routed:
         F.scaled_dot_product_attention = standing.plain
         standing.on = False
@@ -85,14 +84,16 @@ def routed(
     return shape.from4(out)
 
 
-def _note(adapter: Limited, fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _note(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Keep the call where the model is examined on an example, with the number of rows that entered the layer."""
     if adapter.record is not None:
         entered = fitted.entered.latest
         adapter.record.append((q, k, v, 0 if entered is None else entered.shape[0]))
 
 
-def _masking(fitted: HostedSite, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
+def _masking(
+    fitted: FittedLayer, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor
+) -> tuple[Tensor | None, bool]:
     """Give the mask (B|1, H|1, T, N), and whether causality is to be added to it."""
     if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
         mask = hide_other_regions(mask)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.core.live_sites import live_sites
+from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.layers.code import forward_of, names_used, reached
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import Shape
@@ -51,7 +50,7 @@ def stand_in(layer: nn.Module) -> None:
 
 def step_aside() -> None:
     """Give the function back everywhere when no fitted site is left."""
-    if any(f.site.host == "fused" for f in live_sites()):
+    if any(f.site.host == "fused" for f in live_layers()):
         return
     while _places:
         _, (holder, name, kept) = _places.popitem()
@@ -125,13 +124,13 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
     return routed
 
 
-def _untouched(fitted: HostedSite, training: bool) -> bool:
+def _untouched(fitted: FittedLayer, training: bool) -> bool:
     """Tell whether nothing acts on, reads or carries this call, so that the library's own kernel runs."""
     acts = any(touches_call(m) for m in fitted.active(training))
     return not (acts or fitted.armed or fitted.shares_values or fitted.needs("branch"))
 
 
-def _refuse(fitted: HostedSite, asked: list[str]) -> None:
+def _refuse(fitted: FittedLayer, asked: list[str]) -> None:
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{fitted.site.name} calls flex_attention in a compiled graph, where its masks cannot be read: compile the parts of the model "
@@ -145,7 +144,7 @@ def _refuse(fitted: HostedSite, asked: list[str]) -> None:
 
 def _serve(
     adapter: Limited,
-    fitted: HostedSite,
+    fitted: FittedLayer,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -184,7 +183,7 @@ def _allowed(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     return blocks[..., :queries, :keys].to(q.device) & inside
 
 
-def _bias(fitted: HostedSite, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
+def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
     """Give what a score_mod adds to each score, (B, H, T, N), with its gradients.
 
     Raises:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.layers.refusal import refusal
 from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Served, Shape, batch
 
@@ -21,7 +21,7 @@ class Limits:
     What the module did not declare is seen in its calls alone; each reason is asked for once, when the site is fitted.
     """
 
-    def __init__(self, fitted: HostedSite) -> None:
+    def __init__(self, fitted: FittedLayer) -> None:
         site, methods = fitted.site, fitted.methods
         self.causal = _first(methods, _as(site, causal=True))
         self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
@@ -56,7 +56,7 @@ def _first(methods: list[Method], site: Site) -> str | None:
     return None
 
 
-def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> int | None:
+def samples_of(fitted: FittedLayer, limits: Limits, shape: Shape, rows: int) -> int | None:
     """Give how many samples a call of so many rows holds, or None where each row is one.
 
     Raises:
@@ -83,7 +83,7 @@ def samples_of(fitted: HostedSite, limits: Limits, shape: Shape, rows: int) -> i
     return samples
 
 
-def _unknown(fitted: HostedSite, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
+def _unknown(fitted: FittedLayer, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
     start = f"{fitted.site.name} is called with {rows} rows"
     if samples is None:
         return (

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core import recompute as passes
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.hosted_site import HostedSite
 
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
@@ -27,7 +27,7 @@ class Served(Protocol):
 
     site: Site
     heads: int | None
-    fitted: HostedSite | None
+    fitted: FittedLayer | None
     record: list[tuple[Tensor, Tensor, Tensor, int]] | None
 
 
@@ -119,7 +119,7 @@ def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
     return mask & order if mask.dtype == torch.bool else mask.masked_fill(~order, float("-inf"))
 
 
-def batch(fitted: HostedSite) -> int | None:
+def batch(fitted: FittedLayer) -> int | None:
     """Give the number of samples the whole model was called with, or None where that is not known."""
     forward = fitted.running()
     known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
@@ -139,7 +139,7 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     return places[0]
 
 
-def _folded(adapter: Served, fitted: HostedSite, heads: int, q: Tensor) -> int:
+def _folded(adapter: Served, fitted: FittedLayer, heads: int, q: Tensor) -> int:
     """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
     order = fitted.site.row_order
     if order == OWN or q.shape[0] % heads:

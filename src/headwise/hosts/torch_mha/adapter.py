@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.forward import Entered
 from headwise.core.method import Method, touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.declared import is_cross
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.layers.refusal import refusal
 from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.torch_mha.call import Arguments, across, attend, fits
@@ -72,7 +72,7 @@ class TorchAdapter:
 
     def __init__(self, site: Site, layers: list[nn.TransformerEncoderLayer]) -> None:
         self.site, self.layers = site, layers
-        self.fitted: HostedSite | None = None
+        self.fitted: FittedLayer | None = None
         self.native: list[int] = []
         self.dropout: Any = None
         # why methods here have no meaning in a call that attends to other tokens than its queries
@@ -85,7 +85,7 @@ class TorchAdapter:
         assert isinstance(module, nn.MultiheadAttention)
         return module
 
-    def attach(self, fitted: HostedSite) -> None:
+    def attach(self, fitted: FittedLayer) -> None:
         """Route the module's attention through `fitted`; keep the native path off where a method acts in evaluation."""
         self.fitted = fitted
         crossed = replace(self.site, is_cross=True)
@@ -165,7 +165,7 @@ class TorchAdapter:
         )
 
     def _routed(
-        self, fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+        self, fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor, given: Arguments
     ) -> tuple[Tensor, Tensor | None]:
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(fitted, query, key, value, given)
@@ -179,7 +179,7 @@ class TorchAdapter:
         self._refuse_across(fitted, query, key)
         return attend(fitted, query, key, value, given)
 
-    def _refuse_across(self, fitted: HostedSite, query: Tensor, key: Tensor) -> None:
+    def _refuse_across(self, fitted: FittedLayer, query: Tensor, key: Tensor) -> None:
         """Raise RuntimeError where a method that acts now has no meaning in a call to other tokens."""
         if not self.not_across or not across(self.site, query, key):
             return
@@ -191,7 +191,7 @@ class TorchAdapter:
                 )
 
     def _nested(
-        self, fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+        self, fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor, given: Arguments
     ) -> tuple[Tensor, Tensor | None]:
         one = query is key and key is value and query.layout == torch.strided
         masked = given.key_padding_mask is not None or given.attn_mask is not None
@@ -209,7 +209,7 @@ class TorchAdapter:
         return torch.nested.as_nested_tensor([rows[:n] for rows, n in zip(out, lengths, strict=True)]), None
 
 
-def _acts(fitted: HostedSite) -> bool:
+def _acts(fitted: FittedLayer) -> bool:
     """Tell whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
     acting: Any = fitted.active(False)
     return fitted.shares_values or any(

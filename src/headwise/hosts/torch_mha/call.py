@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.attention.softmax import fused
 from headwise.core.site import Site
-from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def across(site: Site, query: Tensor, key: Tensor) -> bool:
 
 
 def attend(
-    fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+    fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor, given: Arguments
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the module's forward with the methods of `fitted` at their stages."""
     module = _module(fitted)
@@ -79,7 +79,7 @@ def attend(
     extra = k.shape[2] - key.shape[0]
     mask, causal = _mask(given, q, extra, query.dtype)
     dropout = module.dropout if module.training else 0.0
-    front = extra > 0 and asks_for_own_tokens(fitted)
+    front = extra > 0 and fitted.needs_own_tokens()
 
     def original() -> tuple[Tensor, Tensor | None]:
         added = None if mask is None else _added(mask, query.dtype)
@@ -109,13 +109,13 @@ def attend(
     return _left(fitted, out, batched), weights
 
 
-def _module(fitted: HostedSite) -> nn.MultiheadAttention:
+def _module(fitted: FittedLayer) -> nn.MultiheadAttention:
     module = fitted.site.module
     assert isinstance(module, nn.MultiheadAttention)
     return module
 
 
-def _entered(fitted: HostedSite, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _entered(fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
     batched, batch_first = query.dim() == 3, _module(fitted).batch_first
     x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
@@ -245,7 +245,7 @@ def _own(
     return torch.bmm(a, v.flatten(0, 1)).unflatten(0, (batch, heads)), a.unflatten(0, (batch, heads))
 
 
-def _left(fitted: HostedSite, out: Tensor, batched: bool) -> Tensor:
+def _left(fitted: FittedLayer, out: Tensor, batched: bool) -> Tensor:
     """Project the heads' output and show it to the `branch` stages; give it in the layout of the inputs."""
     module = _module(fitted)
     tokens, batch = out.shape[2], out.shape[0]

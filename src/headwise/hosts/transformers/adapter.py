@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from headwise import projections
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.code import calls
 from headwise.hosts.layers.hooks import Hooks
-from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.transformers.call import routed
@@ -102,7 +102,7 @@ class TransformersAdapter:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.fitted: HostedSite | None = None
+        self.fitted: FittedLayer | None = None
         self.config: Any = None
         self.cache: Any = None
         self.verified = False
@@ -113,7 +113,7 @@ class TransformersAdapter:
         """Give the host's own implementation: what the shared config names now."""
         return self.config._attn_implementation or "eager"
 
-    def attach(self, fitted: HostedSite) -> None:
+    def attach(self, fitted: FittedLayer) -> None:
         """Route the module's attention through `fitted`."""
         register()
         module = self.site.module
@@ -130,7 +130,7 @@ class TransformersAdapter:
         module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
         self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
-        if asks_for_own_tokens(fitted):
+        if fitted.needs_own_tokens():
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):

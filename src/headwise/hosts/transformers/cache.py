@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.hosted_site import HostedSite, asks_for_own_tokens
 from headwise.hosts.transformers.routed import Routed
 
 
 def newest_last(
-    adapter: Routed, fitted: HostedSite, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    adapter: Routed, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
@@ -26,7 +26,7 @@ def newest_last(
     if causal and keys > queries:
         # A static cache's first filling: the places behind the queries are empty.
         return k[:, :, :queries], v[:, :, :queries], mask
-    if not asks_for_own_tokens(fitted):
+    if not fitted.needs_own_tokens():
         return k, v, mask
     layer = _layer(adapter)
     if isinstance(getattr(layer, "cumulative_length", None), Tensor) and layer.keys.shape[2] == keys:
@@ -49,7 +49,9 @@ def _layer(adapter: Routed) -> Any:
     # Layers that take over the keys of an earlier one have a place in the cache without any (Gemma 3n): they are those of the
     # last layer before it that has its own, of the same kind (sliding or not).
     kinds = getattr(adapter.site.module.config, "layer_types", None) or [None] * len(layers)
-    own = [i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))]
+    own = [
+        i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))
+    ]
     return layers[own[-1]] if own else None
 
 

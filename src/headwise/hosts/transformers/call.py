@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.hosted_site import HostedSite
 from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.transformers.cache import newest_last
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed
@@ -79,7 +79,7 @@ def routed(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _standing_on(module: nn.Module) -> tuple[Routed, HostedSite]:
+def _standing_on(module: nn.Module) -> tuple[Routed, FittedLayer]:
     adapter: Routed | None = module.__dict__.get(PLACE)
     if adapter is None or adapter.fitted is None:
         raise RuntimeError(
@@ -163,7 +163,7 @@ def _four(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
 
 
 def verify(
-    adapter: Routed, fitted: HostedSite, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
+    adapter: Routed, fitted: FittedLayer, original: Any, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]
 ) -> None:
     """Compare a family's own eager function with the core once: what its keywords do not tell must not be lost.
 

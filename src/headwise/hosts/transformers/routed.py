@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.site import Site
-from headwise.hosts.layers.hosted_site import HostedSite
 
 # Our name among transformers' attention implementations, and where a routed module keeps its adapter.
 KEY = "headwise"
@@ -23,7 +23,7 @@ class Routed(Protocol):
     """
 
     site: Site
-    fitted: HostedSite | None
+    fitted: FittedLayer | None
     cache: Any
     verified: bool
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.call_context import PassingCall
+from headwise.core.call import Call
 from headwise.core.forward import Forward
 
 
-def share(forward: Forward, call: PassingCall) -> None:
+def share(forward: Forward, call: Call) -> None:
     """Keep the values of a stack's first self attention for the layers above.
 
     Raises:
@@ -28,14 +28,14 @@ def share(forward: Forward, call: PassingCall) -> None:
         now.given.clear()
 
 
-def first_values(forward: Forward, call: PassingCall) -> Tensor | None:
+def first_values(forward: Forward, call: Call) -> Tensor | None:
     """Give the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that site itself.
 
     Raises:
         RuntimeError: where that site did not run in this forward, or has other tokens or heads.
     """
     stack, this = call.site.stack, call.open_pass()
-    if call.context.shares_values:
+    if call.layer.shares_values:
         return None
     if this.again is True and this.region is not None:
         for inner in this.first_runs:
@@ -59,7 +59,7 @@ def first_values(forward: Forward, call: PassingCall) -> Tensor | None:
     return values
 
 
-def _same_tokens(call: PassingCall, values: Tensor) -> None:
+def _same_tokens(call: Call, values: Tensor) -> None:
     cached = call.queries < call.keys
     same = values.shape[:2] == call.v.shape[:2] and values.shape[3] == call.v.shape[3]
     # With a cache only the new tokens' own values are compared, and sliding layers keep fewer of the old ones.

@@ -1,0 +1,85 @@
+"""What the fitted layers of one model share: the seed of their draws, the forward that runs now, the penalties not yet read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.core.call import Call
+from headwise.core.forward import Forward
+
+# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else None)
+Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None]
+
+
+class Penalties:
+    """The penalties of the training forwards since the loss was last read."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Penalties:
+        # They belong to the graph of this model's forwards: a copy of the model has none yet.
+        return Penalties()
+
+    def record(self, call: Call) -> None:
+        """Take the penalties of a call, unless the call repeats an earlier one or is not differentiated."""
+        again = call.open_pass().again
+        if again is True or not torch.is_grad_enabled():
+            return
+        self.entries += [(total, weight, again, None) for total, weight in call.penalties]
+        self.entries += [(squares, count, again, strength) for squares, count, strength in call.norms]
+
+    def take(self) -> list[Entry]:
+        """Give them, and begin anew."""
+        taken, self.entries = self.entries, []
+        return taken
+
+
+class SharedState:
+    """What the fitted layers of one model share.
+
+    Attributes:
+        seed: of the run's draws.
+        bare: whether no handle fitted them: they stand for a watch, or for a look at an example.
+        forward: the forward of the whole model that runs now.
+        penalties: of the training forwards since the loss was read.
+        fresh: whether a training forward came by since the loss was read; layers set it.
+        differentiates: whether a training forward of the whole model with gradients runs now.
+    """
+
+    def __init__(self, seed: int = 0, *, bare: bool = False) -> None:
+        self.seed, self.bare = seed, bare
+        self.forward, self.penalties = Forward(), Penalties()
+        self.fresh = self.differentiates = False
+        self._hooks: list[Any] = []
+
+    def begin(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Begin a forward of the whole model with these arguments: the first tensor tells how many samples it holds."""
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
+        self.forward.begin(tensors[0].size(0) if tensors else None)
+
+    def follow(self, model: nn.Module) -> None:
+        """Follow the forwards of a model that has no handle."""
+        self._hooks = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            # A forward that failed half-way ends too.
+            model.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def unfollow(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.begin(args, kwargs)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.forward.end()
