@@ -240,14 +240,20 @@ def main():
     total = sum(KINDS[name].share for name in chosen)
     wanted = {name: max(1, round(asked.kills * KINDS[name].share / total)) for name in chosen}
     wanted[chosen[0]] += asked.kills - sum(wanted.values())
+    with contextlib.suppress(KeyboardInterrupt):
+        strike_all(storm, chosen, wanted)
+    print(json.dumps(storm.summary() | {"seconds": round(time.monotonic() - begun)}))
+    sys.exit(1 if any(storm.faults.values()) else 0)
+
+
+def strike_all(storm, chosen, wanted):
+    """Strike every kind; Ctrl-C ends the storm early, and what was found until then is told."""
     for name in chosen:
         with ray_cluster() if name == "ray" else contextlib.nullcontext((None, [])) as (storm.ray, storm.family):
             storm.strike(name, wanted[name])
         if left := [process for process in storm.family if process.is_running()]:
             storm.fault("processes_left", f"ray: {left} stayed behind")
         print(f"{name}: {storm.kills[name]} kills, {storm.studies[name]} studies", flush=True)
-    print(json.dumps(storm.summary() | {"seconds": round(time.monotonic() - begun)}))
-    sys.exit(1 if any(storm.faults.values()) else 0)
 
 
 if __name__ == "__main__":
