@@ -13,7 +13,9 @@ import statistics_page
 import headwise
 import headwise.report
 import headwise.study
+import headwise.testing
 from headwise import methods
+from headwise.testing import contract
 
 COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
 # what the author of a method, a statistic or a report's reader meets behind the public names
@@ -24,6 +26,7 @@ INNER = {
         "headwise.compressing.record.Compressed",
         "headwise.statistics.curvature.sharpness.Sharpness",
     ),
+    "What `check_method` gives": ("headwise.testing.contract.Checked",),
     "What the author of a method meets": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
 }
 
@@ -36,11 +39,12 @@ def write(folder: Path) -> None:
     _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names + optional, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
+    _put(folder / "testing.md", _page("headwise.testing", "headwise.testing", headwise.testing.__all__, _checks()))
     _put(folder / "own_method.md", _own_method())
     _put(folder / "objects.md", _objects())
     _put(folder / "statistics.md", statistics_page.page())
     _put(folder / "command_line.md", _command_line())
-    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "own_method", "objects", "statistics", "command_line", "```"])
+    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line", "```"])
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 
@@ -54,6 +58,13 @@ OWN_METHOD = (
 
 def _page(title: str, module: str, names: list[str], intro: str = "") -> str:
     return "\n\n".join([f"# {title}", *([intro] if intro else []), *(_entry(f"{module}.{name}") for name in names)]) + "\n"
+
+
+def _checks() -> str:
+    """Return the table of the checks that `check_method` runs."""
+    every = (*contract.OF_SETTINGS, *contract.OF_CALLS, *contract.OF_MODELS)
+    rows = [f"| `{check.__name__}` | {(check.__doc__ or '').removeprefix('Check ').split('.')[0]} |" for check in every]
+    return "\n".join(["| check | what must hold |", "|---|---|", *rows])
 
 
 def _own_method() -> str:
