@@ -5,12 +5,11 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
-from headwise.core.method import REGISTRY
-from headwise.testing import check_method, on_models
-from headwise.testing.contract import CHECKS, OF_MODELS
+from headwise.core.method import REGISTRY, touches_call
+from headwise.testing import check_method, contract, on_models
+from headwise.testing.contract import CHECKS
 
-# FeatScale and LSA have no meaning on causal models; padding is left to them.
-NEVER_REFUSED = {check.__name__ for check in OF_MODELS}
+OF_CALLS, OF_MODELS = ({check.__name__ for check in family} for family in (contract.OF_CALLS, contract.OF_MODELS))
 NAMES = list(shelf.__all__)
 # Where a method has no meaning and says so by name; everything else must fit.
 MEANINGLESS = {(name, host) for name in ("FeatScale", "LSA") for host in ("own-causal", "llama", "llama-left-padded")}
@@ -70,6 +69,11 @@ def test_a_deep_copy_and_a_state_dict_carry_everything(name, host):
 def test_the_method_keeps_the_contract_that_strangers_are_asked_for(name):
     checked = check_method(REGISTRY[name])
     assert [one.name for one in checked] == [check for check in CHECKS if check != "compiles"]
-    # A refusal has a reason, and each check of models is made on more than one.
-    assert all(reason for one in checked for reason in one.refused.values())
-    assert all(one.on for one in checked if one.name in NEVER_REFUSED)
+    refused = {(one.name, model) for one in checked for model in one.refused if one.name in OF_MODELS}
+    causal = {(check, "a causal model") for check in OF_MODELS - {"compiles"}}
+    assert refused == (causal if (name, "own-causal") in MEANINGLESS else set())
+    in_the_call = touches_call(REGISTRY[name]())
+    # QKClip reads the call, and stands on the weights of a layer, which a call alone has not.
+    assert {one.name for one in checked if one.name in OF_CALLS and one.on} == (
+        OF_CALLS if in_the_call and name != "QKClip" else set()
+    )

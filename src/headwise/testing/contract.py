@@ -33,7 +33,8 @@ OF_MODELS: dict[Callable[[type[Method], Host], None], tuple[str, ...]] = {
     on_models.tokens_out_of_sight_do_not_matter: tuple(n for n, host in MODELS.items() if host.unseen is not None),
     on_models.autocast_works: tuple(MODELS),
     on_models.losses_only_in_training: tuple(MODELS),
-    on_models.folding_keeps_the_bits: tuple(MODELS),
+    # Once nothing acts, torch's encoder serves padding by another kernel of its own, whose bits differ.
+    on_models.folding_keeps_the_bits: tuple(n for n in MODELS if n != "torch's encoder with padding"),
     on_models.removal_leaves_no_trace: tuple(MODELS),
     on_models.copied_models_stand_alone: tuple(MODELS),
     on_models.compiles: ("a model with plain attention", "torch's encoder"),
@@ -137,7 +138,11 @@ def _refusals(cls: type[Method]) -> dict[str, str]:
     for name, host in MODELS.items():
         try:
             on_models.fit(cls, host, cls.strong)[1].remove(discard=True)
-        except ValueError as error:
+        except Exception as error:
+            # A reason that the method gives, and not an error of its own.
+            if not (isinstance(error, ValueError) and "not applicable" in str(error)):
+                said = f"{type(error).__name__}: {error}"
+                raise AssertionError(f"{cls.__name__} cannot be fitted onto {name}: {said}") from error
             refused[name] = str(error)
     if len(refused) == len(MODELS):
         raise AssertionError(f"{cls.__name__} fits onto none of the models: {next(iter(refused.values()))}")

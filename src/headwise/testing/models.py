@@ -112,7 +112,7 @@ MODELS = {
     "a model with plain attention": Host(Own, vectors),
     "a causal model": Host(lambda: Own(causal=True), vectors, LAST),
     "torch's encoder": Host(Encoder, vectors),
-    "torch's encoder with padding": Host(Encoder, lambda: (vectors()[0], {"padding": PADDING}), PADDING),
+    "torch's encoder with padding": Host(Encoder, lambda: ((*vectors()[0], PADDING), {}), PADDING),
 }
 
 
