@@ -29,6 +29,7 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) docs/recompute.py
 	$(PY) docs/methods_table.py --check
+	$(PY) docs/method_contract.py --check
 
 types: $(VENV)/.test
 	$(PY) -m mypy
@@ -71,6 +72,7 @@ storm: $(VENV)/.test
 
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
+	$(PY) docs/method_contract.py
 
 # torch first: a looser range would pull its CUDA build.
 $(VENV)/.torch:

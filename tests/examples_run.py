@@ -9,7 +9,7 @@ import doctest
 import importlib
 import sys
 
-MODULES = ("headwise", "headwise.study", "headwise.report")
+MODULES = ("headwise", "headwise.study", "headwise.report", "headwise.testing")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
 # Guide, its room, and the commands that its reader is told to run.
 GUIDES = {
-    "add_a_method": ("methods", [["-m", "pytest", "-p", "no:cacheprovider", "tests/methods/test_head_mean.py"]]),
+    "add_a_method": (
+        "methods",
+        [
+            ["-m", "pytest", "-p", "no:cacheprovider", "tests/methods/test_head_mean.py"],
+            ["-c", "import headwise; assert 'HeadMean' in headwise.__all__; print(headwise.HeadMean(mix=0.1))"],
+        ],
+    ),
     "add_a_statistic": (
         "statistics",
         [["-m", "pytest", "-p", "no:cacheprovider", "tests/statistics/test_statistic_values.py", "-k", "every_statistic_equals"]],
@@ -102,6 +108,13 @@ def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     run(["followed.py"], tmp_path)
     for command in commands:
         run(command, tmp_path)
+
+
+def test_a_method_is_one_file_and_one_line():
+    blocks = BLOCK.findall((ROOT / "docs" / "add_a_method.md").read_text(encoding="utf-8"))
+    written = [line for _, block in blocks for line in [block.split("\n")[0]] if line.startswith("# src/")]
+    added = [line for kind, block in blocks if kind == "diff" for line in block.splitlines() if line.startswith("+")]
+    assert (len(written), len(added)) == (1, 1)
 
 
 @pytest.mark.parametrize("guide", [*GUIDES, "tasks"])

@@ -17,10 +17,21 @@ SOURCE = Path(headwise.__file__).parent
 
 
 def declared_names(path: Path) -> set[str]:
-    """Give the names that the file imports under TYPE_CHECKING."""
+    """Give the names that the file imports under TYPE_CHECKING, and those of the room that it takes whole."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (guarded,) = [n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
-    return {alias.asname for found in guarded.body if isinstance(found, ast.ImportFrom) for alias in found.names}
+    imports = [found for found in guarded.body if isinstance(found, ast.ImportFrom)]
+    whole = [found.module for found in imports if found.names[0].name == "*"]
+    assert set(whole) <= {"headwise.methods"}
+    names = {alias.asname for found in imports if found.module not in whole for alias in found.names}
+    return names | (exported_methods().keys() if whole else set())
+
+
+def exported_methods() -> dict[str, str]:
+    """Give the names that the room of methods exports by an import, `as` the same name, each with its module."""
+    tree = ast.parse((SOURCE / "methods" / "__init__.py").read_text(encoding="utf-8"))
+    imports = [found for found in tree.body if isinstance(found, ast.ImportFrom)]
+    return {a.asname: f"{found.module}" for found in imports for a in found.names if a.asname == a.name}
 
 
 def test_type_checkers_see_exactly_the_public_names() -> None:
@@ -35,6 +46,24 @@ def test_every_method_is_public_and_every_public_name_exists() -> None:
 
     assert {*methods.__all__} <= {*headwise.__all__}
     assert all(getattr(headwise, name) is not None for name in headwise.__all__)
+
+
+def test_every_class_in_the_room_of_methods_has_its_line() -> None:
+    from headwise import methods
+
+    written = {
+        node.name: f"headwise.methods.{path.stem}"
+        for path in (SOURCE / "methods").glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and "Method" in map(ast.unparse, node.bases)
+    }
+    assert written == exported_methods()
+    assert sorted(written) == methods.__all__
+
+
+def test_a_folder_is_looked_for_without_torch() -> None:
+    code = "import sys\nfrom headwise import core, files\nassert not hasattr(sys.modules['headwise'], 'nothing')\nprint('torch' in sys.modules)"
+    assert run_without(set(), code).stdout == "False\n"
 
 
 def test_python_says_which_name_was_meant() -> None:

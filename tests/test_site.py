@@ -54,7 +54,7 @@ def made_by_the_build() -> set[Path]:
     """Give the pages that stand in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "results.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
-    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "objects", "statistics", "command_line")}
+    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line")}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -78,6 +78,8 @@ def test_the_names_that_the_build_makes_are_those_that_links_may_have(site, tmp_
     for name in [name for name in dir(headwise) if name not in methods.__all__ and name != "__version__"]:
         assert re.search(rf"auto\w+:: headwise\.{name}\n", text), name
     assert "headwise audit" in text and "--jobs" in text
+    own = (tmp_path / "api" / "own_method.md").read_text(encoding="utf-8")
+    assert "### `rowwise`\n\nDefault: `False`. Whether" in own and "### `weights`\n\n```python\nweights(self" in own
 
 
 def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):

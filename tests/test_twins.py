@@ -14,9 +14,8 @@ from headwise.attention import computation as attention
 from headwise.attention.matrix import ON_ROWS
 from headwise.core.call import Call
 from headwise.core.method import REGISTRY, TWINS, Method
-from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
-
-B, H, T, D = 2, 4, 9, 8
+from headwise.regularizing.standalone import attend_with
+from headwise.testing.calls import KINDS, B, D, H, T, assert_same_run, run, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -71,97 +70,14 @@ def acting_in_the_call() -> list[Method]:
     return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
 
 
-def tensors(kind: str, dtype: torch.dtype, seed: int = 0) -> tuple[dict[str, Tensor], dict]:
-    """Make q, k, v, the layer's input and first values, and the settings of one kind of call."""
-    g = torch.Generator().manual_seed(seed)
-    keys = 7 if kind == "cross" else T
-    groups = 2 if kind == "grouped" else H
-    made = {
-        "q": torch.randn(B, H, T, D, generator=g),
-        "k": torch.randn(B, groups, keys, D, generator=g),
-        "v": torch.randn(B, groups, keys, D, generator=g),
-        "hidden": torch.randn(B, T, 16, generator=g),
-        "first_values": torch.randn(B, H, keys, D, generator=g),
-    }
-    settings: dict = {}
-    order = torch.ones(T, T, dtype=torch.bool).tril()
-    if kind in ("causal", "grouped"):
-        settings["causal"] = True
-    elif kind in ("padded", "cross"):
-        lengths = torch.tensor([keys, keys - 3])
-        settings["mask"] = (torch.arange(keys) < lengths[:, None])[:, None, None, :]
-    elif kind == "left padded":
-        seen = torch.arange(T) >= torch.tensor([0, 3])[:, None]
-        settings["mask"] = seen[:, None, None, :] & order
-    elif kind == "sliding":
-        settings["mask"] = (order & ~order.tril(-3))[None, None]
-    elif kind == "bias":
-        settings["mask"] = torch.randn(1, H, T, T, generator=g).to(dtype).masked_fill(~order, float("-inf"))
-    elif kind in ("sinks", "padded sinks"):
-        settings["sinks"] = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=dtype)
-        settings["causal"] = kind == "sinks"
-        if kind == "padded sinks":
-            settings["mask"] = (torch.arange(keys) < torch.tensor([keys, keys - 3])[:, None])[:, None, None, :]
-    settings["cross"] = kind == "cross"
-    return {name: x.to(dtype) for name, x in made.items()}, settings
-
-
-KINDS = ["plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias", "sinks", "padded sinks"]
-
-
-def run(methods: list[Method], kind: str, form: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0):
-    """Give the output, the penalty, the gradients of all inputs and learned parameters, and the kernels that ran."""
-    inputs, settings = tensors(kind, dtype)
-    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
-    site = standalone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
-    fitted = fit_standalone(methods, site, first_values=leaves["first_values"])
-    g = torch.Generator().manual_seed(1)
-    for name, parameter in site.module.named_parameters():
-        with torch.no_grad():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=g))
-        leaves[name] = parameter
-    torch.manual_seed(2)
-    q, k, v = (leaves[name] for name in "qkv")
-    out, penalty = attend_with(
-        methods, q, k, v, form=form, fitted=fitted, dropout=dropout, hidden=leaves["hidden"], **settings
-    )
-    real = (
-        torch.ones(out.shape[:3], dtype=torch.bool)
-        if kind != "left padded"
-        else settings["mask"].any(-1).expand(out.shape[:3])
-    )
-    cotangent = torch.randn(out.shape, generator=g) * real[..., None]
-    ((out.float() * cotangent).sum() + penalty).backward()
-    grads = {name: x.grad for name, x in leaves.items()}
-    return out, penalty, grads, fitted.kernels
-
-
-def assert_close(got: Tensor | None, wanted: Tensor | None, dtype: torch.dtype, what: str, worse: float = 1.0) -> None:
-    if got is None or wanted is None:
-        assert got is wanted, what
-        return
-    got, wanted = got.detach().float(), wanted.detach().float()
-    assert got.isfinite().all(), f"{what} is not finite"
-    # The gradient of a number per head, or of one, is a sum over all queries, whose terms cancel.
-    summed = got.dim() <= 1
-    limit = (1e-4 if summed else 1e-5) if dtype == torch.float32 else (1e-1 if summed else 4e-2)
-    limit *= worse
-    # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
-    assert (got - wanted).norm() <= limit * wanted.norm() + limit * 2e-2, what
-
-
 def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:
-    fast = run(methods, kind, "fast", dtype, dropout)
-    textbook = run(methods, kind, "textbook", dtype, dropout)
-    # Of a query with one key XSA leaves nothing but rounding, and a difference of differences leaves little: the norm of differential
-    # attention makes both larger.
+    fast, textbook = (run(methods, kind, form, dtype, dropout=dropout) for form in ("fast", "textbook"))
+    # Of a query with one key XSA leaves nothing but rounding, which the norm of differential attention makes larger.
+    # A difference of differences leaves little too.
     names = sorted(type(method).__name__ for method in methods)
     worse = 10.0 if names in (["DifferentialAttention", "XSA"], ["DifferentialAttention"] * 2) else 1.0
-    assert_close(fast[0], textbook[0], dtype, "output", worse)
-    assert_close(fast[1], textbook[1], dtype, "penalty", worse)
-    for name, grad in textbook[2].items():
-        assert_close(fast[2][name], grad, dtype, f"gradient of {name}", worse)
-    return fast[3]
+    assert_same_run(fast, textbook, dtype, worse)
+    return fast.kernels
 
 
 def fused_expected(method: Method, kind: str) -> bool:
@@ -231,10 +147,7 @@ def test_blocks_of_queries_give_what_the_whole_matrix_gives(
     blocks = run([method], kind, "textbook")
     on_rows = any(map(method.overrides, ON_ROWS))
     assert bool(sizes) == (method.rowwise or not on_rows)
-    assert_close(blocks[0], whole[0], torch.float32, "output")
-    assert_close(blocks[1], whole[1], torch.float32, "penalty")
-    for name, grad in whole[2].items():
-        assert_close(blocks[2][name], grad, torch.float32, f"gradient of {name}")
+    assert_same_run(blocks, whole)
 
 
 def on_rows() -> list[type[Method]]:
@@ -258,7 +171,7 @@ def test_a_method_that_is_not_rowwise_needs_its_rows_together(
         blocks = run([cls(**cls.strong)], "causal", "textbook")
     except (RuntimeError, ValueError):
         return
-    same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(blocks[:2], whole[:2], strict=True)]
+    same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in ((blocks.out, whole.out), (blocks.penalty, whole.penalty))]
     assert not all(same)
 
 

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import method_contract
 import statistics_page
 
 import headwise
 import headwise.report
 import headwise.study
+import headwise.testing
 from headwise import methods
+from headwise.testing import contract
 
 COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
 # what the author of a method, a statistic or a report's reader meets behind the public names
@@ -23,6 +26,7 @@ INNER = {
         "headwise.compressing.record.Compressed",
         "headwise.statistics.curvature.sharpness.Sharpness",
     ),
+    "What `check_method` gives": ("headwise.testing.contract.Checked",),
     "What the author of a method meets": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
 }
 
@@ -35,18 +39,43 @@ def write(folder: Path) -> None:
     _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names + optional, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
+    _put(folder / "testing.md", _page("headwise.testing", "headwise.testing", headwise.testing.__all__, _checks()))
+    _put(folder / "own_method.md", _own_method())
     _put(folder / "objects.md", _objects())
     _put(folder / "statistics.md", statistics_page.page())
     _put(folder / "command_line.md", _command_line())
-    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "objects", "statistics", "command_line", "```"])
+    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line", "```"])
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 
 METHODS = "The methods are public names of this module too; each has [a page of its own](../methods/index.md)."
 
+OWN_METHOD = (
+    "What a subclass of [`headwise.Method`](headwise.md) may set and override. A stage that is not overridden does not exist for the "
+    "core. Shapes: B batch, H query heads, T queries, N keys, D head size, C hidden size."
+)
+
 
 def _page(title: str, module: str, names: list[str], intro: str = "") -> str:
     return "\n\n".join([f"# {title}", *([intro] if intro else []), *(_entry(f"{module}.{name}") for name in names)]) + "\n"
+
+
+def _checks() -> str:
+    """Return the table of the checks that `check_method` runs."""
+    every = (*contract.OF_SETTINGS, *contract.OF_CALLS, *contract.OF_MODELS)
+    rows = [f"| `{check.__name__}` | {(check.__doc__ or '').removeprefix('Check ').split('.')[0]} |" for check in every]
+    return "\n".join(["| check | what must hold |", "|---|---|", *rows])
+
+
+def _own_method() -> str:
+    """Return the page of what `Method` leaves to its subclasses: type checkers alone see the stages, so autodoc does not."""
+    parts = ["# The class variables and stages of a method", OWN_METHOD, "## Class variables"]
+    for name, (default, said) in method_contract.class_variables().items():
+        parts.append(f"### `{name}`\n\nDefault: `{default}`. {said}")
+    parts.append("## Stages")
+    for name, (signature, said) in method_contract.stages().items():
+        parts.append(f"### `{name}`\n\n```python\n{signature}\n```\n\n{said}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _objects() -> str:

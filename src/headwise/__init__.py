@@ -12,73 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# Written out, because type checkers read it; what `_HOME` does not name is a method.
-__all__ = [
-    "GFSA",
-    "LSA",
-    "XSA",
-    "AttentionDropout",
-    "AttentionNormPenalty",
-    "AttentionSink",
-    "AttnScale",
-    "BranchDrop",
-    "ByDepth",
-    "ContraNorm",
-    "Decorrelation",
-    "DifferentialAttention",
-    "Disagreement",
-    "DropAttention",
-    "DropColumn",
-    "DropHead",
-    "DropKey",
-    "EntropyPenalty",
-    "FeatScale",
-    "ForgettingAttention",
-    "GatedOutput",
-    "InputNoise",
-    "InterleavedHeads",
-    "JsonLines",
-    "LayerScale",
-    "LinearAttention",
-    "MLflowRun",
-    "Method",
-    "NeuTRENO",
-    "NuclearDecay",
-    "ProductDecay",
-    "QKClip",
-    "QKNorm",
-    "QKRates",
-    "Ramp",
-    "ReAttention",
-    "Regularized",
-    "RelaxedAttention",
-    "SSMax",
-    "SigmaReparam",
-    "Site",
-    "SoftCap",
-    "SpectralCap",
-    "SpectralNorm",
-    "SymmetricAttention",
-    "Temperature",
-    "TensorBoard",
-    "Thresholds",
-    "VShape",
-    "ValueResidual",
-    "WeightNorm",
-    "ZLoss",
-    "__version__",
-    "audit",
-    "compress",
-    "handle",
-    "load_compressed",
-    "parameter_groups",
-    "parse",
-    "regularize",
-    "sharpness",
-    "sites",
-    "watch",
-]
-
+# Where each name lives; what is named in no line here is a method, and the room of methods says which there are.
 _HOME = {
     "Method": "core.method",
     "Site": "core.site",
@@ -107,8 +41,13 @@ _OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "watchin
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME.get(name) or _OPTIONAL.get(name) or "methods"
-    if name not in __all__ and name not in _OPTIONAL:
+    if name == "__all__":
+        return sorted(["__version__", *_HOME, *_methods()])
+    module = _HOME.get(name) or _OPTIONAL.get(name)
+    # Python asks here for folders too before it imports them; a class begins with a capital, and only for one is torch worth its time.
+    if module is None and name[:1].isupper() and name in _methods():
+        module = "methods"
+    if module is None:
         # with these two Python itself says what was meant
         raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
@@ -116,11 +55,16 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _methods() -> list[str]:
+    names: list[str] = importlib.import_module(".methods", __name__).__all__
+    return names
+
+
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_OPTIONAL])
+    return sorted([*__getattr__("__all__"), *_OPTIONAL])
 
 
-# For type checkers, which do not run `__getattr__`: a test holds these names against `__all__`.
+# For type checkers, which do not run `__getattr__`: a test holds these names against those that it gives.
 if TYPE_CHECKING:
     from headwise.auditing.audit import audit as audit
     from headwise.compressing.compress import compress as compress
@@ -131,48 +75,7 @@ if TYPE_CHECKING:
     from headwise.core.schedule import VShape as VShape
     from headwise.core.site import Site as Site
     from headwise.hosts.finding import sites as sites
-    from headwise.methods import GFSA as GFSA
-    from headwise.methods import LSA as LSA
-    from headwise.methods import XSA as XSA
-    from headwise.methods import AttentionDropout as AttentionDropout
-    from headwise.methods import AttentionNormPenalty as AttentionNormPenalty
-    from headwise.methods import AttentionSink as AttentionSink
-    from headwise.methods import AttnScale as AttnScale
-    from headwise.methods import BranchDrop as BranchDrop
-    from headwise.methods import ContraNorm as ContraNorm
-    from headwise.methods import Decorrelation as Decorrelation
-    from headwise.methods import DifferentialAttention as DifferentialAttention
-    from headwise.methods import Disagreement as Disagreement
-    from headwise.methods import DropAttention as DropAttention
-    from headwise.methods import DropColumn as DropColumn
-    from headwise.methods import DropHead as DropHead
-    from headwise.methods import DropKey as DropKey
-    from headwise.methods import EntropyPenalty as EntropyPenalty
-    from headwise.methods import FeatScale as FeatScale
-    from headwise.methods import ForgettingAttention as ForgettingAttention
-    from headwise.methods import GatedOutput as GatedOutput
-    from headwise.methods import InputNoise as InputNoise
-    from headwise.methods import InterleavedHeads as InterleavedHeads
-    from headwise.methods import LayerScale as LayerScale
-    from headwise.methods import LinearAttention as LinearAttention
-    from headwise.methods import NeuTRENO as NeuTRENO
-    from headwise.methods import NuclearDecay as NuclearDecay
-    from headwise.methods import ProductDecay as ProductDecay
-    from headwise.methods import QKClip as QKClip
-    from headwise.methods import QKNorm as QKNorm
-    from headwise.methods import QKRates as QKRates
-    from headwise.methods import ReAttention as ReAttention
-    from headwise.methods import RelaxedAttention as RelaxedAttention
-    from headwise.methods import SigmaReparam as SigmaReparam
-    from headwise.methods import SoftCap as SoftCap
-    from headwise.methods import SpectralCap as SpectralCap
-    from headwise.methods import SpectralNorm as SpectralNorm
-    from headwise.methods import SSMax as SSMax
-    from headwise.methods import SymmetricAttention as SymmetricAttention
-    from headwise.methods import Temperature as Temperature
-    from headwise.methods import ValueResidual as ValueResidual
-    from headwise.methods import WeightNorm as WeightNorm
-    from headwise.methods import ZLoss as ZLoss
+    from headwise.methods import *  # noqa: F403
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle

@@ -47,3 +47,34 @@ def test_a_readme_without_a_place_for_the_table_is_refused(table, capsys):
     table.README.write_text("# Title\n", encoding="utf-8")
     assert table.main([]) == 1
     assert "no place for the table of methods" in capsys.readouterr().err
+
+
+@pytest.fixture
+def contract(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import method_contract
+
+    return method_contract
+
+
+def test_every_class_variable_and_stage_is_explained(contract):
+    declared = {name for name, kind in method.Method.__annotations__.items() if "ClassVar" in str(kind)}
+    assert {*contract.class_variables()} == declared
+    assert {*contract.stages()} >= {*method.STAGES, *method.CALL_STAGES, *(t for ts in method.TWINS.values() for t in ts)}
+    for name, (code, said) in {**contract.class_variables(), **contract.stages()}.items():
+        assert code
+        assert len(said.split()) >= 10, f"{name} is not explained in core/method.py"
+
+
+def test_the_guide_shows_what_the_class_says(contract, monkeypatch, tmp_path, capsys):
+    assert contract.main(["--check"]) == 0
+    stale = tmp_path / "own_method.md"
+    stale.write_text(f"# Title\n{contract.BEGIN}\nstale\n{contract.END}\nrest\n", encoding="utf-8")
+    monkeypatch.setattr(contract, "GUIDE", stale)
+    assert contract.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert contract.main([]) == 0
+    assert contract.main(["--check"]) == 0
+    text = stale.read_text(encoding="utf-8")
+    assert "`rowwise = False`" in text and "`weights(a, call)`" in text and "stale" not in text
+    assert text.startswith("# Title\n") and text.endswith("rest\n")

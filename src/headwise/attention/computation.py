@@ -29,7 +29,7 @@ WHOLE = 1 << 24
 
 
 def attention(
-    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast"
+    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast", whole: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute one call through the methods' stages from `inputs` to `output`.
 
@@ -38,6 +38,7 @@ def attention(
         active: the methods that act, in order.
         need_weights: also give the attention weights (B, H, T, N).
         form: "fast" picks matrix-free forms where they are exact; "textbook" runs every method as in its paper.
+        whole: entries of the matrix up to which it is made whole; `WHOLE` by default.
 
     Returns:
         The per-head output (B, H, T, Dv) and the weights or None.
@@ -58,7 +59,7 @@ def attention(
         # A matrix-free try that gave up half-way may have penalised already; the matrix does it again.
         del call.penalties[made:]
         call.norms.clear()
-        out, weights = on_matrix(call, active, need_weights, WHOLE)
+        out, weights = on_matrix(call, active, need_weights, WHOLE if whole is None else whole)
         call.layer.ran.explicit = True
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):

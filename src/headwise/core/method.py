@@ -60,25 +60,62 @@ class Method:
     """
 
     neutral: ClassVar[dict[str, Any] | None] = None
+    """Settings at which the method changes no bit of the host's output, or None where there are none. If it is wrong,
+    an ablation against this setting compares two different things; `{"strength": 0.0}` on a penalty also lets the
+    host's own kernel run."""
     no_neutral: ClassVar[str] = ""
+    """Why there is no neutral setting: the words stand on the method's page. A method needs either this or
+    `neutral`."""
     strong: ClassVar[dict[str, Any]] = {}
+    """Settings at which the method visibly acts. Tests use them: if they are too weak, the tests cannot tell the method
+    from none."""
     live: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that may change while training. Read them with `call.value(self, name)`: one that is read as
+    `self.name` keeps its first value whatever `set()` says. A field that is not named here is refused by `set()` and
+    takes no schedule."""
     acts: ClassVar[Literal["train", "both"]] = "train"
+    """`"train"`: in training alone; `"both"`: in evaluation too. With `"train"`, a method that its paper keeps in
+    evaluation is missing there, and `fold()` takes it off. `acts_in` decides by the settings instead."""
     random: ClassVar[bool] = False
+    """Whether the method draws random numbers. If it is left False, each block of a large matrix draws numbers of its
+    own, and others again in backward: values and gradients are wrong in silence. `draws` decides by the settings
+    instead."""
     penalizes: ClassVar[bool] = False
+    """Whether the method calls `call.penalize`. If it is left False, nothing warns where `loss()` is forgotten, or
+    where reentrant checkpointing runs the layer twice."""
     carries: ClassVar[bool] = False
+    """Whether the method reads `call.first_values()`. If it is left False, the first layer keeps no values and the call
+    raises RuntimeError. The method is refused where these values are not those of the same tokens."""
     self_only: ClassVar[bool] = False
+    """Whether the method has a meaning only where queries and keys are the same tokens: cross attention is refused
+    then. If it is left False, such a method mixes tokens of two sequences by their place, or fails on their lengths."""
     learns: ClassVar[bool] = False
+    """Whether `build` makes parameters. If it is left False, `regularize` neither asks for the shapes they need nor do
+    `remove()` and the warnings about optimizers know of them: they may stay untrained or be lost."""
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
+    """Fields of `Site` that `build` of a method that learns reads. Where one is unknown, `regularize` asks for
+    `example=`; a shape that is not named here may reach `build` as None."""
     commutes_with_dropout: ClassVar[bool] = False
-    # Whether a query's row of the matrix is read and written without the rows of other queries, so that blocks of queries do. A
-    # method of which this is not known gets the whole matrix, at any size.
+    """Whether `attend` gives the same if the host drops weights before the edit instead of after it. If it is wrongly
+    True, the fast form differs from the textbook one wherever the host has dropout; False costs the matrix there and is
+    always right."""
     rowwise: ClassVar[bool] = False
+    """Whether a query's row of the matrix is read and written without the rows of other queries, so that a large matrix
+    may be made in blocks of queries. If it is wrongly True, results change with the size of the call; False takes
+    memory and is always right."""
     replaces_logits: ClassVar[bool] = False
-    over_layers: ClassVar[str] = "sum"
-    cost: ClassVar[str] = "edit"
+    """Whether `logits` makes logits of its own instead of editing those it gets. If it is wrongly False, edits of
+    methods before it are lost in silence; where it is True, `regularize` refuses such an order."""
+    over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
+    """Whether penalties of several layers are summed or averaged: with the wrong one the paper's strength is off by
+    their number."""
+    cost: ClassVar[Literal["edit", "edit by each head"]] = "edit"
+    """What `attend` costs: an edit of one map, or one map by each head. It chooses up to which size the matrix is the
+    faster way on a CPU; a wrong one costs time and changes no result."""
     paper: ClassVar[str] = ""
+    """The source: the second paragraph of the docstring, read when the class is made. Do not set it."""
     kinds: ClassVar[dict[str, frozenset[Any]]] = {}
+    """The types that each field may hold, read from its annotation when the class is made. Do not set it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -166,23 +203,125 @@ class Method:
     # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
     if TYPE_CHECKING:
 
-        def build(self, site: Site, state: MethodState) -> None: ...
-        def unbuild(self, site: Site, state: MethodState) -> None: ...
-        def fold(self, site: Site, state: MethodState) -> None: ...
-        def hidden(self, x: Tensor, call: Call) -> Tensor: ...
-        def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]: ...
-        def logits(self, s: Tensor, call: Call) -> Tensor: ...
-        def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None: ...
-        def keep(self, call: Call) -> Tensor | None: ...
-        def weights(self, a: Tensor, call: Call) -> Tensor: ...
-        def attend(self, attend: Attend, call: Call) -> Attend | None: ...
-        def read(self, a: Tensor, call: Call) -> None: ...
-        def read_free(self, rows: RowReadings, call: Call) -> Any: ...
-        def ahead(self, call: Call) -> Tensor | None: ...
-        def output(self, o: Tensor, call: Call) -> Tensor: ...
-        def branch(self, y: Tensor, call: Call) -> Tensor: ...
-        def after_step(self, site: Site, state: MethodState) -> None: ...
-        def penalty(self, site: Site, state: MethodState) -> Tensor: ...
+        def build(self, site: Site, state: MethodState) -> None:
+            """Make the parameters and reparametrizations of one site, with `state.parameter`, `state.buffer` or
+            `state.module`.
+
+            What is put elsewhere is in no state dict, on no device and stays after `remove()`.
+            """
+            ...
+
+        def unbuild(self, site: Site, state: MethodState) -> None:
+            """Take back what `build` changed of the host's own modules; what `state` holds goes by itself.
+
+            Without it, `remove()` leaves such changes behind.
+            """
+            ...
+
+        def fold(self, site: Site, state: MethodState) -> None:
+            """Write what the method does in evaluation into the host's plain weights, with the same bits.
+
+            Without it, `fold()` keeps a method that acts in evaluation.
+            """
+            ...
+
+        def hidden(self, x: Tensor, call: Call) -> Tensor:
+            """Return what enters the layer, x (B, T, C), edited.
+
+            `call` holds no queries and keys yet: only `hidden`, batch, device and draws.
+            """
+            ...
+
+        def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+            """Return q (B, H, T, D), k (B, H, N, D) and v (B, H, N, Dv), edited, with their shapes and dtypes kept."""
+            ...
+
+        def logits(self, s: Tensor, call: Call) -> Tensor:
+            """Return the masked, scaled logits s (B, H, T, N), edited.
+
+            What is -inf must stay so: a finite number there lets a query see a key that its mask forbids.
+            """
+            ...
+
+        def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
+            """Return the q and k whose products are the edited logits, or None where that is not exact; the fast form
+            of `logits`.
+
+            Where it does not give what `logits` gives, results depend on the size of the call.
+            """
+            ...
+
+        def keep(self, call: Call) -> Tensor | None:
+            """Return which keys stay, bool, broadcastable to (B, H, T, N), or None where a mask is not exact: the fast
+            form of `logits` that drop and of `weights` that drop and renormalise.
+
+            The draw must be the one that the textbook form makes.
+            """
+            ...
+
+        def weights(self, a: Tensor, call: Call) -> Tensor:
+            """Return the attention weights a (B, H, T, N), edited, in their dtype.
+
+            A padded key has weight 0 and must keep it: use `call.uniform()` and `call.allowed()`.
+            """
+            ...
+
+        def attend(self, attend: Attend, call: Call) -> Attend | None:
+            """Return the edited map of values (B, H, N, Dv) to outputs (B, H, T, Dv), or None where that is not exact:
+            the fast form of `weights`.
+
+            Beside `logits` alone it is a map in the place of the softmax. Where it does not give what `weights` gives,
+            results depend on the size of the call.
+            """
+            ...
+
+        def read(self, a: Tensor, call: Call) -> None:
+            """Read the weights a (B, H, T, N) that act, before any method edits them; penalise with `call.penalize`.
+
+            What it returns is not used: an edit belongs into `weights`.
+            """
+            ...
+
+        def read_free(self, rows: RowReadings, call: Call) -> Any:
+            """Read what `rows` offers instead of the matrix; return NotImplemented where that is not enough, and `read`
+            is asked.
+
+            A method that declines without a `read` raises TypeError.
+            """
+            ...
+
+        def ahead(self, call: Call) -> Tensor | None:
+            """Return what `output` finds in `call.ahead`, made before attention so that its gradient is made after
+            attention's.
+
+            It may read nothing of the attention's own output.
+            """
+            ...
+
+        def output(self, o: Tensor, call: Call) -> Tensor:
+            """Return what each head gives, o (B, H, T, Dv), edited, before the output projection."""
+            ...
+
+        def branch(self, y: Tensor, call: Call) -> Tensor:
+            """Return what leaves the layer, y (B, T, C), edited, before the residual.
+
+            `call` holds the mask and no queries and keys of its own. Where the residual is inside of the layer, the
+            site is refused.
+            """
+            ...
+
+        def after_step(self, site: Site, state: MethodState) -> None:
+            """Change weights or values after the optimizer step, under `torch.no_grad()`.
+
+            It runs once a step, and only where the training loop calls `after_step()` of the handle.
+            """
+            ...
+
+        def penalty(self, site: Site, state: MethodState) -> Tensor:
+            """Return a penalty of the site's weights, 0-d, added by `loss()` once a step; one that reads tokens belongs
+            into `call.penalize`.
+            """
+            ...
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:

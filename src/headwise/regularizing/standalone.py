@@ -55,6 +55,7 @@ def attend_with(
     hidden: Tensor | None = None,
     first_values: Tensor | None = None,
     seed: int = 0,
+    whole: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run one call through methods and give the output (B, H, T, Dv) and the sum of their penalties.
@@ -62,6 +63,7 @@ def attend_with(
     Args:
         form: "fast" or "textbook".
         fitted: from `fit_standalone`, where learned parameters are wanted; its draw counter is set back to 0.
+        whole: entries up to which the matrix is made whole and above which in blocks of queries; by default as in a model.
         settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
     """
     fitted = fitted or fit_standalone(
@@ -72,6 +74,6 @@ def attend_with(
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     call = Call(fitted, q, k, v, training=training, hidden=hidden, **settings)
-    out, _ = attention(call, fitted.active(training), form=form, need_weights=need_weights)
+    out, _ = attention(call, fitted.active(training), form=form, need_weights=need_weights, whole=whole)
     parts = [total / weight for total, weight in call.penalties] + [w * s.sqrt() / n for s, n, w in call.norms]
     return out, torch.stack(parts).sum() if parts else torch.zeros(())

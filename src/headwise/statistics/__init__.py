@@ -1,4 +1,4 @@
-"""Statistics of attention: one file each, computed together in one pass over blocks of queries."""
+"""Statistics of attention, by family, computed together in one pass over blocks of queries."""
 
 import torch
 

@@ -1,0 +1,80 @@
+"""Write the table of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py [--check]`.
+
+What it says is read from `Method` itself: the texts below its class variables, and the docstrings of its stages.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+
+from headwise.core.method import Method
+
+GUIDE = Path(__file__).resolve().parent / "own_method.md"
+BEGIN, END = "<!-- contract: begin (python docs/method_contract.py) -->", "<!-- contract: end -->"
+
+
+def class_variables() -> dict[str, tuple[str, str]]:
+    """Return each class variable of `Method` with its default, as code, and what is said of it."""
+    body = _class().body
+    found = {}
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            found[node.target.id] = (ast.unparse(node.value), " ".join(str(said).split()))
+    return found
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """Return each stage with its signature, as code, and what is said of it: paragraphs, apart by empty lines."""
+    (block,) = [n for n in _class().body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    return {
+        node.name: (f"{node.name}({ast.unparse(node.args)})", ast.get_docstring(node) or "")
+        for node in block.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def _class() -> ast.ClassDef:
+    (made,) = ast.parse(inspect.getsource(Method)).body
+    assert isinstance(made, ast.ClassDef)
+    return made
+
+
+def table() -> str:
+    """Return two tables in Markdown: the class variables, and the stages."""
+    variables = [(f"`{name} = {default}`", said) for name, (default, said) in class_variables().items()]
+    stages_ = [(f"`{_names(code)}`", " ".join(said.split())) for code, said in stages().values()]
+    return "\n\n".join([_rows("class variable", variables), _rows("stage", stages_)])
+
+
+def _names(signature: str) -> str:
+    """Return a signature without types and self: `weights(a, call)`."""
+    name, _, arguments = signature.partition("(")
+    function = ast.parse(f"def {name}({arguments}: pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return f"{name}({', '.join(argument.arg for argument in function.args.args[1:])})"
+
+
+def _rows(title: str, rows: list[tuple[str, str]]) -> str:
+    lines = [f"| {title} | what it promises, and what happens if it is wrong |", "|---|---|"]
+    return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the table between its marks, or with --check tell whether it stands there."""
+    text = GUIDE.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    wanted = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    if "--check" not in arguments:
+        GUIDE.write_text(wanted, encoding="utf-8")
+    elif wanted != text:
+        print(f"the table in {GUIDE.name} is out of date: run python docs/method_contract.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

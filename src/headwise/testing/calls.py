@@ -1,0 +1,173 @@
+"""One attention call of each kind, run through methods in either form: values, penalty and gradients, and their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.core.method import Method, touches_call
+from headwise.hosts.layers.refusal import refusal
+from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
+
+B, H, T, D = 2, 4, 9, 8
+KINDS = ("plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias", "sinks", "padded sinks")
+CAUSAL = ("causal", "left padded", "sliding", "grouped", "bias", "sinks")
+
+
+@dataclass
+class Ran:
+    """What one call gave.
+
+    Attributes:
+        out: the output (B, H, T, D).
+        penalty: the sum of the penalties, 0-d.
+        grads: the gradient of each input and each learned parameter, None where it got none.
+        kernels: the names of the kernels that ran.
+        passes: how many passes were opened, which drawing, penalising and carrying do.
+    """
+
+    out: Tensor
+    penalty: Tensor
+    grads: dict[str, Tensor | None]
+    kernels: set[str]
+    passes: int
+
+
+def tensors(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return q, k, v, the layer's input and first values, and the settings of one kind of call."""
+    g = torch.Generator().manual_seed(seed)
+    keys = 7 if kind == "cross" else T
+    groups = 2 if kind == "grouped" else H
+    made = {
+        "q": torch.randn(B, H, T, D, generator=g),
+        "k": torch.randn(B, groups, keys, D, generator=g),
+        "v": torch.randn(B, groups, keys, D, generator=g),
+        "hidden": torch.randn(B, T, 16, generator=g),
+        "first_values": torch.randn(B, H, keys, D, generator=g),
+    }
+    settings: dict[str, Any] = {}
+    order = torch.ones(T, T, dtype=torch.bool).tril()
+    if kind in ("causal", "grouped"):
+        settings["causal"] = True
+    elif kind in ("padded", "cross"):
+        settings["mask"] = _padding(keys)
+    elif kind == "left padded":
+        seen = torch.arange(T) >= torch.tensor([0, 3])[:, None]
+        settings["mask"] = seen[:, None, None, :] & order
+    elif kind == "sliding":
+        settings["mask"] = (order & ~order.tril(-3))[None, None]
+    elif kind == "bias":
+        settings["mask"] = torch.randn(1, H, T, T, generator=g).to(dtype).masked_fill(~order, float("-inf"))
+    elif kind in ("sinks", "padded sinks"):
+        settings["sinks"] = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=dtype)
+        settings["causal"] = kind == "sinks"
+        if kind == "padded sinks":
+            settings["mask"] = _padding(keys)
+    settings["cross"] = kind == "cross"
+    return {name: x.to(dtype) for name, x in made.items()}, settings
+
+
+def _padding(keys: int) -> Tensor:
+    return (torch.arange(keys) < torch.tensor([keys, keys - 3])[:, None])[:, None, None, :]
+
+
+def why_not(method: Method, kind: str) -> str | None:
+    """Return why a method is not run on a kind of call, or None where it is."""
+    if not touches_call(method):
+        return "acts outside of the attention call"
+    inputs, settings = tensors(kind)
+    site = standalone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])
+    site.causal = kind in CAUSAL
+    return refusal(method, site)
+
+
+def run(
+    methods: Sequence[Method],
+    kind: str,
+    form: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    dropout: float = 0.0,
+    whole: int | None = None,
+    inputs: dict[str, Tensor] | None = None,
+    trained: bool = True,
+    training: bool = True,
+    seed: int = 2,
+) -> Ran:
+    """Run one call forward and backward.
+
+    Args:
+        methods: in order of action; none gives plain attention.
+        kind: one of `KINDS`.
+        form: "fast" or "textbook".
+        dtype: of the inputs.
+        dropout: of the host.
+        whole: entries up to which the matrix is made whole, otherwise in blocks of queries.
+        inputs: in the place of those of `tensors`.
+        trained: whether learned parameters are moved away from where they start.
+        training: the mode.
+        seed: of torch's own generator.
+    """
+    made, settings = tensors(kind, dtype)
+    leaves = {name: x.clone().requires_grad_() for name, x in (inputs or made).items()}
+    site = standalone_site(leaves["q"], leaves["k"], cross=settings["cross"], hidden=leaves["hidden"])
+    fitted = fit_standalone(list(methods), site, first_values=leaves["first_values"])
+    g = torch.Generator().manual_seed(1)
+    for name, parameter in site.module.named_parameters():
+        with torch.no_grad():
+            moved = 0.3 * torch.randn(parameter.shape, generator=g)
+            parameter.add_(moved if trained else torch.zeros_like(moved))
+        leaves[name] = parameter
+    torch.manual_seed(seed)
+    out, penalty = attend_with(
+        list(methods),
+        *(leaves[name] for name in "qkv"),
+        form=form,
+        training=training,
+        fitted=fitted,
+        dropout=dropout,
+        hidden=leaves["hidden"],
+        whole=whole,
+        **settings,
+    )
+    real = torch.ones(out.shape[:3], dtype=torch.bool)
+    if kind == "left padded":
+        real = settings["mask"].any(-1).expand(out.shape[:3])
+    cotangent = torch.randn(out.shape, generator=g) * real[..., None]
+    loss = (out.float() * cotangent).sum() + penalty
+    if loss.requires_grad:
+        loss.backward()
+    grads = {name: x.grad for name, x in leaves.items()}
+    return Ran(out.detach(), penalty.detach(), grads, fitted.kernels, int(fitted.passes.counter))
+
+
+def assert_close(
+    got: Tensor | None, wanted: Tensor | None, what: str, dtype: torch.dtype = torch.float32, worse: float = 1.0
+) -> None:
+    """Raise AssertionError where two results differ by more than rounding, with the largest difference."""
+    if got is None or wanted is None:
+        if got is not wanted:
+            raise AssertionError(f"{what}: only one of both has it")
+        return
+    got, wanted = got.detach().float(), wanted.detach().float()
+    if not got.isfinite().all():
+        raise AssertionError(f"{what} is not finite")
+    # The gradient of a number per head, or of one, is a sum over all queries, whose terms cancel.
+    summed = got.dim() <= 1
+    limit = (1e-4 if summed else 1e-5) if dtype == torch.float32 else (1e-1 if summed else 4e-2)
+    limit *= worse
+    # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
+    if (got - wanted).norm() > limit * wanted.norm() + limit * 2e-2:
+        raise AssertionError(f"{what}: the largest difference is {(got - wanted).abs().max():.3g}")
+
+
+def assert_same_run(got: Ran, wanted: Ran, dtype: torch.dtype = torch.float32, worse: float = 1.0) -> None:
+    """Raise AssertionError where output, penalty or a gradient of two runs differ by more than rounding."""
+    assert_close(got.out, wanted.out, "output", dtype, worse)
+    assert_close(got.penalty, wanted.penalty, "penalty", dtype, worse)
+    for name, grad in wanted.grads.items():
+        assert_close(got.grads[name], grad, f"gradient of {name}", dtype, worse)

@@ -1,0 +1,110 @@
+"""Checks of a method on one attention call of each kind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.core.method import Method
+from headwise.testing.calls import B, H, T, assert_close, assert_same_run, run, tensors
+
+FORMS = ("fast", "textbook")
+
+
+def both_forms_agree(cls: type[Method], kind: str, dtype: torch.dtype = torch.float32) -> None:
+    """Check that the matrix-free form gives the values and gradients of the textbook form."""
+    method = cls(**cls.strong)
+    assert_same_run(run([method], kind, "fast", dtype), run([method], kind, "textbook", dtype), dtype)
+
+
+def both_forms_agree_in_bf16(cls: type[Method], kind: str) -> None:
+    """Check the same in bf16, to its rounding."""
+    both_forms_agree(cls, kind, torch.bfloat16)
+
+
+def both_forms_agree_under_dropout(cls: type[Method], kind: str) -> None:
+    """Check the same where the host drops weights."""
+    method = cls(**cls.strong)
+    fast, textbook = (run([method], kind, form, dropout=0.3) for form in FORMS)
+    assert_same_run(fast, textbook)
+
+
+def neutral_is_neutral(cls: type[Method], kind: str) -> None:
+    """Check that the neutral setting changes no output, in either form."""
+    if cls.neutral is None:
+        return
+    method = cls(**cls.neutral)
+    for training in (True, False):
+        plain = run([], kind, "fast", training=training)
+        for form in FORMS:
+            acting = [method] if method.acts_in(training) else []
+            out = run(acting, kind, form, trained=False, training=training).out
+            largest = float((out - plain.out).abs().max())
+            assert largest <= 2e-6 * max(1.0, float(plain.out.abs().max())), (
+                f"at {method!r} the {form} form changes the output: the largest difference is {largest:.3g}"
+            )
+
+
+def gradients_flow(cls: type[Method], kind: str) -> None:
+    """Check that the values get a gradient, and that every gradient is finite."""
+    for form in FORMS:
+        grads = run([cls(**cls.strong)], kind, form).grads
+        for name, grad in grads.items():
+            assert grad is None or grad.isfinite().all(), f"the gradient of {name} is not finite in the {form} form"
+        v = grads["v"]
+        assert v is not None and v.any(), f"v gets no gradient in the {form} form: is something detached?"
+
+
+def blocks_equal_the_whole(cls: type[Method], kind: str) -> None:
+    """Check that blocks of queries give what the whole matrix gives."""
+    method = cls(**cls.strong)
+    try:
+        blocks = run([method], kind, "textbook", whole=4 * B * H * T)
+        assert_same_run(blocks, run([method], kind, "textbook"))
+    except Exception as error:
+        remedy = ": is rowwise = True wrong, or random left out?"
+        raise AssertionError(f"blocks of 4 queries differ from the whole: {error}{remedy}") from error
+
+
+def masks_are_respected(cls: type[Method], kind: str) -> None:
+    """Check that tokens out of sight, changed, change nothing for the others: the last of a causal call, or padding."""
+    method = cls(**cls.strong)
+    # Statistics of a training batch are of all tokens; what acts in evaluation is asked there.
+    training = not method.acts_in(False)
+    before, _ = tensors(kind)
+    unseen = torch.zeros(B, T, dtype=torch.bool)
+    if kind == "causal":
+        unseen[:, -1] = True
+    else:
+        unseen[1, T - 3 :] = True
+    g = torch.Generator().manual_seed(4)
+    after = {name: _changed(x, unseen, g) for name, x in before.items()}
+    seen = ~unseen[:, None, :, None]
+    for form in FORMS:
+        a, b = (run([method], kind, form, inputs=x, training=training) for x in (before, after))
+        assert_close(b.out * seen, a.out * seen, f"output of the {form} form at tokens that cannot see what was changed")
+        if kind == "padded":
+            assert_close(b.penalty, a.penalty, f"penalty of the {form} form when padding changed")
+
+
+def _changed(x: Tensor, unseen: Tensor, g: torch.Generator) -> Tensor:
+    """Return x (B, T, C) or (B, H, T, D) with other numbers at the unseen tokens."""
+    at = unseen[:, :, None] if x.dim() == 3 else unseen[:, None, :, None]
+    return torch.where(at, 3 * torch.randn(x.shape, generator=g), x)
+
+
+def draws_repeat(cls: type[Method], kind: str) -> None:
+    """Check that a repeated pass draws the same, and that torch's own generators are left alone."""
+    method = cls(**cls.strong)
+    for form in FORMS:
+        first = run([method], kind, form, seed=2)
+        torch.manual_seed(2)
+        wanted = torch.get_rng_state()
+        again = run([method], kind, form, seed=3)
+        largest = float((first.out - again.out).abs().max())
+        remedy = "draw with call.uniform_draw or call.normal_draw, and not with torch.rand"
+        assert torch.equal(first.out, again.out), (
+            f"the same pass gives another output in the {form} form: the largest difference is {largest:.3g}; {remedy}"
+        )
+        run([method], kind, form, seed=2)
+        assert torch.equal(torch.get_rng_state(), wanted), f"torch's generator moves on in the {form} form: {remedy}"
