@@ -25,7 +25,7 @@ class Host:
     batch: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
     unseen: Tensor | None = None
 
-    def run(self, model: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> Tensor:
+    def run(self, model: Callable[..., Any], batch: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> Tensor:
         """Return what the model gives for a batch, its own by default."""
         args, kwargs = batch or self.batch()
         out = model(*args, **kwargs)
