@@ -52,7 +52,7 @@ BARS = {"first": (1.35, 1.20, 1.06), "second": (1.5, 1.8, 2.25), "twin": (1.1, 1
 
 
 def variants(method, shape, causal: bool) -> dict[str, Callable[[], object]]:
-    """Give the three computations of one row: plain, the method, its textbook form; and plain again, for the spread."""
+    """Return the three computations of one row: plain, the method, its textbook form; and plain again, for the spread."""
     q, k, v, first = (torch.randn(shape, requires_grad=True) for _ in range(4))
     grad = torch.randn(shape)
     fitted = fit_standalone([method], standalone_site(q, k), first_values=first)

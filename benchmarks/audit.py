@@ -37,7 +37,7 @@ def layers() -> list[Site]:
 
 
 def seconds(run: Callable[[], object], times: int = 3) -> float:
-    """Give the median time of a run."""
+    """Return the median time of a run."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
@@ -47,7 +47,7 @@ def seconds(run: Callable[[], object], times: int = 3) -> float:
 
 
 def statistics_of(sites: list[Site]) -> list[dict[str, torch.Tensor]]:
-    """Give every weight statistic of every layer."""
+    """Return every weight statistic of every layer."""
     found = []
     for site in sites:
         reading = weight_reading(site)
@@ -57,7 +57,7 @@ def statistics_of(sites: list[Site]) -> list[dict[str, torch.Tensor]]:
 
 
 def full_spectra(sites: list[Site], count: int) -> torch.Tensor:
-    """Give singular values of the first `count` full products."""
+    """Return singular values of the first `count` full products."""
     found = []
     for site in sites:
         for product in weight_reading(site).products.values():
@@ -69,7 +69,7 @@ def full_spectra(sites: list[Site], count: int) -> torch.Tensor:
 
 
 def factor_spectra(sites: list[Site]) -> list[torch.Tensor]:
-    """Give singular values of all products from their factors."""
+    """Return singular values of all products from their factors."""
     found = []
     for site in sites:
         reading = weight_reading(site)

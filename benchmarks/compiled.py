@@ -24,7 +24,7 @@ BAR = 1.5
 
 
 def spent() -> float:
-    """Give the processor time in seconds of this process and of its children that have ended."""
+    """Return the processor time in seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -50,7 +50,7 @@ class Row:
     note: str = ""
 
     def cells(self) -> list[str]:
-        """Give the row of the table."""
+        """Return the row of the table."""
         return [self.model_type, self.loaded, self.reached, self.refused, self.neutral, self.strong, self.note]
 
 
@@ -142,7 +142,7 @@ def _within(model: nn.Module, batch: dict[str, Tensor]) -> str:
 
 
 def run(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Give all finite numbers of a model's output on one generator state."""
+    """Return all finite numbers of a model's output on one generator state."""
     torch.manual_seed(0)
     with torch.no_grad():
         flat = torch.cat(list(_tensors(model(**batch))))
@@ -191,7 +191,7 @@ OUTCOMES = (
 
 
 def outcome(row: Row) -> str:
-    """Give the one of OUTCOMES that a row is."""
+    """Return the one of OUTCOMES that a row is."""
     if row.note.startswith("not tried"):
         return OUTCOMES[5]
     if row.note.startswith("raised in the call"):
@@ -202,7 +202,7 @@ def outcome(row: Row) -> str:
 
 
 def sentence(counted: Counter[str] | dict[str, int]) -> str:
-    """Give the sentence that README says of the page; a test holds it to the page."""
+    """Return the sentence that README says of the page; a test holds it to the page."""
     whole, some, refused, none, raised, untried = (counted[name] for name in OUTCOMES)
     return (
         f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every attention layer, "
@@ -212,7 +212,7 @@ def sentence(counted: Counter[str] | dict[str, int]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Give docs/families.md."""
+    """Return docs/families.md."""
     tried = [row for row in rows if row.neutral]
     counted = Counter(outcome(row) for row in rows)
     head = HEADER.format(

@@ -10,7 +10,7 @@ from headwise.regularizing.standalone import attend_with, fit_standalone, standa
 
 
 def peak(run) -> int:
-    """Give the peak of bytes allocated for tensors while `run` runs, above the level before, from memory events."""
+    """Return the peak of bytes allocated for tensors while `run` runs, above the level before, from memory events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -22,7 +22,7 @@ def peak(run) -> int:
 
 
 def ratios(methods, causal: bool, size: int = 8192) -> list[tuple[object, float]]:
-    """Give for each method its peak divided by that of plain attention, forward and backward."""
+    """Return for each method its peak divided by that of plain attention, forward and backward."""
     shape = (1, 1, size, 64)
     q, k, v, first = (torch.randn(shape, requires_grad=True) for _ in range(4))
     grad = torch.randn(shape)

@@ -50,7 +50,7 @@ class Case:
 
 
 def memory(run: Callable[[], None], device: str) -> float:
-    """Give the peak of bytes above the level before; nan on a CPU, which does not count them."""
+    """Return the peak of bytes above the level before; nan on a CPU, which does not count them."""
     if device == "cpu":
         return float("nan")
     run()

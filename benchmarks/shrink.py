@@ -63,7 +63,7 @@ EXACT = re.compile(r"|".join(f"(?P<r{i}>^(?:{pattern})$)" for i, (pattern, _) in
 
 
 def small(config: Any, depth: int = 0) -> dict[str, Any]:
-    """Give the settings of a configuration, and of those inside it, that must change for a tiny model."""
+    """Return the settings of a configuration, and of those inside it, that must change for a tiny model."""
     changes: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict") and depth < 4:
@@ -127,13 +127,13 @@ def _cut_kinds(config: Any) -> None:
 
 
 def _both_kinds(kinds: list[str]) -> list[str]:
-    """Give two layers: one of attention proper, and one of another kind where there is one."""
+    """Return two layers: one of attention proper, and one of another kind where there is one."""
     whole = next((k for k in kinds if "attention" in k and "linear" not in k), kinds[-1])
     return [next((k for k in kinds if k != whole), whole), whole]
 
 
 def _code(config_class: type) -> str:
-    """Give the text of a type's model file: sections of rotary positions have their large defaults there."""
+    """Return the text of a type's model file: sections of rotary positions have their large defaults there."""
     file = Path(sys.modules[config_class.__module__].__file__ or "")
     model = file.with_name(file.name.replace("configuration_", "modeling_"))
     return model.read_text(encoding="utf-8") if model.is_file() else ""
@@ -195,7 +195,7 @@ def build(model_type: str, implementation: str | None = None, seed: int = 0) -> 
 
 
 def _model_classes(config_class: type) -> list[type]:
-    """Give the classes of models to try: the one that the Auto classes know, else those of the type's own file.
+    """Return the classes of models to try: the one that the Auto classes know, else those of the type's own file.
 
     Raises:
         ValueError: where the type has no model.
@@ -292,7 +292,7 @@ MAIN = (
 
 
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
-    """Give batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to threes."""
+    """Return batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to threes."""
     parts = _parts(model.config)
     required = [
         name

@@ -159,7 +159,7 @@ def jobs() -> None:
 
 
 def _bare_loop(task: Task) -> Callable[[], None]:
-    """Give some tens of training steps of a plain model of the task, which leave nothing behind."""
+    """Return some tens of training steps of a plain model of the task, which leave nothing behind."""
     torch.manual_seed(0)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -38,7 +38,7 @@ def _wait() -> None:
 
 
 def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    """Give the median over rounds of the variant's time divided by the base's time in the same round."""
+    """Return the median over rounds of the variant's time divided by the base's time in the same round."""
     return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
 
 

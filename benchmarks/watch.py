@@ -25,14 +25,14 @@ BARS = (1.0, 0.02, 0.005)
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """Give the blog's vision transformer on CIFAR-10's shapes, batch 256."""
+    """Return the blog's vision transformer on CIFAR-10's shapes, batch 256."""
     images, labels = torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,))
     model = VisionTransformer(image_size=32, channels=3, patch=4, classes=10)
     return model, lambda m: nn.functional.cross_entropy(m(images), labels)
 
 
 def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """Give a model of the size of GPT-2 small, batch 2, 512 tokens."""
+    """Return a model of the size of GPT-2 small, batch 2, 512 tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = torch.randint(0, 50257, (2, 512))
@@ -41,7 +41,7 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 def stepper(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], watch=None) -> Callable[[], None]:
-    """Give one training step as a function."""
+    """Return one training step as a function."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def run() -> None:

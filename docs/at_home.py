@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(<!-- diff: (\w+\.py) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def diff(script: Path) -> str:
-    """Give what a user adds to a script, with a line around each change."""
+    """Return what a user adds to a script, with a line around each change."""
     lines = script.read_text(encoding="utf-8").splitlines()
     added = {number for number, line in enumerate(lines) if line.endswith(MARK)}
     shown = sorted(
@@ -35,13 +35,13 @@ def diff(script: Path) -> str:
 
 
 def without(script: Path) -> str:
-    """Give a script as it was before: without the lines of headwise."""
+    """Return a script as it was before: without the lines of headwise."""
     lines = script.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.endswith(MARK)) + "\n"
 
 
 def renewed(page: str) -> str:
-    """Give the page with the diffs that the scripts have now."""
+    """Return the page with the diffs that the scripts have now."""
     return BLOCK.sub(lambda found: f"{found[1]}{diff(SCRIPTS / found[2])}\n{found[3]}", page)
 
 

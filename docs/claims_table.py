@@ -30,7 +30,7 @@ HEAD = ["claim", "published figure", "ours [95 %]", "verdict", "scale", "study"]
 
 
 def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
-    """Give the judged claims of every kept study, by the folder's name.
+    """Return the judged claims of every kept study, by the folder's name.
 
     Raises:
         StudyError: for a file that cannot be read.
@@ -50,7 +50,7 @@ def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
 
 
 def table(results: Path) -> str:
-    """Give the table as Markdown, with the counts of the verdicts above it."""
+    """Return the table as Markdown, with the counts of the verdicts above it."""
     kept = kept_claims(results)
     verdicts = [claim.verdict for record in kept.values() for claim in record.claims]
     counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict) if verdict in verdicts]
@@ -68,7 +68,7 @@ def table(results: Path) -> str:
 
 
 def studies(results: Path) -> str:
-    """Give the table of the kept studies as Markdown, and under it the names of the built-in ones that were not run."""
+    """Return the table of the kept studies as Markdown, and under it the names of the built-in ones that were not run."""
     rows, run = [["study", "command", "size", "what came out"]], set()
     rows.append(["---"] * len(rows[0]))
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
@@ -104,7 +104,7 @@ def made_otherwise(results: Path) -> list[str]:
 
 
 def _kept_arms(path: Path) -> list[str]:
-    """Give the arms of a kept analysis, of whatever version."""
+    """Return the arms of a kept analysis, of whatever version."""
     found = read_json(path)
     entries = found.get("arms", found.get("methods")) if isinstance(found, dict) else None
     labels = [entry.get("label") for entry in entries or [] if isinstance(entry, dict)]
@@ -114,7 +114,7 @@ def _kept_arms(path: Path) -> list[str]:
 
 
 def filled(page: str, content: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """Give the page with `content` between its marks.
+    """Return the page with `content` between its marks.
 
     Raises:
         StudyError: where the page does not have both marks, once and in their order.

@@ -81,7 +81,7 @@ class House:
 
     @cached_property
     def arrows(self) -> list[Arrow]:
-        """Give every import of one module of the package by another."""
+        """Return every import of one module of the package by another."""
         return [arrow for module, path in self.files.items() for arrow in self._arrows(module, path)]
 
     def _arrows(self, module: str, path: Path) -> list[Arrow]:
@@ -108,7 +108,7 @@ class House:
         return []
 
     def _known(self, name: str) -> str | None:
-        """Give the longest part of a dotted name that is a module here: `a.b.c` may be the name c in the module a.b."""
+        """Return the longest part of a dotted name that is a module here: `a.b.c` may be the name c in the module a.b."""
         while name.partition(".")[0] == self.package:
             if name in self.files:
                 return name
@@ -116,18 +116,18 @@ class House:
         return None
 
     def room(self, module: str) -> str:
-        """Give the room of a module: the folder or file directly in the package."""
+        """Return the room of a module: the folder or file directly in the package."""
         parts = module.split(".")
         return parts[1] if len(parts) > 1 else parts[0]
 
     def purpose(self, room: str) -> str:
-        """Give the first sentence of what a room's own file says about it."""
+        """Return the first sentence of what a room's own file says about it."""
         module = self.package if room == self.package else f"{self.package}.{room}"
         told = ast.get_docstring(ast.parse(self.files[module].read_text(encoding="utf-8"))) or ""
         return " ".join(told.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
     def floor(self, module: str) -> int | None:
-        """Give the floor of a module, or None where its room stands on none."""
+        """Return the floor of a module, or None where its room stands on none."""
         room = self.room(module)
         return next((i for i, rooms in enumerate(FLOORS) if room in rooms), None)
 
@@ -136,17 +136,17 @@ class House:
         return [str(path) for module, path in self.files.items() if self.floor(module) is None]
 
     def upward(self) -> list[Arrow]:
-        """Give the imports from a higher floor."""
+        """Return the imports from a higher floor."""
         floors = {module: floor for module in self.files if (floor := self.floor(module)) is not None}
         both = [a for a in self.arrows if a.importer in floors and a.imported in floors]
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
     def folder(self, module: str) -> str:
-        """Give the folder, as a dotted name, in which the file of a module lies."""
+        """Return the folder, as a dotted name, in which the file of a module lies."""
         return module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
 
     def mutual(self) -> list[Arrow]:
-        """Give the imports between two folders, at any depth, that import each other."""
+        """Return the imports between two folders, at any depth, that import each other."""
         between: dict[tuple[str, str], list[Arrow]] = {}
         for arrow in self.arrows:
             pair = self.folder(arrow.importer), self.folder(arrow.imported)
@@ -155,7 +155,7 @@ class House:
         return [arrow for (a, b), arrows in between.items() if (b, a) in between for arrow in arrows]
 
     def circles(self) -> list[Arrow]:
-        """Give the imports that lie on a circle of files: from each of these files one comes back to it."""
+        """Return the imports that lie on a circle of files: from each of these files one comes back to it."""
         below: dict[str, set[str]] = {module: set() for module in self.files}
         for arrow in self.arrows:
             below[arrow.importer].add(arrow.imported)

@@ -165,7 +165,7 @@ def leave_out_single_heads(kept: Path) -> None:
 
 
 def study_page(folder: Path, note: str = "") -> str:
-    """Give the page of a study: answer, what is to be said of it, tables, cost, settings and how to repeat it."""
+    """Return the page of a study: answer, what is to be said of it, tables, cost, settings and how to repeat it."""
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
@@ -208,7 +208,7 @@ def _statistic(outcome: str) -> str:
 
 
 def findings_page(findings: FindingsRecord, note: str = "") -> str:
-    """Give the page of a study of findings: its sentences, its tables and how to repeat it."""
+    """Return the page of a study of findings: its sentences, its tables and how to repeat it."""
     lines = [f"# {findings.title}", "", findings.question, ""]
     lines += [line for said in [*findings.paragraphs, *([note] if note else [])] for line in (said, "")]
     lines += claims_table(findings.claims)
@@ -219,7 +219,7 @@ def findings_page(findings: FindingsRecord, note: str = "") -> str:
 
 
 def claims_table(claims: list[JudgedClaim]) -> list[str]:
-    """Give the lines of the claims: what was published, what was seen here, and whether both agree."""
+    """Return the lines of the claims: what was published, what was seen here, and whether both agree."""
     if not claims:
         return []
     rows = []
@@ -231,14 +231,14 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
 
 
 def premises_table(premises: list[JudgedPremise]) -> list[str]:
-    """Give the lines that say what must be true for the claims to mean anything, and whether it was seen."""
+    """Return the lines that say what must be true for the claims to mean anything, and whether it was seen."""
     states = {True: "holds", False: "**fails**", None: "not recorded"}
     rows = [[one.text or one.name, one.ours or "–", states[one.holds]] for one in premises]
     return ["## Premises", "", *_table(["premise", "ours [95 %]", "here"], rows), ""] if rows else []
 
 
 def outcome_table(analysis: Analysis, name: str) -> list[str]:
-    """Give the lines of one outcome's table."""
+    """Return the lines of one outcome's table."""
     outcome = analysis.outcomes[name]
     unit = unit_named(outcome.unit)
     rows = []
@@ -255,7 +255,7 @@ def outcome_table(analysis: Analysis, name: str) -> list[str]:
 
 
 def trend_table(analysis: Analysis) -> list[str]:
-    """Give the lines that say how the kept outcomes change along each axis; none where the study has no axis."""
+    """Return the lines that say how the kept outcomes change along each axis; none where the study has no axis."""
     rows = []
     for trend in analysis.trends:
         if trend.outcome not in kept_outcomes(analysis) or trend.step is None:
@@ -270,7 +270,7 @@ def trend_table(analysis: Analysis) -> list[str]:
 
 
 def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
-    """Give a table for each arm of runs with several phases: the deciding metric of each evaluation after each phase."""
+    """Return a table for each arm of runs with several phases: the deciding metric of each evaluation after each phase."""
     matrix = phase_matrix(study, analysis)
     if matrix is None:
         return []
@@ -286,7 +286,7 @@ def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
 
 
 def depth_tables(analysis: Analysis) -> list[str]:
-    """Give a table for each statistic of heads: its means over seeds by layer and over all of them, an arm a row."""
+    """Return a table for each statistic of heads: its means over seeds by layer and over all of them, an arm a row."""
     places: dict[str, list[str]] = {}
     for name in analysis.outcomes:
         if (found := DEPTHS.fullmatch(name)) is not None:
@@ -306,7 +306,7 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 
 def other_outcomes(analysis: Analysis) -> list[str]:
-    """Give one table of the means of all outcomes that have none of their own: other metrics, conditions, matrices."""
+    """Return one table of the means of all outcomes that have none of their own: other metrics, conditions, matrices."""
     shown = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():
@@ -321,7 +321,7 @@ def other_outcomes(analysis: Analysis) -> list[str]:
 
 
 def divergence_table(analysis: Analysis) -> list[str]:
-    """Give the lines that say how many runs of each arm diverged."""
+    """Return the lines that say how many runs of each arm diverged."""
     rows = []
     for arm in analysis.arms:
         test, ended = arm.divergence, arm.runs.finished + len(arm.runs.diverged)
@@ -331,7 +331,7 @@ def divergence_table(analysis: Analysis) -> list[str]:
 
 
 def cost_table(analysis: Analysis) -> list[str]:
-    """Give the lines of what a step costs; missing figures are dashes."""
+    """Return the lines of what a step costs; missing figures are dashes."""
     rows = []
     for arm in analysis.arms:
         costs, parameters = arm.costs, arm.costs.get("parameters")
@@ -343,7 +343,7 @@ def cost_table(analysis: Analysis) -> list[str]:
 
 
 def findings_table(table: TableRecord) -> list[str]:
-    """Give a table of findings as Markdown."""
+    """Return a table of findings as Markdown."""
     return _table(table.columns, [["–" if cell is None else str(cell) for cell in row] for row in table.rows])
 
 

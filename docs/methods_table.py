@@ -19,7 +19,7 @@ MATRIX = ("logits", "weights", "read")
 
 
 def table() -> str:
-    """Give the table in Markdown, one row per method of the package."""
+    """Return the table in Markdown, one row per method of the package."""
     lines = [
         "| method | what it does | source | stage | acts in | matrix-free |",
         "|---|---|---|---|---|---|",
@@ -32,19 +32,19 @@ def table() -> str:
 
 
 def source(cls: type[Method]) -> str:
-    """Give the second paragraph of the docstring: where the method comes from."""
+    """Return the second paragraph of the docstring: where the method comes from."""
     return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[1].replace("\n", " ").rstrip(".")
 
 
 def stages(cls: type[Method]) -> str:
-    """Give the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
+    """Return the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
     # What is read without the matrix in its paper too has no other form.
     read = cls.overrides("read_free")
     return ", ".join(f"`{stage}`" for stage in STAGES if (stage != "build" and cls.overrides(stage)) or (stage == "read" and read)) or "`build`"
 
 
 def matrix_free(cls: type[Method]) -> str:
-    """Tell whether the method runs without the attention matrix: seen on a call with its default settings."""
+    """Return whether the method runs without the attention matrix: seen on a call with its default settings."""
     needs = [stage for stage in MATRIX if cls.overrides(stage)]
     if not needs:
         return "yes"

@@ -63,7 +63,7 @@ class Family:
         return float((np.maximum(own, rest) >= t_squared(moved)[0] * (1 - 1e-7)).mean())
 
     def agrees(self, arm: int, low: float, high: float) -> bool:
-        """Tell whether an interval is this arm's: inside its ends the test does not exclude, outside of them it does."""
+        """Return whether an interval is this arm's: inside its ends the test does not exclude, outside of them it does."""
         column = self.table[np.isfinite(self.table[:, arm]), arm]
         spread = column.std(ddof=1)
         if spread <= 1e-12 * max(1.0, abs(column.mean())):

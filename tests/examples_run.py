@@ -14,7 +14,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def public() -> dict[str, object]:
-    """Give every public name but the methods, whose pages have the examples."""
+    """Return every public name but the methods, whose pages have the examples."""
     from headwise import methods
 
     found = {}

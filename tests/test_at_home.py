@@ -27,7 +27,7 @@ def page(monkeypatch):
 
 @pytest.fixture
 def text(tmp_path):
-    """Give a text of a few hundred bytes."""
+    """Return a text of a few hundred bytes."""
     path = tmp_path / "input.txt"
     path.write_text("to be, or not to be, that is the question. " * 20)
     return ["--text", str(path)]

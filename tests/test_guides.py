@@ -34,7 +34,7 @@ GUIDES = {
 
 
 def edited(text, steps, where):
-    """Give the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line before it."""
+    """Return the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line before it."""
     lines, place = text.splitlines(), -1
     for step in steps:
         sign, line = step[:1], step[1:]

@@ -13,7 +13,7 @@ ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def timed(tree):
-    """Give the lines of a test that compare a time with a number written there."""
+    """Return the lines of a test that compare a time with a number written there."""
     return sorted({node.lineno for scope in _scopes(tree) for node in _limits(scope)})
 
 
@@ -69,7 +69,7 @@ def _reads_clock(node):
 
 
 def _names_of_times(scope):
-    """Give the names that hold a time: of a clock, of a difference of such, or by their word."""
+    """Return the names that hold a time: of a clock, of a difference of such, or by their word."""
     found = set(SECONDS)
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign) and _is_time(node.value, found):

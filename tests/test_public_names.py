@@ -17,7 +17,7 @@ SOURCE = Path(headwise.__file__).parent
 
 
 def declared_names(path: Path) -> set[str]:
-    """Give the names that the file imports under TYPE_CHECKING, and those of the room that it takes whole."""
+    """Return the names that the file imports under TYPE_CHECKING, and those of the room that it takes whole."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (guarded,) = [n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
     imports = [found for found in guarded.body if isinstance(found, ast.ImportFrom)]
@@ -28,7 +28,7 @@ def declared_names(path: Path) -> set[str]:
 
 
 def exported_methods() -> dict[str, str]:
-    """Give the names that the room of methods exports by an import, `as` the same name, each with its module."""
+    """Return the names that the room of methods exports by an import, `as` the same name, each with its module."""
     tree = ast.parse((SOURCE / "methods" / "__init__.py").read_text(encoding="utf-8"))
     imports = [found for found in tree.body if isinstance(found, ast.ImportFrom)]
     return {a.asname: f"{found.module}" for found in imports for a in found.names if a.asname == a.name}
@@ -132,7 +132,7 @@ def two_programs(tmp_path: Path) -> Path:
 
 
 def lines_with_errors(said: str) -> set[tuple[str, str]]:
-    """Give file name and line of each error that a type checker printed."""
+    """Return file name and line of each error that a type checker printed."""
     errors = [line.strip() for line in said.splitlines() if " error: " in line]
     return {(Path(line.split(":")[0]).name, line.split(":")[1]) for line in errors}
 

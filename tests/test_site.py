@@ -39,19 +39,19 @@ def site():
 
 
 def links(path: Path) -> list[str]:
-    """Give the targets of the links of a Markdown file, code left out."""
+    """Return the targets of the links of a Markdown file, code left out."""
     text = re.sub(r"^```(?!\{include).*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
 
 
 def anchors(path: Path) -> set[str]:
-    """Give the anchors of the headings of a Markdown file."""
+    """Return the anchors of the headings of a Markdown file."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def made_by_the_build() -> set[Path]:
-    """Give the pages that stand in docs/generated once the site is built."""
+    """Return the pages that stand in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "results.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
     return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line")}

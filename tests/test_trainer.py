@@ -50,13 +50,13 @@ def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=No
 
 
 def step_taken(before: nn.Module, after: nn.Module) -> dict[str, Tensor]:
-    """Give the gradients that plain steps have taken."""
+    """Return the gradients that plain steps have taken."""
     old = dict(before.named_parameters())
     return {n: (old[n] - p).detach() / RATE for n, p in after.named_parameters()}
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """Give the gradients of a loss."""
+    """Return the gradients of a loss."""
     model.zero_grad()
     loss.backward()
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

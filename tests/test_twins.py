@@ -64,8 +64,11 @@ def two_forms() -> list[Method]:
 
 def acting_in_the_call() -> list[Method]:
     stages = ("inputs", "logits", "weights", "read", "read_free", "output")
-    # QKClip alone stands on the weights of a layer; tests/methods/test_qk_clip.py cuts it into blocks.
-    own = (cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods") and cls.__name__ != "QKClip")
+    # Two stand on the weights of a layer, which a call alone has not; tests/methods/test_qk_clip.py cuts such a reading into blocks.
+    on_weights = ("QKClip", "QKRates")
+    own = (
+        cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods") and cls.__name__ not in on_weights
+    )
     found = [cls(**cls.strong) for cls in own]
     return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
 
@@ -176,7 +179,7 @@ def test_a_method_that_is_not_rowwise_needs_its_rows_together(
 
 
 def mixing_queries() -> dict[str, type[Method]]:
-    """Give methods as a stranger writes them, who read nothing of blocks."""
+    """Return methods as a stranger writes them, who read nothing of blocks."""
 
     class MixesWeights(Method):
         """Takes half of the mean over queries from the weights."""

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def plain_model(model: str, **settings: Any) -> Callable[[], nn.Module]:
-    """Give a maker of a model of this class, loaded as eager, with its own random weights."""
+    """Return a maker of a model of this class, loaded as eager, with its own random weights."""
 
     def make() -> nn.Module:
         import transformers

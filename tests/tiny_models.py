@@ -62,16 +62,16 @@ class Family:
         return not is_cross and (self.kind == "decoder" or "decoder" in stack or "text_model" in stack)
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Give the model's main output on a batch; rows of padded tokens are not set to 0."""
+        """Return the model's main output on a batch; rows of padded tokens are not set to 0."""
         return main_output(model(**batch))
 
     def real(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Give which rows of the main output belong to real tokens, bool (B, T), or None where all do."""
+        """Return which rows of the main output belong to real tokens, bool (B, T), or None where all do."""
         return batch.get("decoder_attention_mask", batch.get("attention_mask")) if self.kind != "speech" else None
 
 
 def main_output(output: Any) -> Tensor:
-    """Give logits, the last hidden state, or the image and text embeddings beside each other."""
+    """Return logits, the last hidden state, or the image and text embeddings beside each other."""
     for name in ("logits", "last_hidden_state"):
         if getattr(output, name, None) is not None:
             return getattr(output, name)
@@ -90,7 +90,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def lengths(padding: str, tokens: int) -> Tensor:
-    """Give how many of `tokens` are real in each of the batch's sequences."""
+    """Return how many of `tokens` are real in each of the batch's sequences."""
     return torch.full((BATCH,), tokens) if padding == "none" else torch.tensor([tokens, tokens - 4, tokens - 1])
 
 
@@ -128,7 +128,7 @@ BATCHES: dict[str, Callable[[str, torch.Generator], dict[str, Tensor]]] = {
 
 
 def _of(prefix: str, model: str = "ForCausalLM", **settings: Any) -> Callable[[float], tuple[type, Any]]:
-    """Give a maker: settings whose value is "dropout" take the attention dropout asked for."""
+    """Return a maker: settings whose value is "dropout" take the attention dropout asked for."""
 
     def make(dropout: float) -> tuple[type, Any]:
         import transformers

@@ -38,7 +38,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """Give a line for each link of the site that leads nowhere."""
+    """Return a line for each link of the site that leads nowhere."""
     pages = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     wrong = []
     for path, page in pages.items():

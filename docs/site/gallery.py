@@ -51,7 +51,7 @@ def shown(folder: Path) -> list[str]:
 
 
 def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Give the charts that the kept files of a study hold, by name; none where only its page was kept, or where that has figures.
+    """Return the charts that the kept files of a study hold, by name; none where only its page was kept, or where that has figures.
 
     Raises:
         ValueError: where a kept file cannot be read.
@@ -72,7 +72,7 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def figures_of(name: str, up: str) -> str:
-    """Give the part of a kept result's page that shows its figures; `up` leads from the page to docs/."""
+    """Return the part of a kept result's page that shows its figures; `up` leads from the page to docs/."""
     figures = sorted((SITE.parent / "generated" / FIGURES / name).glob("*.svg"))
     if not figures:
         return ""

@@ -8,7 +8,7 @@ from docutils.utils.math import latex2mathml
 
 
 def mathml(formula: str, *, block: bool) -> str:
-    """Give the MathML of a LaTeX formula.
+    """Return the MathML of a LaTeX formula.
 
     Raises:
         docutils.utils.math.MathError: where the formula uses what the converter does not know.

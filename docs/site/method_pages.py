@@ -44,12 +44,12 @@ handle.after_step()"""
 
 
 def entries() -> dict[str, dict[str, str]]:
-    """Give what methods.toml says, by method."""
+    """Return what methods.toml says, by method."""
     return tomllib.loads((SITE / "methods.toml").read_text(encoding="utf-8"))
 
 
 def example(name: str) -> str:
-    """Give a training step with the method at its defaults, as code that runs."""
+    """Return a training step with the method at its defaults, as code that runs."""
     return EXAMPLE.format(method=repr(REGISTRY[name]()))
 
 
@@ -66,7 +66,7 @@ def write(folder: Path) -> None:
 
 
 def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
-    """Give the page that lists all methods by what they are good for."""
+    """Return the page that lists all methods by what they are good for."""
     rows = [f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} |" for name in names]
     table = "\n".join(["| method | what it does | when to use it |", "|---|---|---|", *rows])
     intro = (
@@ -79,7 +79,7 @@ def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
 
 
 def page(name: str, said: dict[str, str], folder: Path) -> str:
-    """Give the page of a method, and write its picture into `folder`."""
+    """Return the page of a method, and write its picture into `folder`."""
     cls = REGISTRY[name]
     first, _, *rest = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     parts = [f"# {name}", _line(first)]
@@ -123,7 +123,7 @@ def _facts(cls: type[Method]) -> str:
 
 
 def _times(name: str) -> str | None:
-    """Give the measured ratios of the first table of benchmarks.md that has this method."""
+    """Return the measured ratios of the first table of benchmarks.md that has this method."""
     found = re.search(rf"^\| `({name}\([^|`]*)` \|([^|]+)\|([^|]+)\|([^|]+)\|", BENCHMARKS.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         return None

@@ -59,7 +59,7 @@ class Stack(nn.Module):
 
 
 def fixed() -> tuple[Stack, Tensor]:
-    """Give the layer of all pictures and its input (1, T, C): a local head and one that looks far, values the identity."""
+    """Return the layer of all pictures and its input (1, T, C): a local head and one that looks far, values the identity."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, TOKENS, CHANNELS, generator=generator)
     model, back = Stack(), torch.linalg.pinv(x[0])
@@ -83,18 +83,18 @@ def fixed() -> tuple[Stack, Tensor]:
 
 
 def _weight(back: Tensor, wanted: Tensor) -> Tensor:
-    """Give the weight of a projection that makes of the input, whose inverse is given, these rows by head (H, T, T)."""
+    """Return the weight of a projection that makes of the input, whose inverse is given, these rows by head (H, T, T)."""
     return (back @ wanted.transpose(0, 1).flatten(1)).T
 
 
 def maps(model: Stack, x: Tensor) -> Tensor:
-    """Give the map that acts on the values, (H, T, N)."""
+    """Return the map that acts on the values, (H, T, N)."""
     with torch.no_grad():
         return model(x)[0].unflatten(-1, (HEADS, -1)).transpose(0, 1)
 
 
 def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
-    """Give the maps (H, T, N) without and with a method, and a sentence on what was done where that is more than one forward."""
+    """Return the maps (H, T, N) without and with a method, and a sentence on what was done where that is more than one forward."""
     model, x = fixed()
     plain = maps(model, x)
     handle = headwise.regularize(model.train(), method, example=x)
@@ -118,7 +118,7 @@ def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
 
 
 def _stepped(methods: list[Method]) -> Tensor:
-    """Give the maps after a step of an optimizer, for a method that changes the step."""
+    """Return the maps after a step of an optimizer, for a method that changes the step."""
     model, x = fixed()
     handle = headwise.regularize(model.train(), *methods, example=x) if methods else None
     optimizer = torch.optim.Adam([model.layers[1].attn.q_proj.weight, model.layers[1].attn.k_proj.weight], lr=PENALTY_RATE)

@@ -31,7 +31,7 @@ WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the
 
 
 def page() -> str:
-    """Give the page: a table of one sentence each, and below it the whole text of each."""
+    """Return the page: a table of one sentence each, and below it the whole text of each."""
     return "\n\n".join(
         [
             INTRO,
@@ -63,6 +63,6 @@ def _said(kind: type) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Give a docstring's words for Markdown: formulas keep their signs, code in backticks stays."""
+    """Return a docstring's words for Markdown: formulas keep their signs, code in backticks stays."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_|<>\[\]])", r"\\\1", part) for part in parts)

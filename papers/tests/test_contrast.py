@@ -117,7 +117,7 @@ def test_both_views_pass_the_model_as_they_would_alone():
 
 @pytest.fixture
 def images(monkeypatch):
-    """Give images of four colours in the place of CIFAR's: a class is its colour and place."""
+    """Return images of four colours in the place of CIFAR's: a class is its colour and place."""
 
     def data(self, split):
         if split == "validation":

@@ -41,7 +41,7 @@ def study_of(name):
 
 
 def smaller(name, arms, **settings):
-    """Give a study at two seeds, with an axis of fewer arms."""
+    """Return a study at two seeds, with an axis of fewer arms."""
     study = study_of(name)
     task = type(study.task)(**study.task.model_dump() | settings)
     return study.model_copy(update={"task": task, "seeds": 2, "sweeps": arms, "claims": (), "scales": {}})
@@ -210,7 +210,7 @@ def test_decay_compress_loses_nothing_at_energy_1_and_keeps_less_at_less(tmp_pat
 
 
 def llama2c(width=8, layers=2, heads=4, groups=2, vocabulary=5):
-    """Give a file of llama2.c whose numbers count up, and its attention weights by definition."""
+    """Return a file of llama2.c whose numbers count up, and its attention weights by definition."""
     size, at, found = width // heads, 0, []
     shapes = [(vocabulary, width), (layers, width), (layers, width, width), (layers, groups * size, width)]
     shapes += [(layers, groups * size, width), (layers, width, width), (3,)]

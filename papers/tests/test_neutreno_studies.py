@@ -35,7 +35,7 @@ TINY = {
 
 @pytest.fixture(autouse=True, scope="module")
 def made_up_images():
-    """Give images that tell their class by their brightness, of as many classes as the data has."""
+    """Return images that tell their class by their brightness, of as many classes as the data has."""
 
     @functools.cache
     def made(count, split):
@@ -65,7 +65,7 @@ def _known(outcome, statistics):
 
 
 def model_of(task, run):
-    """Give a trained model without methods."""
+    """Return a trained model without methods."""
     model = task.model()
     tensors = load_checkpoint(run.path, pytest.fail).tensors
     model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})

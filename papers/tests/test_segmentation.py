@@ -44,7 +44,7 @@ def test_a_class_that_is_none_is_counted_as_no_other(guess, label, said):
 
 
 def model_of_means(patch):
-    """Give each patch its mean colour as logits of three classes: what it sees does not depend on its place."""
+    """Return each patch its mean colour as logits of three classes: what it sees does not depend on its place."""
     return lambda images: F.avg_pool2d(images, patch)
 
 

@@ -17,7 +17,7 @@ from headwise.studies.registry import Installed
 
 
 def small(name, *settings, methods=()):
-    """Give the study as the command line would, at settings that take seconds; a seed is enough to see it run."""
+    """Return the study as the command line would, at settings that take seconds; a seed is enough to see it run."""
     asked = {"study": name, "studies": Installed(), "scale": "small", "seeds": 2, "device": "cpu"}
     return choose_study(Request(**asked, settings=settings, methods=methods))
 

@@ -151,7 +151,7 @@ def _png(array):
 
 
 def moved(source, own, server):
-    """Give a source whose files and packages are the tiny ones, at a server on this machine."""
+    """Return a source whose files and packages are the tiny ones, at a server on this machine."""
     packages = []
     for package in source.packages:
         name = package.addresses[0].rsplit("/", 1)[1]

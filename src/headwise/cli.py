@@ -71,7 +71,7 @@ class CompareCommand(TyperCommand):
 
 
 def _after(option: str, given: list[str]) -> str | None:
-    """Give what stands after an option, or behind its equals sign."""
+    """Return what stands after an option, or behind its equals sign."""
     apart = (after for name, after in itertools.pairwise(given) if name == option)
     joined = (word.partition("=")[2] for word in given if word.startswith(f"{option}="))
     return next(itertools.chain(apart, joined), None)

@@ -19,7 +19,7 @@ from headwise.statistics.weights.product import Product
 
 
 def balanced(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the factors of columns · rows that weight decay would leave: both with the roots of its singular values."""
+    """Return the factors of columns · rows that weight decay would leave: both with the roots of its singular values."""
     u, values, vt = torch.linalg.svd(columns @ rows, full_matrices=False)
     size = len(rows)
     root = values[:size].sqrt()

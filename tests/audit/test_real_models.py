@@ -12,7 +12,7 @@ from headwise.auditing.audit import audit
 
 
 def value(found, site, statistic, head=None, group=None):
-    """Give the one record of a place."""
+    """Return the one record of a place."""
     hits = [
         r
         for r in found.records

@@ -34,7 +34,7 @@ class ReadsRows(Method):
 
 
 def wanted_of(name: str, s: Tensor, a: Tensor, real: Tensor) -> Tensor:
-    """Give the penalty of a reader from the logits (B, H, T, N) that act and the weights they make."""
+    """Return the penalty of a reader from the logits (B, H, T, N) that act and the weights they make."""
     lse, squares = s.logsumexp(-1), a.square().sum(-1)
     entropy = -(a * a.clamp(min=1e-300).log()).sum(-1)
     mean_of_real = lambda x: (x.mean(1) * real).sum() / real.sum()
@@ -75,7 +75,7 @@ def features(x: Tensor) -> Tensor:
 
 
 def rescaled(s: Tensor, scaled: Tensor) -> Tensor:
-    """Give masked logits s with other numbers where a key may be seen."""
+    """Return masked logits s with other numbers where a key may be seen."""
     return torch.where(s == NEVER, s, scaled)
 
 
@@ -146,7 +146,7 @@ class Case:
                 self.fitted.states[1].tensor("temperature").fill_(1.7)
 
     def run(self, form: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Give the output, the penalty and the penalty's gradients."""
+        """Return the output, the penalty and the penalty's gradients."""
         x = self.leaves
         mask = x.get("bias", self.given.get("mask"))
         given = {key: value for key, value in self.given.items() if key != "mask"}
@@ -162,7 +162,7 @@ class Case:
         }
 
     def kept(self) -> Tensor | None:
-        """Give the keys that the neighbour's draw left, asked for as the method itself asks."""
+        """Return the keys that the neighbour's draw left, asked for as the method itself asks."""
         if self.beside not in DRAWN:
             return None
         from headwise.core.call import Call
@@ -173,7 +173,7 @@ class Case:
         return self.methods[1].logits(torch.zeros(B, H, T, T), call) == 0
 
     def dense(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Give the weights that act, the penalty and its gradients from the whole matrix in fp64."""
+        """Return the weights that act, the penalty and its gradients from the whole matrix in fp64."""
         x, given, name = self.leaves, self.given, self.beside
         seen = torch.ones(B, H, T, T, dtype=torch.bool)
         seen = seen & ORDER if given.get("causal") else seen

@@ -10,7 +10,7 @@ from headwise.regularizing.regularize import regularize
 
 
 def calls_of(family: Family, method: Any) -> list[Any]:
-    """Give the first call of each layer in one training forward with the method fitted."""
+    """Return the first call of each layer in one training forward with the method fitted."""
     handle = regularize(family.build().train(), method)
     seen: dict[str, Any] = {}
     for f in handle.fitted:

@@ -46,7 +46,7 @@ def three(lead=(B, H), queries=T, keys=N, groups=None):
 
 
 def relaxed(q, k, v, gamma, *, allowed=None, bias=None, scale=None):
-    """Give (1 - gamma) A V + gamma (mean of V over allowed keys), written with the matrix."""
+    """Return (1 - gamma) A V + gamma (mean of V over allowed keys), written with the matrix."""
     s = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
     s = s if bias is None else s + bias
     allowed = torch.ones_like(s, dtype=torch.bool) if allowed is None else allowed.expand_as(s)

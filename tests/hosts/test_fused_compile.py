@@ -25,7 +25,7 @@ def _fresh_compiler():
 
 
 def graphs():
-    """Give how many graphs were compiled since the test began."""
+    """Return how many graphs were compiled since the test began."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 

@@ -25,7 +25,7 @@ class RowsSeen(Method):
 
 
 def rows_and_truth(model, x, name):
-    """Give for a site to which sample the core takes each row to belong, and to which it does."""
+    """Return for a site to which sample the core takes each row to belong, and to which it does."""
     model(x)
     queries, said = SEEN[name]
     truth = torch.full((len(queries),), -1)

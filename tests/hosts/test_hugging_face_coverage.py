@@ -20,7 +20,7 @@ from headwise.regularizing.regularize import regularize
 
 
 def windows_of(model: nn.Module, method: headwise.Method, layer: int) -> Tensor:
-    """Give which heads stay in each window of a layer, (samples, windows, heads)."""
+    """Return which heads stay in each window of a layer, (samples, windows, heads)."""
     family = FAMILIES["Swin"]
     site = sites(model)[layer]
     seen: list[Tensor] = []

@@ -20,7 +20,7 @@ NEW = 7
 
 
 def generate(model: nn.Module, family: Family, padding: str = "left", **settings) -> tuple[Tensor, Tensor]:
-    """Give the ids and the logits of greedy generation."""
+    """Return the ids and the logits of greedy generation."""
     batch = {name: x for name, x in family.batch(padding).items() if not name.startswith("decoder")}
     # Padding and end are never chosen, so that all rows go on.
     chosen = {

@@ -34,7 +34,7 @@ def enable(model: nn.Module, settings: dict) -> None:
 
 
 def step(family: Family, *, checkpointing: dict | None, dropout: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Give the loss, penalties included, and all gradients of one training step."""
+    """Return the loss, penalties included, and all gradients of one training step."""
     model = family.build(dropout=dropout).train()
     if checkpointing is not None:
         enable(model, checkpointing)

@@ -256,7 +256,7 @@ def test_a_dropout_that_keeps_no_p_counts_as_one_where_the_source_is_missing():
 
 
 def _post_norm(family):
-    """Give a tiny causal model whose attention branch passes a norm before the residual, and the places of these norms."""
+    """Return a tiny causal model whose attention branch passes a norm before the residual, and the places of these norms."""
     import transformers
 
     torch.manual_seed(0)
@@ -324,7 +324,7 @@ def test_a_branch_that_is_normalised_is_left_out_whole_and_the_others_are_scaled
 
 
 def written(tmp_path, way):
-    """Give a block whose forward is this text, in a file that can be read."""
+    """Return a block whose forward is this text, in a file that can be read."""
     import importlib.util
 
     text = (

@@ -15,7 +15,7 @@ from headwise import DropColumn, DropHead, NeuTRENO, hosts
 
 
 def reach(model):
-    """Give the classes of reached and of unreachable layers, with the reasons of the latter."""
+    """Return the classes of reached and of unreachable layers, with the reasons of the latter."""
     found = hosts.find(model)
     reached = {type(f.site.module).__name__ for f in found if f.adapter is not None}
     return reached, {type(f.site.module).__name__: f.reason for f in found if f.adapter is None}

@@ -21,7 +21,7 @@ ORDER = torch.ones(T, T, dtype=torch.bool).triu(1)
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """Give matrices of a module values far from 0."""
+    """Return matrices of a module values far from 0."""
     for parameter in module.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.2)

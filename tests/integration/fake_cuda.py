@@ -54,7 +54,7 @@ class FakeCuda(TorchDispatchMode):
         self.waits: list[str] = []
 
     def forget(self) -> list[str]:
-        """Give the waits so far, and begin anew."""
+        """Return the waits so far, and begin anew."""
         found, self.waits = self.waits, []
         return found
 

@@ -44,7 +44,7 @@ def run(model, batch):
 
 
 def adapted(name, adapters=1, seed=3, **settings):
-    """Give the model with LoRA on its attention, whose B is not 0."""
+    """Return the model with LoRA on its attention, whose B is not 0."""
     build, targets, batch = MODELS[name]
     config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=targets, fan_in_fan_out=name == "transposed", **settings)
     made = peft.get_peft_model(build(), config)
@@ -65,7 +65,7 @@ def drawn(made, seed=3):
 
 
 def merged(made):
-    """Give a plain copy of an adapted model with its adapters in the weights."""
+    """Return a plain copy of an adapted model with its adapters in the weights."""
     return copy.deepcopy(made).merge_and_unload()
 
 

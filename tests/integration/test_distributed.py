@@ -62,7 +62,7 @@ def step_gradients(name, rank, world, padded, steps=2):
 
 
 def own_step(text, wrap=lambda model: model):
-    """Give the loss and the gradients of one step on the same batch in every process."""
+    """Return the loss and the gradients of one step on the same batch in every process."""
     model = fresh(HOSTS["bert-padded"])
     handle = headwise.regularize(model, *headwise.parse(text), example={"input_ids": torch.ones(1, 4, dtype=torch.long)})
     ids, mask = batch(padded=True)

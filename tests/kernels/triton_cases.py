@@ -75,7 +75,7 @@ def textbook(q, k, v, mask, causal, scale):
 
 
 def run(name):
-    """Give the largest error of each output and gradient, over the largest wanted number."""
+    """Return the largest error of each output and gradient, over the largest wanted number."""
     from headwise.attention.kernels import row_statistics, triton_rows
 
     given = inputs(*CASES[name])

@@ -44,7 +44,7 @@ def seen_weights(method: Method, q: Tensor, k: Tensor, **settings) -> Tensor:
 
 
 def penalty(method: Method, q: Tensor, k: Tensor, v: Tensor, **settings) -> Tensor:
-    """Give the penalty of one call."""
+    """Return the penalty of one call."""
     return attend_with([method], q, k, v, **settings)[1]
 
 

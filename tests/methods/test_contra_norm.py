@@ -9,7 +9,7 @@ from headwise import ContraNorm
 
 
 def branches(model, method, x, **changed):
-    """Give what the first attention branch adds to the residual, plain and with the method."""
+    """Return what the first attention branch adds to the residual, plain and with the method."""
     block, seen = model.blocks[0], []
     hook = block.norm2.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0] - x))
     model(x)

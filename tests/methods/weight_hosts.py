@@ -57,5 +57,5 @@ def ids(batch: int = 2, length: int = 7, seed: int = 0) -> Tensor:
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
-    """Give the next-token loss."""
+    """Return the next-token loss."""
     return F.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())

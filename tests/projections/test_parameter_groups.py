@@ -15,7 +15,7 @@ BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num
 
 
 def grouped(model: nn.Module, **options) -> dict[str, set[str]]:
-    """Give the names in each group, after checking that each trainable parameter stands in one group once."""
+    """Return the names in each group, after checking that each trainable parameter stands in one group once."""
     decay = {"attention": 0.02, "mlp": 0.3, "other": 0.1, "undecayed": 0.0}
     options = {"mlp_weight_decay": 0.3} | options
     if options["mlp_weight_decay"] is None:

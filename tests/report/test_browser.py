@@ -57,7 +57,7 @@ class Visit:
 
     @property
     def answer(self):
-        """Give the table that answers."""
+        """Return the table that answers."""
         return self.page.locator("#result table")
 
     def column(self, number: int) -> list[str]:

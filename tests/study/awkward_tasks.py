@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 
 class Paired(Images):
-    """Give examples as a named tuple."""
+    """Return examples as a named tuple."""
 
     def data(self, split):
         return Pair(*super().data(split))
@@ -165,7 +165,7 @@ class Bounded(Images):
 
 
 class Faulty(Images):
-    """Give no model, or a loss that nothing is learned from."""
+    """Return no model, or a loss that nothing is learned from."""
 
     fault: str = ""
 

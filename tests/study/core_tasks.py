@@ -218,7 +218,7 @@ class TwoViews(Task):
 
 
 def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Give the loss of SimCLR: each view must find the other among all views of the batch."""
+    """Return the loss of SimCLR: each view must find the other among all views of the batch."""
     views = nn.functional.normalize(torch.cat([one, other]), dim=-1)
     likeness = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
     return nn.functional.cross_entropy(likeness, torch.arange(len(views)).roll(len(one)))

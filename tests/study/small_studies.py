@@ -73,13 +73,13 @@ def carry(study, out, engine=None, listener=None, **options):
 
 
 def orders(study, out, **options):
-    """Give the orders of a study's final runs."""
+    """Return the orders of a study's final runs."""
     comparison = Comparison(study, Path(out), HereEngine(), None, environment=ENVIRONMENT, **options)
     return [comparison.order(configuration) for configuration in study.configurations()]
 
 
 def numbers(folder):
-    """Give all that a run computed: its metric stream and result, without what a clock measured."""
+    """Return all that a run computed: its metric stream and result, without what a clock measured."""
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((Path(folder) / "result.json").read_text())
     # with several processes some bytes hang on when a thread of the process group lets go of them
@@ -90,5 +90,5 @@ def numbers(folder):
 
 
 def all_numbers(out):
-    """Give the numbers of every run of a study, by hash."""
+    """Return the numbers of every run of a study, by hash."""
     return {folder.name: numbers(folder) for folder in sorted((Path(out) / "runs").iterdir())}

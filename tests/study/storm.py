@@ -151,14 +151,14 @@ class Storm:
         print(f"FAULT {text}", flush=True)
 
     def summary(self):
-        """Give the one line of JSON: kills by kind and by victim, and how much of each fault was found."""
+        """Return the one line of JSON: kills by kind and by victim, and how much of each fault was found."""
         counts = {kind: len(texts) for kind, texts in self.faults.items()}
         told = {"kills": sum(self.kills.values()), "by_kind": dict(self.kills), "by_victim": dict(self.victims)}
         return told | {"studies": dict(self.studies), "compared": self.compared, **counts, "faults": self.faults}
 
 
 def workers(name, launcher, out, family):
-    """Give the processes of a study that carry out runs and are replaced when they die."""
+    """Return the processes of a study that carry out runs and are replaced when they die."""
     if name == "ray":
         return [p for one in family if one.is_running() for p in descendants(one) if "carry_out_remotely" in title(p)]
     if name == "slurm":
@@ -179,7 +179,7 @@ def title(process):
 
 
 def jobs_of(out):
-    """Give the processes of submitit, which belong to no session of a study and name its folder."""
+    """Return the processes of submitit, which belong to no session of a study and name its folder."""
     return [process for process in psutil.process_iter() if f"{out}/slurm" in title(process) and alive(process)]
 
 
@@ -190,7 +190,7 @@ def alive(process):
 
 
 def members(session):
-    """Give the living processes of a session."""
+    """Return the living processes of a session."""
     found = []
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError, psutil.Error):
@@ -200,7 +200,7 @@ def members(session):
 
 
 def read(out, part):
-    """Give by run all that it computed: its stream, its result and the readings of its heads."""
+    """Return by run all that it computed: its stream, its result and the readings of its heads."""
     if not (out / part).is_dir():
         return {}
     found = all_numbers(out) if part == "runs" else {f.name: numbers(f) for f in sorted((out / part).iterdir())}
@@ -208,7 +208,7 @@ def read(out, part):
 
 
 def readings(path):
-    """Give the lines of a health file as they stand: readings and alerts, in their order."""
+    """Return the lines of a health file as they stand: readings and alerts, in their order."""
     return path.read_text().splitlines() if path.exists() else None
 
 

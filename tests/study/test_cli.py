@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def asked(**changes):
-    """Give a request as the command line makes it."""
+    """Return a request as the command line makes it."""
     from headwise.comparing.request import Request
     from headwise.studies.registry import Installed
 

@@ -82,7 +82,7 @@ def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
 
 
 def trained_epochs(monkeypatch):
-    """Give the list that fills with the epochs that are really trained."""
+    """Return the list that fills with the epochs that are really trained."""
     import headwise.training.execution as run
 
     trained, train = [], run.train_epoch

@@ -18,7 +18,7 @@ LAUNCHES = int(os.environ.get("HEADWISE_LAUNCHES", "2"))
 
 
 def launched(form, task, out, *arguments):
-    """Give the command that carries out a study of a tiny task in two processes."""
+    """Return the command that carries out a study of a tiny task in two processes."""
     command = [sys.executable, "-m", *(TORCHRUN if form == "torchrun" else ("headwise.cli",)), "compare"]
     command += ["--task", f"{PLACE}:{task}", "--device", "cpu", "--out", str(out), *arguments]
     return command if form == "torchrun" else [*command, "--processes", "2"]

@@ -26,7 +26,7 @@ ARM = "DropHead(p=0.3)"
 
 @pytest.fixture
 def local(monkeypatch):
-    """Give a function that makes an engine whose jobs are processes of this machine; all are ended after the test."""
+    """Return a function that makes an engine whose jobs are processes of this machine; all are ended after the test."""
     # seconds that submitit waits for a result to come over a slow file system
     monkeypatch.setattr(submitit.LocalJob, "_results_timeout_s", 0)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
@@ -42,7 +42,7 @@ def local(monkeypatch):
 
 
 def tasks(engine):
-    """Give the processes that carry out runs, below submitit's own."""
+    """Return the processes that carry out runs, below submitit's own."""
     found = [psutil.Process(int(job.job_id)).children() for job, _ in engine._running.values()]
     return [process for children in found for process in children]
 

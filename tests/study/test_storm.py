@@ -38,7 +38,7 @@ class Ended:
 
 @pytest.fixture
 def two(tmp_path, monkeypatch):
-    """Give a storm whose study is ended, and that study and its twin, which was never stopped."""
+    """Return a storm whose study is ended, and that study and its twin, which was never stopped."""
     from small_studies import carry, tiny_study
 
     for name in ("found", "whole"):

@@ -140,7 +140,7 @@ def test_every_arm_is_chosen_from_the_same_trials_whatever_was_tried_before(tmp_
 
 
 class Told:
-    """Give an arm that counts `trials` results, told one after the other."""
+    """Return an arm that counts `trials` results, told one after the other."""
 
     def __init__(self, tmp_path, text, trials):
         import optuna

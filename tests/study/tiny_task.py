@@ -41,7 +41,7 @@ class Tiny(Task):
 
 
 class Exploding(Tiny.__base__):
-    """Give an infinite loss from the sixth step on."""
+    """Return an infinite loss from the sixth step on."""
 
     epochs: int = 3
     batch_size: int = 8

@@ -63,13 +63,13 @@ class Slashed(Unusual):
 
 
 class Worded(Unusual):
-    """Give words where metrics should be."""
+    """Return words where metrics should be."""
 
     metrics = ("accuracy",)
 
 
 class Single(Unusual):
-    """Give one metric where several should be."""
+    """Return one metric where several should be."""
 
     metrics = Metric("accuracy")
 
@@ -93,7 +93,7 @@ class LongAtLast(Unusual):
 
 
 class Named(Unusual):
-    """Give a dict, and augment the inputs alone."""
+    """Return a dict, and augment the inputs alone."""
 
     def data(self, split):
         images, labels = super().data(split)

@@ -17,7 +17,7 @@ from headwise.results.simultaneous import JointIntervals
 
 
 def said(study_of, claims, premises=()):
-    """Give the study with claims and premises, as its folder would."""
+    """Return the study with claims and premises, as its folder would."""
     import dataclasses
 
     record = study_of.study.model_copy(update={"claims": list(claims), "premises": list(premises)})

@@ -57,7 +57,7 @@ class NoisyDigits(Task):
         return model
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to test."""
+        """Return images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to test."""
         if split == "validation":
             return None
         images, digits = images_and_digits(slice(0, 400) if split == "test" else slice(400, None))

@@ -68,7 +68,7 @@ def attention(
 
 
 def _small(call: Call, active: Sequence[Method]) -> bool:
-    """Tell whether the matrix is so small that computing on it is the faster way."""
+    """Return whether the matrix is so small that computing on it is the faster way."""
     kinds = {kind for method in active for kind in _kinds(method)}
     plain = call.q.device.type == "cpu" and call.q.dtype == torch.float32 and call.dropout == 0
     if not kinds or not plain:

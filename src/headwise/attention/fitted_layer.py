@@ -35,7 +35,7 @@ class Adapter(Protocol):
         """Route the layer's calls through `fitted`."""
 
     def detach(self) -> None:
-        """Give the layer back as it was."""
+        """Return the layer back as it was."""
 
 
 class FittedLayer:
@@ -90,7 +90,7 @@ class FittedLayer:
         self.adapter.attach(self)
 
     def detach(self) -> None:
-        """Give the layer back as it was; its methods are dropped before."""
+        """Return the layer back as it was; its methods are dropped before."""
         self.observer, self.armed, self.alive = None, False, False
         if self.adapter is not None:
             self.adapter.detach()
@@ -163,7 +163,7 @@ class FittedLayer:
         return out, weights
 
     def idle(self, training: bool) -> bool:
-        """Tell whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
+        """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
         if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
             return False
         if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
@@ -204,7 +204,7 @@ class FittedLayer:
         return y
 
     def _as_called(self, y: Tensor, training: bool) -> Call:
-        """Give a call of one head with the mask of the attention call whose result y (B, T, C) is."""
+        """Return a call of one head with the mask of the attention call whose result y (B, T, C) is."""
         queries, keys, mask, causal, cross = self.called.take() or (y.shape[1], y.shape[1], None, False, False)
         if self.site.pooled or queries > keys:
             # The keys are other tokens than those that leave.
@@ -218,7 +218,7 @@ class FittedLayer:
         )
 
     def samples_in(self, batch: int) -> int | None:
-        """Give how many samples a call of `batch` rows holds: fewer on windowed layers, where rows are windows."""
+        """Return how many samples a call of `batch` rows holds: fewer on windowed layers, where rows are windows."""
         if not self.site.windowed:
             return None
         samples = self.running().samples
@@ -256,24 +256,24 @@ class FittedLayer:
                 )
 
     def running(self) -> Running:
-        """Give the forward of the whole model that runs now, or the last one."""
+        """Return the forward of the whole model that runs now, or the last one."""
         return self.shared.forward.now()
 
     @property
     def kernels(self) -> set[str]:
-        """Give the names of the kernels that ran so far."""
+        """Return the names of the kernels that ran so far."""
         return set(self.ran.names())
 
     def active(self, training: bool) -> Sequence[Method]:
-        """Give the methods that act in this mode, in order."""
+        """Return the methods that act in this mode, in order."""
         return [m for m in self.methods if m.acts_in(training)]
 
     def needs(self, stage: str) -> bool:
-        """Tell whether any method here defines the stage."""
+        """Return whether any method here defines the stage."""
         return any(m.overrides(stage) for m in self.methods)
 
     def needs_own_tokens(self) -> bool:
-        """Tell whether a method here, or one above that gets these values, compares tokens with their own keys or values."""
+        """Return whether a method here, or one above that gets these values, compares tokens with their own keys or values."""
         return not self.site.is_cross and (self.shares_values or any(m.reads_own_tokens() for m in self.methods))
 
     def _place(self, method: object) -> int:
@@ -283,11 +283,11 @@ class FittedLayer:
         raise KeyError(f"{method!r} does not act on {self.site.name}")
 
     def state_of(self, method: object) -> MethodState:
-        """Give what a method keeps on the layer."""
+        """Return what a method keeps on the layer."""
         return self.states[self._place(method)]
 
     def _adds_nothing(self, method: Method) -> bool:
-        """Tell whether a penalty's strength is 0 now: then the host's own computation stands, bit for bit.
+        """Return whether a penalty's strength is 0 now: then the host's own computation stands, bit for bit.
 
         A compiled graph holds no value of a strength, so it reads the penalty all the same.
         """
@@ -300,7 +300,7 @@ class FittedLayer:
         return self.passes.open()
 
     def first_values(self, call: Call) -> Tensor | None:
-        """Give the values of the stack's first self attention, or None on that layer itself."""
+        """Return the values of the stack's first self attention, or None on that layer itself."""
         return shared_values.first_values(self.shared.forward, call)
 
 
@@ -318,7 +318,7 @@ def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
 
 
 def _shapes(site: Site, q: Tensor, k: Tensor, hidden: Tensor | None) -> dict[str, Any]:
-    """Give the fields of the site that a call's q (B, H, T, D), k (B, Hk, N, D) and hidden (B, T, C) show."""
+    """Return the fields of the site that a call's q (B, H, T, D), k (B, Hk, N, D) and hidden (B, T, C) show."""
     seen: dict[str, Any] = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
     if q.shape[2] != k.shape[2] and not site.is_cross:
         seen["pooled"] = True
@@ -328,12 +328,12 @@ def _shapes(site: Site, q: Tensor, k: Tensor, hidden: Tensor | None) -> dict[str
 
 
 def live_layers() -> list[FittedLayer]:
-    """Give the fitted layers that are still in use."""
+    """Return the fitted layers that are still in use."""
     return [layer for layer in _layers.values() if layer.alive]
 
 
 def bare_layers(model: nn.Module) -> dict[nn.Module, FittedLayer]:
-    """Give the layers of a model that stand there without a handle, by their module."""
+    """Return the layers of a model that stand there without a handle, by their module."""
     within = set(model.modules())
     # A copy that failed half-way leaves layers without a module until it is collected.
     bare = [layer for layer in live_layers() if "module" in vars(layer.site) and layer.shared.bare]

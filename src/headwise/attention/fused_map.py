@@ -37,7 +37,7 @@ class FusedMap:
             self.causal = False
 
     def _takes_both(self, call: Call) -> bool:
-        """Tell whether torch's own kernel for CPUs serves the call: it takes causality and a mask at once, which the public function refuses."""
+        """Return whether torch's own kernel for CPUs serves the call: it takes causality and a mask at once, which the public function refuses."""
         plain = call.dropout == 0 and call.sinks is None and call.v.shape[-1] == self.q.shape[-1] and self.q.numel() > 0
         return plain and self.q.device.type == "cpu" and takes_causal_and_mask()
 
@@ -70,7 +70,7 @@ class FusedMap:
         return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)
 
     def _beside_a_sink(self, v: Tensor) -> Tensor:
-        """Give A v where one more column, of logit b and without a value, takes weight."""
+        """Return A v where one more column, of logit b and without a value, takes weight."""
         assert self.sinks is not None
         out, lse, _, _ = attend_rows(self.q, self.k, v, self.mask, self.causal, self.scale)
         return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)

@@ -34,11 +34,11 @@ class Edits:
 
     @property
     def of_weights(self) -> bool:
-        """Tell whether anything edits the weights, so that the map is no longer A itself."""
+        """Return whether anything edits the weights, so that the map is no longer A itself."""
         return bool(self.maps) or self.kept_after is not None
 
     def all_kept(self) -> Tensor | None:
-        """Give the keys that stay in the end."""
+        """Return the keys that stay in the end."""
         return _both(self.keep, self.kept_after)
 
 
@@ -60,7 +60,7 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
 
 
 def _sinks_are_exact(call: Call) -> bool:
-    """Tell whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns nothing by it."""
+    """Return whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns nothing by it."""
     learned = call.mask is not None and call.mask.requires_grad
     return not learned and call.dropout == 0
 

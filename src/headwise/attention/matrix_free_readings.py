@@ -20,12 +20,12 @@ class MatrixFreeReadings:
 
     @property
     def mask(self) -> Tensor | None:
-        """Give the mask with the dropped keys in it; made where it is read, for it may be as large as the matrix."""
+        """Return the mask with the dropped keys in it; made where it is read, for it may be as large as the matrix."""
         return self._mask()[0]
 
     @property
     def causal(self) -> bool:
-        """Tell whether causality holds besides the mask."""
+        """Return whether causality holds besides the mask."""
         return self._mask()[1]
 
     def _mask(self) -> tuple[Tensor | None, bool]:
@@ -49,19 +49,19 @@ class MatrixFreeReadings:
         return self._statistics
 
     def _share(self) -> Tensor | None:
-        """Give what a sink leaves to the keys of each row, (B, H, T), or None where there is none."""
+        """Return what a sink leaves to the keys of each row, (B, H, T), or None where there is none."""
         sinks = self.call.sinks
         return None if sinks is None else sink_share(self._all()[1], sinks)
 
     def output(self) -> Tensor | None:
-        """Give A v where reading the statistics has computed it already, else None."""
+        """Return A v where reading the statistics has computed it already, else None."""
         if self._statistics is None:
             return None
         out, share = self._statistics[0], self._share()
         return out if share is None else out * share.unsqueeze(-1).to(out.dtype)
 
     def lse(self) -> Tensor:
-        """Give the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
         lse, mask, allowed = self._all()[1], self.call.mask, self.call.allowed()
         if allowed is None or mask is None or mask.dtype == torch.bool:
             return lse
@@ -69,7 +69,7 @@ class MatrixFreeReadings:
         return lse.masked_fill(~allowed.any(-1), 0.0)
 
     def entropy(self) -> Tensor:
-        """Give the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
         entropy, share, allowed = self._all()[2], self._share(), self.call.allowed()
         if share is None:
             return entropy
@@ -78,12 +78,12 @@ class MatrixFreeReadings:
         return entropy if allowed is None else entropy.masked_fill(~allowed.any(-1), 0.0)
 
     def sum_of_squares(self) -> Tensor:
-        """Give the sum of squared weights of each row, (B, H, T) in fp32 or wider, differentiable."""
+        """Return the sum of squared weights of each row, (B, H, T) in fp32 or wider, differentiable."""
         squares, share = self._all()[3], self._share()
         return squares if share is None else share.square() * squares
 
     def attend(self, z: Tensor) -> Tensor:
-        """Give A z for z (B, H, N, D), in the dtype of z."""
+        """Return A z for z (B, H, N, D), in the dtype of z."""
         mask, causal, share = self.mask, self.causal, self._share()
         if mask is not None and causal:
             # The kernel takes a mask or causality.
@@ -100,5 +100,5 @@ class MatrixFreeReadings:
 
 
 def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
-    """Give what a column of logit b (H,) and without a value leaves to the keys: sigmoid(lse - b), (B, H, T)."""
+    """Return what a column of logit b (H,) and without a value leaves to the keys: sigmoid(lse - b), (B, H, T)."""
     return torch.sigmoid(lse - sinks.to(lse.dtype).view(1, -1, 1))

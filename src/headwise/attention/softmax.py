@@ -15,7 +15,7 @@ fused = F.scaled_dot_product_attention
 
 
 def takes_causal_and_mask() -> bool:
-    """Tell whether the kernel of `fused_causal` is there and is the one that the public function would take now."""
+    """Return whether the kernel of `fused_causal` is there and is the one that the public function would take now."""
     # Compiled graphs cannot ask which kernels are allowed.
     if torch.compiler.is_compiling():
         return False
@@ -25,19 +25,19 @@ def takes_causal_and_mask() -> bool:
 
 
 def fused_causal(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, scale: float) -> Tensor:
-    """Give causal attention on a CPU with what is added to the logits of each key, (B, H, 1, N): the kernel behind `fused`."""
+    """Return causal attention on a CPU with what is added to the logits of each key, (B, H, 1, N): the kernel behind `fused`."""
     return flash(q, k, v, columns, True, scale)[0]
 
 
 def logits(call: Call, q: Tensor, k: Tensor) -> Tensor:
-    """Give the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
+    """Return the logits (B, H, T, N) in fp32 or wider: scaled, soft-capped as the host does, masked with -inf."""
     s = q @ k.transpose(-1, -2) * call.scale
     s = s.float() if s.dtype in (torch.float16, torch.bfloat16) else s
     return masked_logits(s, call.mask, _cut(call), softcap=call.softcap)
 
 
 def _cut(call: Call) -> Tensor | None:
-    """Give which keys are not cut off: an additive mask is added with its own values, so that only causality cuts."""
+    """Return which keys are not cut off: an additive mask is added with its own values, so that only causality cuts."""
     if call.mask is None or call.mask.dtype == torch.bool:
         return call.allowed()
     at_hand = slice(0, call.queries) if call.query_block is None else call.query_block
@@ -45,7 +45,7 @@ def _cut(call: Call) -> Tensor | None:
 
 
 def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Tensor:
-    """Give the softmax of logits over keys; a row without any allowed key gives 0, as the fused kernel does."""
+    """Return the softmax of logits over keys; a row without any allowed key gives 0, as the fused kernel does."""
     if sinks is not None:
         column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(s.shape[0], s.shape[1], s.shape[2], 1)
         return torch.cat([s, column], dim=-1).softmax(-1)[..., :-1]

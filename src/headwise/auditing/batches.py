@@ -34,7 +34,7 @@ class Batches:
 
     @property
     def joint(self) -> bool:
-        """Tell whether the model has a part for texts and one for images."""
+        """Return whether the model has a part for texts and one for images."""
         return all(getattr(self.config, f"{part}_config", None) is not None for part in ("text", "vision"))
 
     def of(self, text: Path | None, images: Path | None) -> list[Batch]:

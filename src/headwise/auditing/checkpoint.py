@@ -34,11 +34,11 @@ class Checkpoint(Protocol):
         ...
 
     def whole(self) -> nn.Module:
-        """Give the model with all its weights, in eval mode."""
+        """Return the model with all its weights, in eval mode."""
         ...
 
     def batches(self) -> Batches:
-        """Give what turns texts and images into batches."""
+        """Return what turns texts and images into batches."""
         ...
 
 
@@ -68,7 +68,7 @@ def unfitting(where: str, kept: tuple[int, ...], claimed: Tensor) -> str:
 
 
 def _numbers(tensor: Tensor, where: str) -> Tensor:
-    """Give numbers that can be computed with; of 8 bits they only have the values.
+    """Return numbers that can be computed with; of 8 bits they only have the values.
 
     Raises:
         CheckpointError: where they are integers, whose scale stands elsewhere.

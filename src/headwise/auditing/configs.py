@@ -61,7 +61,7 @@ def _claims(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _builds_as_many(config: Any, path: tuple[str, ...], name: str, build: Callable[[Any], nn.Module]) -> bool:
-    """Tell whether the setting makes weights of its own: ALBERT's layers share theirs, and some parts are not built at all."""
+    """Return whether the setting makes weights of its own: ALBERT's layers share theirs, and some parts are not built at all."""
     try:
         one, two = (len(build(_small(config, path, name, count)).state_dict()) for count in (1, 2))
     except Exception:

@@ -43,11 +43,11 @@ class BuiltModel:
         return {name: state[name] for name in names}
 
     def whole(self) -> nn.Module:
-        """Give the model."""
+        """Return the model."""
         return self.model
 
     def batches(self) -> Batches:
-        """Give what turns images into batches; a factory's model is read from its weights alone."""
+        """Return what turns images into batches; a factory's model is read from its weights alone."""
         if self._image is None:
             raise CheckpointError(
                 "the model of a factory is audited by its weights: headwise.watch reads it on your own batches"
@@ -87,7 +87,7 @@ def timm_model(name: str, file: Path) -> BuiltModel:
 
 
 def _head(timm: Any, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """Give the number of classes the file was trained for, where its classifier tells."""
+    """Return the number of classes the file was trained for, where its classifier tells."""
     settings = timm.get_pretrained_cfg(name)
     classifier = getattr(settings, "classifier", None) if settings is not None else None
     shape = shapes.get(f"{classifier}.weight") if isinstance(classifier, str) else None

@@ -30,7 +30,7 @@ TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
 
 
 def audit_page(audit: AuditResult) -> str:
-    """Give the whole page as one HTML string."""
+    """Return the whole page as one HTML string."""
     names = list(dict.fromkeys(record["statistic"] for record in audit.records))
     weights = [name for name in names if name not in STATISTICS]
     on_data = [name for name in names if name in STATISTICS]

@@ -79,7 +79,7 @@ AuditAlert = WeightAlert | Alert
 
 
 def group_of(record: Mapping[str, Any]) -> int | None:
-    """Give the number of the group of heads that a figure belongs to; None for a figure of a head or a layer."""
+    """Return the number of the group of heads that a figure belongs to; None for a figure of a head or a layer."""
     return record.get("group")
 
 

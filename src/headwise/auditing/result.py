@@ -60,13 +60,13 @@ def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], mo
 
 
 def worrying() -> dict[str, str]:
-    """Give the figures that have a worrying side, and which one: "high" or "low"."""
+    """Return the figures that have a worrying side, and which one: "high" or "low"."""
     weights = {f"{n}_{kind}": s.worse for kind in PRODUCTS for n, s in WEIGHT_STATISTICS.items() if s.worse}
     return {**weights, **{name: s.worse for name, s in STATISTICS.items() if s.worse}}
 
 
 def distances(values: list[float]) -> tuple[float, list[float]]:
-    """Give the median, and how many robust standard deviations each value lies from it: 0 where there are too few for a spread."""
+    """Return the median, and how many robust standard deviations each value lies from it: 0 where there are too few for a spread."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
         return statistics.median(finite) if finite else math.nan, [0.0] * len(values)
@@ -126,11 +126,11 @@ class AuditResult:
     seconds: float = 0.0
 
     def worst(self, most: int = 5) -> list[WorstHead]:
-        """Give the worst heads first: site, depth, head, score and the reasons in words."""
+        """Return the worst heads first: site, depth, head, score and the reasons in words."""
         return worst_heads(self.records, self.alerts, most)
 
     def notes(self) -> list[str]:
-        """Give what is to be known of the products, each note once with the layers it is about."""
+        """Return what is to be known of the products, each note once with the layers it is about."""
         about: dict[str, list[str]] = {}
         for layer in self.layers:
             for note in [*layer["notes"], *dict.fromkeys(layer["missing"].values())]:
@@ -144,7 +144,7 @@ class AuditResult:
         ]
 
     def figures(self) -> dict[str, FiguresOfStatistic]:
-        """Give the records in short form, by statistic."""
+        """Return the records in short form, by statistic."""
         made: dict[str, FiguresOfStatistic] = {}
         for record in self.records:
             per = "group" if "group" in record else "layer" if record["head"] is None else "head"
@@ -153,7 +153,7 @@ class AuditResult:
         return made
 
     def to_json(self) -> str:
-        """Give everything as JSON, records in the short form of `figures`; a number that is not finite becomes null."""
+        """Return everything as JSON, records in the short form of `figures`; a number that is not finite becomes null."""
         content = {
             field: value for field, value in asdict(self).items() if field not in ("records", "spectra", "balances")
         }

@@ -37,7 +37,7 @@ class Shallow:
                 self._seen.setdefault(_key(found.site), (found.site, None))  # type: ignore[arg-type]
 
     def projections(self, site: Site, model: nn.Module) -> Projections:
-        """Give the projections of a site, seen on the shallow model's layer of the same kind.
+        """Return the projections of a site, seen on the shallow model's layer of the same kind.
 
         Raises:
             ProjectionError: where the layout cannot be seen there either, with the reason.

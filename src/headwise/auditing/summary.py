@@ -37,7 +37,7 @@ class Extreme(TypedDict):
 
 
 def title_of(statistic: str) -> str:
-    """Give a statistic's name in words, its product and its unit."""
+    """Return a statistic's name in words, its product and its unit."""
     name, _, kind = statistic.rpartition("_")
     unit = (
         WEIGHT_STATISTICS[name].unit
@@ -50,7 +50,7 @@ def title_of(statistic: str) -> str:
 
 
 def overview(audit: AuditResult) -> list[Range]:
-    """Give for each statistic its smallest, median and largest value and where the extremes stand."""
+    """Return for each statistic its smallest, median and largest value and where the extremes stand."""
     rows: list[Range] = []
     for name in dict.fromkeys(record["statistic"] for record in audit.records):
         found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
@@ -71,7 +71,7 @@ def overview(audit: AuditResult) -> list[Range]:
 
 
 def most_worrying(audit: AuditResult) -> list[Extreme]:
-    """Give for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
+    """Return for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
     rows: list[Extreme] = []
     for name, side in worrying().items():
         found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
@@ -113,7 +113,7 @@ def lead(audit: AuditResult) -> str:
 
 
 def markdown(audit: AuditResult) -> str:
-    """Give the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
+    """Return the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
     lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", ""]
     lines += _table(
         ["head", "score", "why"], [[place_of(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
@@ -147,7 +147,7 @@ def markdown(audit: AuditResult) -> str:
 
 
 def balance_rows(audit: AuditResult) -> list[list[str]]:
-    """Give per product what is compared, how many pairs, their mean difference, correlation and the verdict, in words."""
+    """Return per product what is compared, how many pairs, their mean difference, correlation and the verdict, in words."""
     return [
         [
             PRODUCTS[one["product"]],

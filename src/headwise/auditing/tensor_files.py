@@ -51,7 +51,7 @@ class TensorFiles:
         return read
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shape of every tensor; none is read."""
+        """Return the shape of every tensor; none is read."""
         found: dict[str, tuple[int, ...]] = {}
         for path in dict.fromkeys(self._files.values()):
             with opened(path) as file:

@@ -107,7 +107,7 @@ class TransformersFolder:
         return self._whole
 
     def batches(self) -> Batches:
-        """Give what turns texts and images into batches for this model."""
+        """Return what turns texts and images into batches for this model."""
         return Batches(self.folder, self.config, first=_first_position(self.model))
 
 
@@ -143,7 +143,7 @@ def _refuse_compressed(folder: Path, unused: list[str]) -> None:
 
 
 def _first_position(model: nn.Module) -> int:
-    """Give the number of the first token's position: models in the manner of RoBERTa count from after the padding's own."""
+    """Return the number of the first token's position: models in the manner of RoBERTa count from after the padding's own."""
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None:
             return part.padding_idx + 1
@@ -171,7 +171,7 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
 
 
 def _renamer(model: Any, wanted: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
-    """Give what tells a tensor's name in the model, and whether it is taken as it is.
+    """Return what tells a tensor's name in the model, and whether it is taken as it is.
 
     transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
     """

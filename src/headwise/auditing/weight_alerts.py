@@ -54,7 +54,7 @@ class WeightRule(ABC):
 
     @abstractmethod
     def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Give the figures beyond the limit."""
+        """Return the figures beyond the limit."""
 
 
 class NearlyRankOne(WeightRule):
@@ -63,7 +63,7 @@ class NearlyRankOne(WeightRule):
     alert = "rank_collapse"
 
     def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Give the stable ranks below the limit; that of a product of zeros is 0 and says nothing."""
+        """Return the stable ranks below the limit; that of a product of zeros is 0 and says nothing."""
         if (limit := self.limits.stable_rank) is None:
             return
         for kind, product in PRODUCTS.items():
@@ -79,7 +79,7 @@ class DeadWeights(WeightRule):
     alert = "dead_head"
 
     def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Give the norms of W_OW_V that are small beside the largest of their layer, or zero."""
+        """Return the norms of W_OW_V that are small beside the largest of their layer, or zero."""
         if (limit := self.limits.dead) is None:
             return
         layers: dict[str, list[WeightRecord]] = {}
@@ -100,7 +100,7 @@ class LargeLogits(WeightRule):
     alert = "logit_growth"
 
     def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Give the spectral norms of W_KᵀW_Q above a multiple of the model's median."""
+        """Return the spectral norms of W_KᵀW_Q above a multiple of the model's median."""
         heads = records.get("spectral_norm_qk", ())
         if (times := self.limits.growth) is None or not heads:
             return
@@ -117,7 +117,7 @@ class DecayedRank(WeightRule):
     alert = "low_rank_by_decay"
 
     def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Give the pseudo-ranks below the limit where the factors are balanced, as decay alone makes them."""
+        """Return the pseudo-ranks below the limit where the factors are balanced, as decay alone makes them."""
         if (limit := self.limits.decayed_rank) is None:
             return
         for kind, product in PRODUCTS.items():
@@ -138,7 +138,7 @@ RULES: tuple[type[WeightRule], ...] = (NearlyRankOne, DeadWeights, LargeLogits, 
 
 
 def weight_alerts(read: Read, limits: WeightThresholds) -> list[WeightAlert]:
-    """Give an alert for every figure beyond its limit, and for weights that are not finite."""
+    """Return an alert for every figure beyond its limit, and for weights that are not finite."""
     by_statistic: ByStatistic = {}
     for record in read.records:
         by_statistic.setdefault(record["statistic"], []).append(record)

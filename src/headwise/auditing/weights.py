@@ -130,7 +130,7 @@ def threads(count: int) -> Iterator[int]:
 
 
 def threads_for(reading: WeightReading, most: int) -> int:
-    """Give 1 where matrices are small: there several threads spend their time waiting for each other."""
+    """Return 1 where matrices are small: there several threads spend their time waiting for each other."""
     return 1 if all(product.width <= SMALL for product in reading.products.values()) else most
 
 
@@ -157,6 +157,6 @@ def _keep_spectra(read: Read, site: Site, kind: str, product: Product) -> None:
 
 
 def in_words(statistic: str) -> str:
-    """Give a statistic's name in words, with its product."""
+    """Return a statistic's name in words, with its product."""
     name, _, kind = statistic.rpartition("_")
     return f"{name.replace('_', ' ')} of {PRODUCTS[kind]}" if kind in PRODUCTS else statistic.replace("_", " ")

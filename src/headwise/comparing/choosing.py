@@ -53,7 +53,7 @@ def choose_study(request: Request) -> Study:
 
 
 def find_study(request: Request) -> Study:
-    """Give the built-in study of the request, or one made of the user's own task, as they are written."""
+    """Return the built-in study of the request, or one made of the user's own task, as they are written."""
     if request.task is None:
         return request.studies.load(request.study).STUDY
     text = installed_task(request.task) or request.task
@@ -66,7 +66,7 @@ def find_study(request: Request) -> Study:
 
 
 def scaled(study: Study, name: str) -> Study:
-    """Give the study at one of its scales; raise StudyError for a scale it does not have."""
+    """Return the study at one of its scales; raise StudyError for a scale it does not have."""
     if name not in study.scales:
         known = list(study.scales)
         have = f"Scales: {', '.join(known)}." if known else "The study has none; change its settings with --set."
@@ -109,7 +109,7 @@ def _changed(task: Task, request: Request) -> Task:
 
 
 def _device_of_jobs(request: Request) -> str:
-    """Give cpu or cuda for jobs of a cluster: what they ask for counts, and not what the machine has that submits them."""
+    """Return cpu or cuda for jobs of a cluster: what they ask for counts, and not what the machine has that submits them."""
     if request.device == "cuda":
         return "cuda"
     gpu = request.device is None and read_slurm_options(request.slurm).wants_gpu
@@ -117,7 +117,7 @@ def _device_of_jobs(request: Request) -> str:
 
 
 def choose_device(asked: str | None) -> str:
-    """Give cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
+    """Return cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
     import torch
 
     if asked not in (None, "cpu", "cuda"):

@@ -110,7 +110,7 @@ def run_comparison(request: Request, engine: Engine) -> None:
 
 
 def choose_folder(request: Request, study: Study) -> Path:
-    """Give the folder of the results; without --out, one of its own for each study. Raises StudyError for one in use."""
+    """Return the folder of the results; without --out, one of its own for each study. Raises StudyError for one in use."""
     from headwise.comparing.one_study import free_folder, refuse_other_study
 
     folder = request.out or free_folder(request.folder, study, request.trials)

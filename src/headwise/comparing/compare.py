@@ -119,7 +119,7 @@ def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) 
 
 
 def _seal_older_results(out: Path) -> None:
-    """Give the results of an earlier version their digest, as they are found: from here on every result has one."""
+    """Return the results of an earlier version their digest, as they are found: from here on every result has one."""
     known = read_json(out / "study.json")
     if not isinstance(known, dict) or known.get("ledger") is not None:
         return
@@ -182,7 +182,7 @@ Said = TypeVar("Said", Claim, Premise)
 
 
 def _as_run(study: Study, arms: list[str], said: Sequence[Said]) -> list[Said]:
-    """Give claims or premises, whose tests name arms as they were run: tuning writes them with the values it chose."""
+    """Return claims or premises, whose tests name arms as they were run: tuning writes them with the values it chose."""
     run = dict(zip(study.arms, arms))
 
     def named(test: ClaimTest) -> ClaimTest:

@@ -53,7 +53,7 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=describe_environment)
 
     def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
-        """Give the order for one run of this study."""
+        """Return the order for one run of this study."""
         return Order(
             configuration,
             folder=self.out.resolve() / part / configuration.identity,

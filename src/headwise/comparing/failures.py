@@ -14,7 +14,7 @@ Failure = tuple[Order, dict[str, Any]]
 
 
 def concern_all(failures: list[Failure], *, finished: int) -> bool:
-    """Tell whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
+    """Return whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
     reasons = [event["reason"] for _, event in failures]
     same = len(reasons) >= SAME_FAILURES and len(set(reasons)) == 1 and not finished
     return same or failures[-1][1].get("fatal", False) or failures[-1][0].configuration.processes > 1

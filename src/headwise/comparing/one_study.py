@@ -11,7 +11,7 @@ from headwise.files.errors import StudyError
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:
-    """Give `folder`, or beside it one named by the study's identity where `folder` holds another study."""
+    """Return `folder`, or beside it one named by the study's identity where `folder` holds another study."""
     if other_study(folder, study, trials) is None:
         return folder
     return folder.with_name(f"{folder.name}-{study.identity(trials)[:6]}")

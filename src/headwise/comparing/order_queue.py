@@ -56,7 +56,7 @@ class _Queue:
         self._engine, self._then = engine, then
 
     def submit(self, order: Order) -> None:
-        """Give an order to the engine, or, where it is finished already, the one that follows it."""
+        """Return an order to the engine, or, where it is finished already, the one that follows it."""
         following: Order | None = order
         while following is not None:
             order = following

@@ -120,7 +120,7 @@ class Bars:
 
 
 def choose_display() -> PlainLines | Bars:
-    """Give bars in a terminal and plain lines in a pipe, a file or a log; only one of several processes speaks."""
+    """Return bars in a terminal and plain lines in a pipe, a file or a log; only one of several processes speaks."""
     if not is_first_process():
         return PlainLines(io.StringIO())
     if not sys.stdout.isatty():

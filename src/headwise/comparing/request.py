@@ -16,7 +16,7 @@ ENGINES = ("local", "ray", "slurm")
 
 
 class Studies(Protocol):
-    """Give studies by name; the command line brings the built-in ones."""
+    """Return studies by name; the command line brings the built-in ones."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

@@ -60,7 +60,7 @@ def _claim(claim: Claim) -> Iterator[str]:
 
 
 def _meaning(kind: type[Task], name: str) -> str:
-    """Give what a field's nearest description says (a task that only changes a default has none), else its choices."""
+    """Return what a field's nearest description says (a task that only changes a default has none), else its choices."""
     fields = [
         base.model_fields[name] for base in kind.__mro__ if issubclass(base, Recipe) and name in base.model_fields
     ]

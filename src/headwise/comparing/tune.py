@@ -62,7 +62,7 @@ class Search:
         return sum(trial.state.is_finished() for trial in self._budget())
 
     def next_order(self) -> Order | None:
-        """Give the next trial: the one that was under way, else a new one; None when the budget is used."""
+        """Return the next trial: the one that was under way, else a new one; None when the budget is used."""
         from optuna.trial import Trial, TrialState
 
         if self.finished >= self._comparison.trials:
@@ -89,7 +89,7 @@ class Search:
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, str]:
-        """Give the choice of the best trial of the budget, the first of equals, and a note of what it was chosen from."""
+        """Return the choice of the best trial of the budget, the first of equals, and a note of what it was chosen from."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         values = [self._worst if trial.value is None else trial.value for trial in finished]
         at = values.index(min(values) if self._worst > 0 else max(values))
@@ -129,7 +129,7 @@ class Search:
         )
 
     def _ranges(self) -> dict[str, float]:
-        """Give each searched factor's highest value: a method may refuse four times its strength."""
+        """Return each searched factor's highest value: a method may refuse four times its strength."""
         ranges = {RATE: FACTOR}
         for index, name in searched(self._arm):
             method = self._arm.methods[index]
@@ -187,7 +187,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
 
 def searched(arm: Arm) -> list[tuple[int, str]]:
-    """Give the strengths that are searched: the place of each method and its field; one with a schedule stays as it is."""
+    """Return the strengths that are searched: the place of each method and its field; one with a schedule stays as it is."""
     timed = {(place, name) for place, name, _ in arm.timed}
     found = [(index, _strength(method)) for index, method in enumerate(arm.methods)]
     return [(index, name) for index, name in found if name is not None and (index, name) not in timed]

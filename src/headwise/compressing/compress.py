@@ -118,7 +118,7 @@ def _check(model: Any, energy: float, parts: str) -> None:
 def _cut_all(
     model: nn.Module, found: list[Candidate], parts: tuple[str, ...], where: Where, energy: float, example: Any
 ) -> tuple[dict[str, SiteCut], dict[str, str]]:
-    """Give the cut of every site by name, and of what stays as it is why; raise ValueError with all problems."""
+    """Return the cut of every site by name, and of what stays as it is why; raise ValueError with all problems."""
     wanted, named = selection(where, found)
     shared = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     made: dict[str, SiteCut] = {}
@@ -155,7 +155,7 @@ def _why_not(one: Candidate, part: str, shared: Counter[int], model: nn.Module, 
 
 
 def _projections(found: list[Candidate]) -> list[nn.Module]:
-    """Give the layers that hold the projections of all sites that could be told."""
+    """Return the layers that hold the projections of all sites that could be told."""
     made: list[nn.Module] = []
     for one in found:
         known = one.site.__dict__.get("found_projections")

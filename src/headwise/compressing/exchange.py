@@ -119,7 +119,7 @@ def _tensors(found: Any) -> Iterator[Tensor]:
 
 
 def _same(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Tell whether two runs agree to rounding: the square root of the precision, relative to the size of each tensor."""
+    """Return whether two runs agree to rounding: the square root of the precision, relative to the size of each tensor."""
     if [one.shape for one in before] != [one.shape for one in after]:
         return False
     pairs = [(x, y) for x, y in zip(before, after, strict=True) if x.is_floating_point()]

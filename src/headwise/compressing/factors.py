@@ -25,7 +25,7 @@ class Cut:
 
     @property
     def rank(self) -> int:
-        """Give the rows that are left of each factor."""
+        """Return the rows that are left of each factor."""
         return self.shared.shape[0]
 
 
@@ -57,6 +57,6 @@ def _cut(own: Tensor, shared: Tensor, energy: float | None) -> Cut:
 
 
 def pseudo_rank(values: Tensor, energy: float) -> int:
-    """Give the smallest number of singular values, largest first, that hold the share `energy` of their sum; at least 1."""
+    """Return the smallest number of singular values, largest first, that hold the share `energy` of their sum; at least 1."""
     reached = values.cumsum(0)
     return min(int((reached < energy * reached[-1] * (1 - ROUNDING)).sum()) + 1, len(values))

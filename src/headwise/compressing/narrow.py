@@ -18,7 +18,7 @@ class NarrowRows(nn.Module):
         self.register_buffer("rows", torch.arange(kept))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give all outputs."""
+        """Return all outputs."""
         made = self.inner(x)
         return made.new_zeros(*made.shape[:-1], self.out_features).index_copy(-1, self.rows, made)
 
@@ -39,7 +39,7 @@ class NarrowColumns(nn.Module):
         self.register_buffer("columns", torch.arange(kept))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give all outputs."""
+        """Return all outputs."""
         return self.inner(x.index_select(-1, self.columns))
 
     def extra_repr(self) -> str:

@@ -29,7 +29,7 @@ class LayerCut:
 
     @property
     def kept(self) -> float:
-        """Give the share of the rows that is left."""
+        """Return the share of the rows that is left."""
         return sum(self.ranks) / (self.size * len(self.ranks))
 
 
@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Give after over before; not a number where there was nothing before."""
+        """Return after over before; not a number where there was nothing before."""
         return self.after / self.before if self.before else float("nan")
 
 
@@ -104,7 +104,7 @@ SHOWN = 5
 
 
 def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a plain model the smaller layers of a compressed one and its weights, in place.
+    """Return a plain model the smaller layers of a compressed one and its weights, in place.
 
     Args:
         model: built as the model was before `compress`, its weights of no matter.

@@ -62,7 +62,7 @@ def _cut_product(found: Projections, part: str, energy: float | None) -> list[Cu
 
 
 def _with_bias(block: Block) -> Tensor:
-    """Give (heads, head_dim, C), of q, k and v with the bias as one more column: the weight of an input that is always 1."""
+    """Return (heads, head_dim, C), of q, k and v with the bias as one more column: the weight of an input that is always 1."""
     # on the CPU, since not every device has double precision
     weight, bias = block.by_head(None).detach().cpu().double(), block.bias()
     if block.kind == "o" or bias is None:
@@ -71,7 +71,7 @@ def _with_bias(block: Block) -> Tensor:
 
 
 def _places(block: Block) -> Tensor:
-    """Give which rows (of o: columns) of the parameter belong to each head: (heads, head_dim)."""
+    """Return which rows (of o: columns) of the parameter belong to each head: (heads, head_dim)."""
     rows = block.rows
     flat = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows.cpu()
     return flat.view(block.heads, block.head_dim)
@@ -110,7 +110,7 @@ def _output(block: Block, heads: list[Tensor]) -> NarrowColumns:
 
 
 def _parameter(module: nn.Module, name: str) -> Tensor:
-    """Give a copy on the CPU, in its own precision."""
+    """Return a copy on the CPU, in its own precision."""
     found = getattr(module, name)
     assert isinstance(found, Tensor)
     return found.detach().cpu().clone()

@@ -26,11 +26,11 @@ class CallLayer(Protocol):
     shares_values: bool
 
     def active(self, training: bool) -> Sequence[Any]:
-        """Give the methods that act in this mode, in order."""
+        """Return the methods that act in this mode, in order."""
         ...
 
     def state_of(self, method: object) -> MethodState:
-        """Give what a method keeps on the layer."""
+        """Return what a method keeps on the layer."""
         ...
 
     def open_pass(self) -> Pass:
@@ -38,7 +38,7 @@ class CallLayer(Protocol):
         ...
 
     def first_values(self, call: Call) -> Tensor | None:
-        """Give the values of the stack's first self attention, or None on that layer itself."""
+        """Return the values of the stack's first self attention, or None on that layer itself."""
         ...
 
 
@@ -103,21 +103,21 @@ class Call:
 
     @property
     def site(self) -> Site:
-        """Give the site the call passes through."""
+        """Return the site the call passes through."""
         return self.layer.site
 
     def open_pass(self) -> Pass:
-        """Give the pass this call is, and open it when it is asked for first: opening one counts it."""
+        """Return the pass this call is, and open it when it is asked for first: opening one counts it."""
         if self._pass is None:
             self._pass = self.layer.open_pass()
         return self._pass
 
     def value(self, method: object, name: str) -> Tensor:
-        """Give the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
+        """Return the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
         return self.layer.state_of(method).value(name)
 
     def state(self, method: object) -> MethodState:
-        """Give the method's own parameters on this site."""
+        """Return the method's own parameters on this site."""
         return self.layer.state_of(method)
 
     def uniform_draw(
@@ -137,7 +137,7 @@ class Call:
         return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
     def salt(self, method: object, name: str) -> int:
-        """Give what tells the draws of a method and name from all others of the pass."""
+        """Return what tells the draws of a method and name from all others of the pass."""
         return self.layer.state_of(method).salt ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
@@ -146,12 +146,12 @@ class Call:
         return draw if times == 1 else draw.repeat_interleave(times, dim=0)
 
     def take_dropout(self) -> float:
-        """Give the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is left then."""
+        """Return the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is left then."""
         p, self.dropout = self.dropout, 0.0
         return p
 
     def allowed(self) -> Tensor | None:
-        """Give which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
+        """Return which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
 
         An additive mask forbids what it lowers by 9,000 or more.
         """
@@ -162,21 +162,21 @@ class Call:
         return self._allowed
 
     def allowed_counts(self) -> Tensor:
-        """Give how many keys each query may see, float (B|1, H|1, T|1, 1), at least 1."""
+        """Return how many keys each query may see, float (B|1, H|1, T|1, 1), at least 1."""
         allowed = self.allowed()
         if allowed is None:
             return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device)
         return allowed.sum(-1, keepdim=True).clamp(min=1).float()
 
     def uniform(self) -> Tensor:
-        """Give the uniform weights over allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without any."""
+        """Return the uniform weights over allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without any."""
         allowed = self.allowed()
         if allowed is None:
             return torch.full((1, 1, 1, self.keys), 1.0 / self.keys, device=self.q.device)
         return allowed.float() / self.allowed_counts()
 
     def mean_over_keys(self, v: Tensor) -> Tensor:
-        """Give the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
+        """Return the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
         if self.mask is None and not self.causal:
             return key_means.mean_over_all(v, self.keys)
         if self.mask is None:
@@ -186,7 +186,7 @@ class Call:
         return key_means.mean_over_allowed(v, allowed, self.queries * self.keys)
 
     def towards_mean(self, out: Tensor, v: Tensor, share: Tensor) -> Tensor:
-        """Give (1 - share)·out + share·(mean of v over allowed keys), for out (B, H, T, D), v (B, H, N, D) and a 0-d share."""
+        """Return (1 - share)·out + share·(mean of v over allowed keys), for out (B, H, T, D), v (B, H, N, D) and a 0-d share."""
         earlier = self.causal and self.mask is None and v.shape == out.shape
         plain = v.device.type == "cpu" and v.dtype == out.dtype == share.dtype and not share.requires_grad
         if earlier and plain and not torch.compiler.is_compiling():
@@ -194,7 +194,7 @@ class Call:
         return (1 - share) * out + share * self.mean_over_keys(v)
 
     def real_queries(self) -> Tensor | None:
-        """Give which queries are real tokens, bool (B|1, T|1), or None where all are.
+        """Return which queries are real tokens, bool (B|1, T|1), or None where all are.
 
         A padded token of a self attention is one that no query may see; on any site, a query without a key is not real.
         """
@@ -240,7 +240,7 @@ class Call:
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
-        """Give the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
+        """Return the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
         real = self.real_queries_at_hand()
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
@@ -253,7 +253,7 @@ class Call:
         return share / every.sum(1, keepdim=True).clamp(min=1)
 
     def real_queries_at_hand(self) -> Tensor | None:
-        """Give which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
+        """Return which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
         if self.query_block is None:
             return self.real_queries()
         assert self.whole is not None
@@ -261,18 +261,18 @@ class Call:
         return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
     def query_positions(self) -> Tensor:
-        """Give where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1, t)."""
+        """Return where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1, t)."""
         if self.positions is not None:
             return self.positions
         start = 0 if self.query_block is None else self.query_block.start
         return torch.arange(start, start + self.queries, device=self.q.device)[None]
 
     def first_values(self) -> Tensor | None:
-        """Give the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
+        """Return the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
         return self.layer.first_values(self)
 
     def block(self, queries: slice) -> Call:
-        """Give the call restricted to a block of queries; draws are those of the whole."""
+        """Return the call restricted to a block of queries; draws are those of the whole."""
         mask = self.mask
         if mask is not None and mask.shape[-2] != 1:
             mask = mask[..., queries, :]

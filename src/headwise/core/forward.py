@@ -34,7 +34,7 @@ class Running:
 
 
 class Forward:
-    """Gives the forward of the whole model that runs now in this thread."""
+    """Return the forward of the whole model that runs now in this thread."""
 
     def __init__(self) -> None:
         self.latest = Running()
@@ -57,7 +57,7 @@ class Forward:
         now.carried.clear()
 
     def now(self) -> Running:
-        """Give the forward that runs, or the last one."""
+        """Return the forward that runs, or the last one."""
         # Code between two graphs of one forward runs eagerly: it must read what the graph wrote.
         if torch.compiler.is_compiling() or self.latest.compiled:
             return self.latest
@@ -85,7 +85,7 @@ class Entered:
             self.mine.x = x
 
     def take(self) -> Any:
-        """Give what was kept, once."""
+        """Return what was kept, once."""
         # Emptied as it is read: what a failed forward left must not reach the next one.
         x, self.latest = self.latest, None
         if not torch.compiler.is_compiling():

@@ -20,7 +20,7 @@ class KernelsRan:
     own_map: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Give the names that reports show, sorted."""
+        """Return the names that reports show, sorted."""
         shown = {
             "explicit": self.explicit,
             "fused": self.fused,

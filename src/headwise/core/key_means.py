@@ -13,14 +13,14 @@ CHUNK = 128
 
 
 def mean_over_all(v: Tensor, keys: int) -> Tensor:
-    """Give the mean of v (B, H, N, D) over all keys, (B, H, 1, D)."""
+    """Return the mean of v (B, H, N, D) over all keys, (B, H, 1, D)."""
     # A sum's gradient is a view as large as v, a mean's a copy; fp32 keeps a long sum of half precision in range.
     total = v.sum(dim=2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32))
     return (total / keys).to(v.dtype)
 
 
 def mean_over_earlier(v: Tensor, queries: int) -> Tensor:
-    """Give the running mean of v (B, H, N, D) over keys 0..i, (B, H, T, D)."""
+    """Return the running mean of v (B, H, N, D) over keys 0..i, (B, H, T, D)."""
     keys = v.shape[2]
     if queries > keys:
         raise ValueError(f"a causal call has {queries} queries and only {keys} keys")
@@ -32,7 +32,7 @@ def mean_over_earlier(v: Tensor, queries: int) -> Tensor:
 
 
 def _running_sum(v: Tensor) -> Tensor:
-    """Give the running sum over keys where many threads share it: one chain along the keys is quick on a CPU alone.
+    """Return the running sum over keys where many threads share it: one chain along the keys is quick on a CPU alone.
 
     Within chunks a triangular product makes it, between chunks their sums: the whole product would be T x T.
     """
@@ -73,7 +73,7 @@ def _places(v: Tensor) -> Tensor:
 
 
 def mean_over_allowed(v: Tensor, allowed: Tensor, entries: int) -> Tensor:
-    """Give the mean of v (B, H, N, D) over allowed keys (B|1, H|1, T|1, N), (B, H, T|1, D); blocks where it has many entries."""
+    """Return the mean of v (B, H, N, D) over allowed keys (B|1, H|1, T|1, N), (B, H, T|1, D); blocks where it has many entries."""
     if allowed.shape[2] == 1 or entries <= 1 << 20:
         return _mean(allowed, v)
     return torch.cat([_mean(part, v) for part in allowed.split(CHUNK * 8, dim=2)], dim=2)

@@ -15,17 +15,17 @@ APART = -50.0
 
 
 def hide_other_regions(mask: Tensor) -> Tensor:
-    """Give the additive mask of a shifted window with -inf where it keeps regions apart."""
+    """Return the additive mask of a shifted window with -inf where it keeps regions apart."""
     return mask.masked_fill(mask < APART, float("-inf"))
 
 
 def visible(mask: Tensor) -> Tensor:
-    """Give where a mask, bool or additive, lets a key be seen, bool of its shape."""
+    """Return where a mask, bool or additive, lets a key be seen, bool of its shape."""
     return mask if mask.dtype == torch.bool else mask > MASKED
 
 
 def allowed_keys(mask: Tensor | None, causal: bool, queries: slice, keys: int, device: torch.device) -> Tensor | None:
-    """Give which keys each of some queries may see, bool (B|1, H|1, T|1, N), or None where all may see all."""
+    """Return which keys each of some queries may see, bool (B|1, H|1, T|1, N), or None where all may see all."""
     allowed = None
     if mask is not None:
         allowed = visible(mask)
@@ -47,7 +47,7 @@ def masked_logits(
     softcap: float | None = None,
     forbidden: float = float("-inf"),
 ) -> Tensor:
-    """Give the logits that scaled products (B, H, t, N) of queries and keys come to; the products' memory is used for them.
+    """Return the logits that scaled products (B, H, t, N) of queries and keys come to; the products' memory is used for them.
 
     Args:
         products: scaled already; where they have a gradient, so have the logits.

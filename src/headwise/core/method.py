@@ -178,23 +178,23 @@ class Method:
         return None
 
     def at(self, name: str, step: int, site: Site) -> float:
-        """Give the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
+        """Return the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
         return float(getattr(self, name))
 
     def acts_in(self, training: bool) -> bool:
-        """Tell whether the method acts in this mode with its settings; by default what `acts` says of the class."""
+        """Return whether the method acts in this mode with its settings; by default what `acts` says of the class."""
         return self.acts == "both" or (self.acts == "train" and training)
 
     def counts_batches(self) -> bool:
-        """Tell whether a training forward is counted into what the method keeps, so that a repeated one would count twice; by default not."""
+        """Return whether a training forward is counted into what the method keeps, so that a repeated one would count twice; by default not."""
         return False
 
     def draws(self) -> bool:
-        """Tell whether the method draws random numbers with its settings; by default what `random` says of the class."""
+        """Return whether the method draws random numbers with its settings; by default what `random` says of the class."""
         return self.random
 
     def reads_own_tokens(self) -> bool:
-        """Tell whether the method compares a query with its own key or value, which then is among the last `call.queries` of the keys.
+        """Return whether the method compares a query with its own key or value, which then is among the last `call.queries` of the keys.
 
         By default what `carries` says of the class. Hosts bring keys into that order where a cache or extra keys stand otherwise.
         """
@@ -329,17 +329,17 @@ class Method:
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
-        """Tell whether the class defines the stage."""
+        """Return whether the class defines the stage."""
         return stage in cls.__dict__
 
     @classmethod
     def summary(cls) -> str:
-        """Give the first sentence of the docstring: the operation in one line."""
+        """Return the first sentence of the docstring: the operation in one line."""
         return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
     @classmethod
     def matrix_free(cls) -> bool:
-        """Tell whether the method runs without the attention matrix (under the conditions its docstring names)."""
+        """Return whether the method runs without the attention matrix (under the conditions its docstring names)."""
         return all(
             any(cls.overrides(twin) for twin in TWINS[stage])
             for stage in ("logits", "weights", "read")
@@ -347,18 +347,18 @@ class Method:
         )
 
     def replace(self, **changes: Any) -> Method:
-        """Give the same method with some settings changed; they are checked again."""
+        """Return the same method with some settings changed; they are checked again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # a subclass is a dataclass
 
     def settings(self) -> dict[str, Any]:
-        """Give the fields and their values."""
+        """Return the fields and their values."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]  # as above
 
     def __repr__(self) -> str:
         return self.written({})
 
     def written(self, texts: Mapping[str, str]) -> str:
-        """Give the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
+        """Return the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)
@@ -373,5 +373,5 @@ def _literal(value: Any) -> str:
 
 
 def touches_call(method: Method) -> bool:
-    """Tell whether a method acts on the attention call itself (not only on what enters, leaves, or on weights)."""
+    """Return whether a method acts on the attention call itself (not only on what enters, leaves, or on weights)."""
     return any(method.overrides(stage) for stage in CALL_STAGES)

@@ -31,7 +31,7 @@ class MethodState:
         self._kept: dict[str, Any] = {}
 
     def value(self, name: str) -> Tensor:
-        """Give a live strength of the method, a 0-d tensor."""
+        """Return a live strength of the method, a 0-d tensor."""
         return self.strengths[name]
 
     def _home(self) -> nn.Module:
@@ -43,7 +43,7 @@ class MethodState:
         return root.get_submodule(self._name)
 
     def _served(self) -> Tensor | None:
-        """Give a parameter of the layer itself whose kind of number can be trained: quantized weights cannot."""
+        """Return a parameter of the layer itself whose kind of number can be trained: quantized weights cannot."""
         own = (p for name, p in self._owner.named_parameters() if not name.startswith("headwise."))
         return next((p for p in own if p.dtype in TRAINED), None)
 
@@ -76,7 +76,7 @@ class MethodState:
         return value
 
     def tensor(self, name: str) -> Tensor:
-        """Give the parameter or buffer of this name.
+        """Return the parameter or buffer of this name.
 
         Raises:
             AttributeError: naming the method, where it keeps none of this name here.
@@ -94,12 +94,12 @@ class MethodState:
         self._kept[name] = value
 
     def kept(self, name: str) -> Any:
-        """Give the plain value of this name."""
+        """Return the plain value of this name."""
         return self._kept[name]
 
     @property
     def learns(self) -> bool:
-        """Tell whether anything is kept under the site's module."""
+        """Return whether anything is kept under the site's module."""
         root = self._owner._modules.get("headwise")
         return root is not None and self._name in root._modules
 

@@ -110,7 +110,7 @@ class Passes:
 
     @property
     def repeats_matter(self) -> bool:
-        """Tell whether a pass that runs again would draw, penalise, carry or count a second time."""
+        """Return whether a pass that runs again would draw, penalise, carry or count a second time."""
         return any(map(_repeat_matters, self.methods))
 
     def repeated_methods(self) -> str:
@@ -124,7 +124,7 @@ def _repeat_matters(method: Method) -> bool:
 
 @torch.library.custom_op("headwise::token", mutates_args={"counter"})
 def compiled_token(counter: Tensor, number: int) -> Tensor:
-    """Give (key, again) of a pass when a compiled graph runs; the graph itself holds no state."""
+    """Return (key, again) of a pass when a compiled graph runs; the graph itself holds no state."""
     # By number: a graph that held the layer would keep its model alive, and could not serve a copy of it.
     passes = _by_number[number]
     first, repeated, _ = recompute.regions()

@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Give a tensor in fp32, or as it is where its own precision is higher."""
+    """Return a tensor in fp32, or as it is where its own precision is higher."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

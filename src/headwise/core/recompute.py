@@ -29,7 +29,7 @@ _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
 def _pack_functions() -> list[Any]:
-    """Give the pack functions of the saved-tensor hooks in force, the innermost first; the hooks stay as they were.
+    """Return the pack functions of the saved-tensor hooks in force, the innermost first; the hooks stay as they were.
 
     The young private functions stand here alone. Where they are missing, no region is seen, and a recompute is refused as a
     reentrant one is.
@@ -51,7 +51,7 @@ def _pack_functions() -> list[Any]:
 
 
 def regions() -> tuple[list[Region], Region | None, Any]:
-    """Give the checkpointed regions in their first run, the one that is recomputed or None, and the recompute's id.
+    """Return the checkpointed regions in their first run, the one that is recomputed or None, and the recompute's id.
 
     Regions may be nested: while an outer one is recomputed, its inner ones run for the first time.
     """
@@ -70,13 +70,13 @@ def regions() -> tuple[list[Region], Region | None, Any]:
 
 
 def region() -> tuple[Region | None, Any]:
-    """Give the region that is recomputed with the recompute's id, or the outermost that runs first, or None."""
+    """Return the region that is recomputed with the recompute's id, or the outermost that runs first, or None."""
     first, repeated, recompute = regions()
     return (repeated, recompute) if repeated is not None else (first[-1] if first else None, None)
 
 
 def in_backward() -> bool:
-    """Tell whether the code runs inside autograd's backward."""
+    """Return whether the code runs inside autograd's backward."""
     # -1 says that no backward runs in this thread.
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1

@@ -15,17 +15,17 @@ class RowReadings(Protocol):
     """
 
     def lse(self) -> Tensor:
-        """Give the log-sum-exp of each row of logits, (B, H, T); 0 in a row without any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T); 0 in a row without any key."""
         ...
 
     def entropy(self) -> Tensor:
-        """Give the entropy of each row in nats, (B, H, T); 0 in a row without any key."""
+        """Return the entropy of each row in nats, (B, H, T); 0 in a row without any key."""
         ...
 
     def sum_of_squares(self) -> Tensor:
-        """Give the sum of squared weights of each row, (B, H, T)."""
+        """Return the sum of squared weights of each row, (B, H, T)."""
         ...
 
     def attend(self, z: Tensor) -> Tensor:
-        """Give A z for z (B, H, N, D), in the dtype of z."""
+        """Return A z for z (B, H, N, D), in the dtype of z."""
         ...

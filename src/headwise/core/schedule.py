@@ -17,7 +17,7 @@ else:
 
 
 def number(value: Any) -> Any:
-    """Give a number of another library, such as numpy's float32, as Python's own: what is printed and saved is plain."""
+    """Return a number of another library, such as numpy's float32, as Python's own: what is printed and saved is plain."""
     if type(value) in (bool, int, float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
@@ -55,7 +55,7 @@ class VShape(Strength):
             raise ValueError(f"VShape needs 0 < warmup < total, got warmup={self.warmup}, total={self.total}")
 
     def value(self, step: int, site: Site) -> float:
-        """Give the strength at `step` (optimizer steps taken)."""
+        """Return the strength at `step` (optimizer steps taken)."""
         if step < self.warmup:
             return self.start * (1 - step / self.warmup)
         return self.end * min(1.0, (step - self.warmup) / (self.total - self.warmup))
@@ -82,7 +82,7 @@ class ByDepth(Strength):
         _plain(self)
 
     def value(self, step: int, site: Site) -> float:
-        """Give the strength at the depth of `site`."""
+        """Return the strength at the depth of `site`."""
         return self.first + (self.last - self.first) * site.relative_depth
 
 
@@ -109,7 +109,7 @@ class Ramp(Strength):
             raise ValueError(f"Ramp needs steps >= 1, got {self.steps}")
 
     def value(self, step: int, site: Site) -> float:
-        """Give the strength at `step` (optimizer steps taken)."""
+        """Return the strength at `step` (optimizer steps taken)."""
         return self.start + (self.end - self.start) * min(1.0, max(0.0, (step - self.begin) / self.steps))
 
 
@@ -117,7 +117,7 @@ Schedule = VShape | ByDepth | Ramp
 
 
 def extremes(value: float | Schedule) -> tuple[float, ...]:
-    """Give the strengths between which a number or a schedule moves; all that it comes to lies between two of them."""
+    """Return the strengths between which a number or a schedule moves; all that it comes to lies between two of them."""
     if isinstance(value, ByDepth):
         return value.first, value.last
     if isinstance(value, VShape):

@@ -14,7 +14,7 @@ from headwise.core.schedule import Schedule, number
 
 
 def declared_types(cls: type) -> dict[str, frozenset[Any]]:
-    """Give the types that each field of a dataclass may hold: `int | None` gives int and NoneType."""
+    """Return the types that each field of a dataclass may hold: `int | None` gives int and NoneType."""
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
     # The fields alone: other annotations of the class may name what is imported for type checkers only.
     stand_in = type(cls.__name__, (), {"__annotations__": fields})
@@ -28,7 +28,7 @@ def _members(hint: Any) -> frozenset[Any]:
 
 
 def plain(value: Any, allowed: frozenset[Any]) -> Any:
-    """Give a setting as it is kept: other libraries' numbers as Python's own, and a float where one is declared.
+    """Return a setting as it is kept: other libraries' numbers as Python's own, and a float where one is declared.
 
     One method has one text: DropHead(p=0) is DropHead(p=0.0).
     """
@@ -82,7 +82,7 @@ def no_setting(owner: str, name: str, known: list[str]) -> str:
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """Give ` Did you mean ...?` for the nearest known name, or nothing."""
+    """Return ` Did you mean ...?` for the nearest known name, or nothing."""
     lower = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" Did you mean {lower[near[0]]!r}?" if near else ""

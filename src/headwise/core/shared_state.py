@@ -36,7 +36,7 @@ class Penalties:
         self.entries += [(squares, count, again, strength) for squares, count, strength in call.norms]
 
     def take(self) -> list[Entry]:
-        """Give them, and begin anew."""
+        """Return them, and begin anew."""
         taken, self.entries = self.entries, []
         return taken
 

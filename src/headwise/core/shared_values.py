@@ -29,7 +29,7 @@ def share(forward: Forward, call: Call) -> None:
 
 
 def first_values(forward: Forward, call: Call) -> Tensor | None:
-    """Give the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that site itself.
+    """Return the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that site itself.
 
     Raises:
         RuntimeError: where that site did not run in this forward, or has other tokens or heads.

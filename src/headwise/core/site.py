@@ -73,7 +73,7 @@ class Site:
 
     @property
     def relative_depth(self) -> float:
-        """Give the depth as a share of the stack, 0 at the first layer and 1 at the last."""
+        """Return the depth as a share of the stack, 0 at the first layer and 1 at the last."""
         return self.depth / (self.layers - 1) if self.layers > 1 else 0.0
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Site:
 
 
 def stack_of(name: str) -> str:
-    """Give the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in `encoder.layers`."""
+    """Return the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in `encoder.layers`."""
     match = re.match(r"(.*?)\.?(?:^|(?<=\.))\d+(?:\..*)?$", name)
     found = [m.start() for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", name)]
     if not match or not found:

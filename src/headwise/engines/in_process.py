@@ -24,7 +24,7 @@ class HereEngine:
         self._waiting.append(order)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give events until no run is waiting."""
+        """Return events until no run is waiting."""
         while self._waiting:
             order = self._waiting.popleft()
             told: list[dict[str, Any]] = []

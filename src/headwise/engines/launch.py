@@ -78,7 +78,7 @@ def _watch(started: list[BaseProcess]) -> int:
 
 
 def _failure(process: BaseProcess, others: list[BaseProcess]) -> int:
-    """Give the others a moment to say what they know, then name a process that ended without a word."""
+    """Return the others a moment to say what they know, then name a process that ended without a word."""
     assert process.exitcode is not None
     wait_until = time.monotonic() + PATIENCE
     for other in others:

@@ -48,7 +48,7 @@ class LocalEngine:
         self._waiting.append(order)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give events until no run is waiting or running; orders may be submitted meanwhile."""
+        """Return events until no run is waiting or running; orders may be submitted meanwhile."""
         self._hand_out()
         while any(worker.order for worker in self._workers):
             yield from self._receive()
@@ -146,7 +146,7 @@ def _device_of(device: str, number: int) -> str:
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Give what must stand in a worker's environment before torch is imported there."""
+    """Return what must stand in a worker's environment before torch is imported there."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

@@ -11,13 +11,13 @@ from headwise.training.job import Order
 
 
 class MetricStreams:
-    """Give the progress of runs from what they wrote since the last look."""
+    """Return the progress of runs from what they wrote since the last look."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def progress(self, order: Order) -> Iterator[dict[str, Any]]:
-        """Give one event where the run has another number of epochs than at the last look, else none."""
+        """Return one event where the run has another number of epochs than at the last look, else none."""
         found = read_lines(order.folder / "metrics.jsonl")
         if not found or len(found) == self._seen.get(order.identity, 0):
             return

@@ -39,7 +39,7 @@ _folder: list[Path] = []
 
 
 def is_one_of_several() -> bool:
-    """Tell whether this process was launched as one of several that train together."""
+    """Return whether this process was launched as one of several that train together."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -95,7 +95,7 @@ def _end_with_launcher() -> None:
 
 
 def _launcher_is_gone() -> bool:
-    """Tell whether torchrun ended while this process was starting: the store that its agent serves then refuses connections."""
+    """Return whether torchrun ended while this process was starting: the store that its agent serves then refuses connections."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
@@ -150,7 +150,7 @@ def _code_of(work: Callable[[], object]) -> int:
 
 
 def wait_for_stop() -> None:
-    """Give a stop that reached a neighbour first the time to reach this process, before an error is told."""
+    """Return a stop that reached a neighbour first the time to reach this process, before an error is told."""
     time.sleep(MOMENT)
 
 

@@ -64,7 +64,7 @@ class RayEngine:
         self._running[task.remote(order, os.getcwd())] = order
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give events until no run is waiting or running; progress is read from the metric streams."""
+        """Return events until no run is waiting or running; progress is read from the metric streams."""
         while self._running:
             ready, _ = self._ray.wait(list(self._running), timeout=GLANCE)
             for reference in ready:

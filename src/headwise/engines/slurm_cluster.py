@@ -76,7 +76,7 @@ class SlurmEngine:
             self._running[order.identity] = job, run
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give events until no run is waiting or queued; progress is read from the metric streams."""
+        """Return events until no run is waiting or queued; progress is read from the metric streams."""
         self._hand_out()
         while self._running:
             for identity, (job, run) in list(self._running.items()):
@@ -131,7 +131,7 @@ class SlurmEngine:
         return executor
 
     def _collect(self, job: Any, run: SlurmRun) -> list[dict[str, Any]]:
-        """Give the events of a job that ended; one that ended without a result goes on in another job."""
+        """Return the events of a job that ended; one that ended without a result goes on in another job."""
         told: list[dict[str, Any]]
         try:
             told = job.result()
@@ -164,7 +164,7 @@ class SlurmEngine:
         write_json(path, {identity: job.job_id for identity, (job, _) in self._running.items()})
 
     def _find_earlier(self, order: Order) -> dict[str, Any]:
-        """Give by run the jobs of an earlier command that are still queued or running."""
+        """Return by run the jobs of an earlier command that are still queued or running."""
         known = read_json(_folder(order) / "jobs.json") if self._options.executor == "slurm" else None
         if not isinstance(known, dict) or not known:
             return {}

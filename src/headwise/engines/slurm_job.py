@@ -32,7 +32,7 @@ class SlurmRun:
     idle: int = 0
 
     def __call__(self) -> list[dict[str, Any]]:
-        """Give the run's notes, then its last event."""
+        """Return the run's notes, then its last event."""
         study = self.order.folder.parent.parent
         if not study.is_dir():
             reason = f"{study} is not there on this node. Slurm needs --out on a file system that all nodes share"
@@ -47,18 +47,18 @@ class SlurmRun:
         return [*(event for event in told if event["event"] == "note"), last]
 
     def checkpoint(self) -> DelayedSubmission:
-        """Give what submitit queues again; it calls this in a job that is about to be stopped."""
+        """Return what submitit queues again; it calls this in a job that is about to be stopped."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self.again())
 
     @classmethod
     def of(cls, order: Order) -> SlurmRun:
-        """Give the run of an order as its first job of this command begins it."""
+        """Return the run of an order as its first job of this command begins it."""
         return cls(order, os.getcwd(), _epochs(order))
 
     def again(self) -> SlurmRun:
-        """Give the run as it goes on in another job.
+        """Return the run as it goes on in another job.
 
         Raises:
             StudyError: where several jobs in a row ended without one more epoch.

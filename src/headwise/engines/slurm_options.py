@@ -51,11 +51,11 @@ class SlurmOptions:
 
     @property
     def wants_gpu(self) -> bool:
-        """Tell whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
         return bool(self.gpus_per_node) or (self.gres or "").startswith("gpu")
 
     def parameters(self, device: str, threads: int) -> dict[str, Any]:
-        """Give what submitit's AutoExecutor takes, for runs of so many threads on a device."""
+        """Return what submitit's AutoExecutor takes, for runs of so many threads on a device."""
         chosen = self
         if self.cpus_per_task is None:
             chosen = replace(chosen, cpus_per_task=threads)
@@ -99,7 +99,7 @@ def read_slurm_options(texts: tuple[str, ...]) -> SlurmOptions:
 
 
 def _kinds() -> dict[str, str]:
-    """Give the kind of each option: the first word of its annotation."""
+    """Return the kind of each option: the first word of its annotation."""
     return {one.name: str(one.type).split(" ")[0] for one in fields(SlurmOptions)}
 
 

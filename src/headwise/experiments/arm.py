@@ -52,23 +52,23 @@ class Arm:
         ]
 
     def task(self, task: Task) -> Task:
-        """Give the task with the arm's changes of recipe and settings."""
+        """Return the task with the arm's changes of recipe and settings."""
         return build_task(type(task), task.model_dump() | dict(self.changes)).located(task.folder)
 
     def changed(self, task: Task, **changes: Any) -> Arm:
-        """Give the arm with further changes of `task`, or other values of those it has."""
+        """Return the arm with further changes of `task`, or other values of those it has."""
         values = dict(sorted((dict(self.changes) | changes).items()))
         written = tuple(write_setting(name, value, task) for name, value in values.items())
         return dataclasses.replace(self, changes=tuple(values.items()), written=written)
 
     def does_the_same(self, other: Arm, task: Task) -> bool:
-        """Tell whether two arms are the same under two texts, as where one names a setting at the value that `task` has."""
+        """Return whether two arms are the same under two texts, as where one names a setting at the value that `task` has."""
         if (self.name, self.methods, self.timed, self.where) != (other.name, other.methods, other.timed, other.where):
             return False
         return self.task(task) == other.task(task)
 
     def resolved(self) -> list[dict[str, Any]]:
-        """Give every setting of the methods, defaults included: a default that changes is another run."""
+        """Return every setting of the methods, defaults included: a default that changes is another run."""
         return [{"name": type(method).__name__, "settings": method.settings()} for method in self.methods]
 
 

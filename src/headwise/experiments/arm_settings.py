@@ -19,7 +19,7 @@ OPEN, CLOSE = "([{", ")]}"
 
 
 def cut(text: str, marks: str) -> list[tuple[str, str]]:
-    """Give the pieces of `text` with the mark before each ("" before the first); `marks` are single characters.
+    """Return the pieces of `text` with the mark before each ("" before the first); `marks` are single characters.
 
     Raises:
         StudyError: where a bracket or a quote is not closed.
@@ -44,7 +44,7 @@ def cut(text: str, marks: str) -> list[tuple[str, str]]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Give the pieces between marks, without them."""
+    """Return the pieces between marks, without them."""
     return [piece for _, piece in cut(text, mark)]
 
 
@@ -110,7 +110,7 @@ def _candidates(text: str) -> list[Any]:
 
 
 def _tuples(text: str) -> list[Any]:
-    """Give what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then texts alone."""
+    """Return what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then texts alone."""
     inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
     parts = split(inside[1].strip().removesuffix(","), ",") if inside else []
     if not all(parts):
@@ -130,7 +130,7 @@ def _part(text: str) -> Any:
 
 
 def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
-    """Give the value as the field holds it, and what is wrong with it as a value of this field alone."""
+    """Return the value as the field holds it, and what is wrong with it as a value of this field alone."""
     try:
         found = getattr(kind(**settings | {name: value}), name)
     except ValidationError as error:
@@ -144,7 +144,7 @@ def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any
 
 
 def _plain(value: Any) -> Any:
-    """Give what a field holds as texts, numbers, tuples and dicts, from which the field takes it back."""
+    """Return what a field holds as texts, numbers, tuples and dicts, from which the field takes it back."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, Path):

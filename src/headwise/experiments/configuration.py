@@ -39,12 +39,12 @@ class RunConfiguration(BaseModel):
 
     @property
     def draws(self) -> int:
-        """Give the seed of all draws but the choice of examples: the control arm `same` has draws of its own."""
+        """Return the seed of all draws but the choice of examples: the control arm `same` has draws of its own."""
         return derive(self.seed, SAME) if self.arm == SAME else self.seed
 
     @property
     def identity(self) -> str:
-        """Give the 12 hexadecimal digits that name the run's folder."""
+        """Return the 12 hexadecimal digits that name the run's folder."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

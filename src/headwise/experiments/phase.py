@@ -38,7 +38,7 @@ class Phase:
 
     @property
     def folder(self) -> Path | None:
-        """Give the folder of the checkpoint this phase starts from, None where it starts from none."""
+        """Return the folder of the checkpoint this phase starts from, None where it starts from none."""
         return None if self.start in ("previous", "fresh") else Path(self.start)
 
 

@@ -97,11 +97,11 @@ class Recipe(BaseModel):
         return self
 
     def optimizer_settings(self) -> dict[str, Any]:
-        """Give the settings of the optimizer itself, those left at None at the values they stand for."""
+        """Return the settings of the optimizer itself, those left at None at the values they stand for."""
         return self._filled(OPTIMIZERS[self.optimizer])
 
     def schedule_settings(self) -> dict[str, Any]:
-        """Give the settings of the schedule itself, those left at None at the values they stand for."""
+        """Return the settings of the schedule itself, those left at None at the values they stand for."""
         return self._filled(SCHEDULES[self.schedule])
 
     def _filled(self, defaults: dict[str, Any]) -> dict[str, Any]:

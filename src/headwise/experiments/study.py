@@ -89,17 +89,17 @@ class Study(BaseModel):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Give the labels of all arms, the baseline first."""
+        """Return the labels of all arms, the baseline first."""
         swept = [arm for axis in self.axes for arm in axis.arms]
         return tuple(dict.fromkeys((BASELINE, *self.methods, *swept)))
 
     @property
     def axes(self) -> tuple[AxisRecord, ...]:
-        """Give the axes that the sweeps make."""
+        """Return the axes that the sweeps make."""
         return tuple(read_sweep(text, self.task) for text in self.sweeps)
 
     def identity(self, trials: int = 0) -> str:
-        """Give what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
+        """Return what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
         parts = {
             "name": self.name,
             **self._source,
@@ -111,11 +111,11 @@ class Study(BaseModel):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def configurations(self) -> list[RunConfiguration]:
-        """Give the final runs, seed by seed, so that a stopped study holds whole pairs."""
+        """Return the final runs, seed by seed, so that a stopped study holds whole pairs."""
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
-        """Give the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
+        """Return the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
         read = read_arm(arm, self.task)
         task = read.task(self.task)
         settings = task.model_dump(mode="json") | changes.pop("settings", {})

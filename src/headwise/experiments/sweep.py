@@ -42,7 +42,7 @@ def _written(value: float) -> str:
 
 
 def _label(arm: Arm, task: Task) -> str:
-    """Give the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
+    """Return the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
     return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
 
 

@@ -90,7 +90,7 @@ class Task(Recipe, ABC):
 
     @abstractmethod
     def data(self, split: str) -> Any:
-        """Give the examples of "train", "validation", "test" or a split that an evaluation or a phase names.
+        """Return the examples of "train", "validation", "test" or a split that an evaluation or a phase names.
 
         A tuple (inputs, targets) or a dict of tensors, whose "labels" are the targets; None for a validation that does not
         exist.
@@ -111,16 +111,16 @@ class Task(Recipe, ABC):
         return Batch(*examples)
 
     def lengths(self, examples: Any) -> Tensor | None:
-        """Give each example's length in tokens, where lengths differ: batches then hold examples of similar lengths."""
+        """Return each example's length in tokens, where lengths differ: batches then hold examples of similar lengths."""
         return None
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Give the mean loss of a batch, in nats for cross entropy; a model that gives its own loss is taken at its word."""
+        """Return the mean loss of a batch, in nats for cross entropy; a model that gives its own loss is taken at its word."""
         own = getattr(output, "loss", None)
         return nn.functional.cross_entropy(logits_of(output), targets) if own is None else own
 
     def weight(self, targets: Any) -> Tensor | float:
-        """Give what the mean loss of a batch counts: its examples; for a mean over tokens, its real tokens."""
+        """Return what the mean loss of a batch counts: its examples; for a mean over tokens, its real tokens."""
         found = targets
         if targets is None:
             raise TypeError(
@@ -131,11 +131,11 @@ class Task(Recipe, ABC):
         return float(len(found))
 
     def metric(self, output: Any, targets: Any) -> Tensor:
-        """Give the mean metric of a batch; accuracy lies in [0, 1]."""
+        """Return the mean metric of a batch; accuracy lies in [0, 1]."""
         return (logits_of(output).argmax(-1) == targets).float().mean()
 
     def count(self, output: Any, targets: Any) -> Sums:
-        """Give sums over a batch, which are added over batches and processes; `Rows` are put together instead."""
+        """Return sums over a batch, which are added over batches and processes; `Rows` are put together instead."""
         weight = torch.as_tensor(self.weight(targets))
         sums: Sums = {"weight": weight, "loss": self.loss(output, targets) * weight}
         if not self.metrics:
@@ -143,19 +143,19 @@ class Task(Recipe, ABC):
         return sums
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give the metrics from the sums over a whole split, for example {"perplexity": …}."""
+        """Return the metrics from the sums over a whole split, for example {"perplexity": …}."""
         return {name: total / sums["weight"] for name, total in sums.items() if name != "weight"}
 
     def evaluations(self) -> list[Evaluation]:
-        """Give passes beside "train", "validation" and "test"; one of these names replaces it."""
+        """Return passes beside "train", "validation" and "test"; one of these names replaces it."""
         return []
 
     def phases(self) -> list[Phase]:
-        """Give the parts of a run in their order."""
+        """Return the parts of a run in their order."""
         return [Phase("train")]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Give further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example forgetting."""
+        """Return further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example forgetting."""
         return {}
 
     def files(self) -> list[Path]:
@@ -166,7 +166,7 @@ class Task(Recipe, ABC):
         """Make the data ready once before the runs start, for example by a download."""
 
     def located(self, folder: Path | None) -> Task:
-        """Give the task that finds its data in `folder` (where data lies changes no number)."""
+        """Return the task that finds its data in `folder` (where data lies changes no number)."""
         self._folder = folder
         return self
 
@@ -176,7 +176,7 @@ class Task(Recipe, ABC):
         return self._folder
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give the declared metrics, the deciding one first, and the loss where it is not among them."""
+        """Return the declared metrics, the deciding one first, and the loss where it is not among them."""
         short = Metric(self.metric_name, "", self.higher_is_better, self.unit, self.failure)
         found = self.metrics or (short,)
         known = any(metric.name == "loss" for metric in found)
@@ -188,12 +188,12 @@ class Task(Recipe, ABC):
 
 
 def has_mean_metric(task: Task) -> bool:
-    """Tell whether `metric` is what a batch is judged by; a task that counts is judged on whole splits alone."""
+    """Return whether `metric` is what a batch is judged by; a task that counts is judged on whole splits alone."""
     return not task.metrics and type(task).count is Task.count
 
 
 def whole_total(mean: Tensor, weight: Tensor) -> Tensor:
-    """Give mean · weight in double precision; where it is a count up to the mean's rounding, that count."""
+    """Return mean · weight in double precision; where it is a count up to the mean's rounding, that count."""
     mean = torch.as_tensor(mean)
     total = mean.double() * weight.to(mean.device).double()
     near = (total - total.round()).abs() <= torch.finfo(torch.float32).eps * total.abs()
@@ -201,5 +201,5 @@ def whole_total(mean: Tensor, weight: Tensor) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Give the logits of a model's output: the output itself, or its field of that name."""
+    """Return the logits of a model's output: the output itself, or its field of that name."""
     return getattr(output, "logits", output)

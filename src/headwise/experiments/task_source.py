@@ -69,7 +69,7 @@ def _wrong(task: type[Task], error: ErrorDetails) -> str:
 
 
 def source_digest(path: Path) -> str:
-    """Give the SHA-256 of a user's task file: an edited task is another task."""
+    """Return the SHA-256 of a user's task file: an edited task is another task."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -80,7 +80,7 @@ def files_read(task: Task) -> list[Path]:
 
 
 def file_digests(task: Task) -> dict[str, str]:
-    """Give the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
+    """Return the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
     digests: dict[str, str] = {}
     for path in files_read(task):
         if not path.is_file():

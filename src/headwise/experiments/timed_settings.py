@@ -36,7 +36,7 @@ class Moment:
     is_share: bool
 
     def steps(self, total: int) -> int:
-        """Give the moment in steps of a training of `total` steps."""
+        """Return the moment in steps of a training of `total` steps."""
         return round(self.value * total) if self.is_share else int(self.value)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Timed:
     moments: tuple[Moment, ...] = ()
 
     def schedule(self, total: int) -> Schedule:
-        """Give the schedule in the steps of a training of `total` steps."""
+        """Return the schedule in the steps of a training of `total` steps."""
         steps = [moment.steps(total) for moment in self.moments]
         if self.kind == "ByDepth":
             return ByDepth(self.first, self.second)
@@ -67,7 +67,7 @@ class Timed:
 
     @property
     def extremes(self) -> tuple[float, ...]:
-        """Give the least and the greatest strengths it comes to."""
+        """Return the least and the greatest strengths it comes to."""
         return (self.first, self.second, 0.0) if self.kind == "VShape" else (self.first, self.second)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Timed:
 
 
 def is_timed(text: str) -> bool:
-    """Tell whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share or an arrow."""
+    """Return whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share or an arrow."""
     try:
         ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError):

@@ -27,7 +27,7 @@ class Where:
     pattern: str = ""
 
     def __call__(self, site: Site) -> bool:
-        """Tell whether a layer is meant: its depth is listed, or the pattern is its name or whole parts of it."""
+        """Return whether a layer is meant: its depth is listed, or the pattern is its name or whole parts of it."""
         if self.depths:
             return site.depth in self.depths
         return fnmatchcase(site.name, self.pattern) or f".{self.pattern}." in f".{site.name}."

@@ -65,7 +65,7 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
 
 
 def digest(path: Path, like: str) -> tuple[str, str]:
-    """Give the name and the digest of a file: SHA-256 where `like`, the digest to compare with, is one, else MD5."""
+    """Return the name and the digest of a file: SHA-256 where `like`, the digest to compare with, is one, else MD5."""
     name, kind = ("SHA-256", "sha256") if len(like) == SHA256 else ("MD5", "md5")
     with open(path, "rb") as stream:
         return name, hashlib.file_digest(stream, kind).hexdigest()

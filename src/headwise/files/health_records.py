@@ -47,18 +47,18 @@ Line = Record | Alert
 
 
 def alerts_among(lines: Iterable[Line]) -> list[Alert]:
-    """Give the alerts among what a log takes."""
+    """Return the alerts among what a log takes."""
     return [cast(Alert, line) for line in lines if "alert" in line]
 
 
 def figures_among(lines: Iterable[Line]) -> list[Record]:
-    """Give the figures among what a log takes."""
+    """Return the figures among what a log takes."""
     # A checker does not tell the two by a field that one of them has not.
     return [cast(Record, line) for line in lines if "alert" not in line]
 
 
 def flat(lines: Iterable[Line]) -> dict[str, float]:
-    """Give figures as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
+    """Return figures as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
     named = {}
     for record in figures_among(lines):
         place = "" if record["head"] is None else f"/head{record['head']}"

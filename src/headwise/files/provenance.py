@@ -15,7 +15,7 @@ PACKAGES = ("headwise", "torch", "accelerate", "numpy", "scikit-learn", "scipy",
 
 
 def describe_environment() -> dict[str, Any]:
-    """Give versions, commit and hardware of this machine, as every result file carries them."""
+    """Return versions, commit and hardware of this machine, as every result file carries them."""
     return {"versions": versions(), "commit": commit(), "hardware": hardware()}
 
 
@@ -29,7 +29,7 @@ def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, A
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of Python and of the packages that make the numbers; a missing package is left out."""
+    """Return the versions of Python and of the packages that make the numbers; a missing package is left out."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Give the commit of headwise's own source tree, marked when it has changes; None for an installed package."""
+    """Return the commit of headwise's own source tree, marked when it has changes; None for an installed package."""
     here = Path(__file__).resolve().parent
     try:
         # an installed copy may lie inside somebody else's repository
@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Give processor with its instruction set, usable cores, memory in bytes and operating system."""
+    """Return processor with its instruction set, usable cores, memory in bytes and operating system."""
     found: dict[str, Any] = {"processor": _processor(), "cores": usable_cores(), "system": platform.platform()}
     try:
         found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -70,7 +70,7 @@ def leave_stops_to_the_parent() -> None:
 
 
 def _heard() -> list[signal.Signals]:
-    """Give the stops that are not ignored: a shell ignores Ctrl-C for what it runs in the background. Only a main thread hears any."""
+    """Return the stops that are not ignored: a shell ignores Ctrl-C for what it runs in the background. Only a main thread hears any."""
     import threading
 
     if threading.current_thread() is not threading.main_thread():

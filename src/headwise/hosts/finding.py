@@ -57,7 +57,7 @@ def find(model: nn.Module) -> list[Candidate]:
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """Give the reachable attention sites of a model, regularized or not.
+    """Return the reachable attention sites of a model, regularized or not.
 
     Example:
         >>> import torch, headwise

@@ -8,7 +8,7 @@ from headwise.projections import ProjectionError
 
 
 def branch_channels(site: Site, method: str) -> int:
-    """Give the channels that leave the layer: in hierarchical models not always those that enter it."""
+    """Return the channels that leave the layer: in hierarchical models not always those that enter it."""
     try:
         return projections.output(site, method).width
     except ProjectionError:

@@ -72,7 +72,7 @@ class ContraNorm(Method):
         return F.layer_norm(moved, y.shape[-1:], gain, shift, EPS)
 
     def _alike(self, y: Tensor, call: Call) -> Tensor:
-        """Give the mean of the tokens weighed by how alike they are, (B, T, C); 0 for a token that may see none."""
+        """Return the mean of the tokens weighed by how alike they are, (B, T, C); 0 for a token that may see none."""
         tokens = y.unsqueeze(1)
         unit = F.normalize(at_least_fp32(tokens), dim=-1).to(y.dtype)
         # The kernel takes a mask or causality: `allowed` holds both.

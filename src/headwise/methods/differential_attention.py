@@ -128,7 +128,7 @@ class DifferentialAttention(Method):
         return pairs.transpose(2, 3).flatten(1, 2).to(o.dtype)
 
     def _factor(self, call: Call) -> Tensor:
-        """Give the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second version."""
+        """Return the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second version."""
         state = call.state(self)
         if self.version == 2:
             x = tokens_of_queries(self, call)
@@ -141,5 +141,5 @@ class DifferentialAttention(Method):
 
 
 def _swapped(v: Tensor) -> Tensor:
-    """Give the values (B, H, N, D) with the heads of each pair in the place of one another."""
+    """Return the values (B, H, N, D) with the heads of each pair in the place of one another."""
     return v.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)

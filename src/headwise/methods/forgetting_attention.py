@@ -68,7 +68,7 @@ class ForgettingAttention(Method):
         return torch.cat([q, F.pad(torch.cat([own, ones], -1), spare)], -1), torch.cat([k, F.pad(torch.cat([ones, past], -1), spare)], -1)
 
     def _sums(self, call: Call) -> Tensor:
-        """Give the running sums of the gates' logarithms, (B, H, N) in fp32 or wider."""
+        """Return the running sums of the gates' logarithms, (B, H, N) in fp32 or wider."""
         whole = call if call.whole is None else call.whole
         if whole.queries != whole.keys:
             raise ValueError(
@@ -81,7 +81,7 @@ class ForgettingAttention(Method):
 
 
 def _terms(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give numbers of a dtype (..., 1 or TERMS) whose sum is x, in fp32."""
+    """Return numbers of a dtype (..., 1 or TERMS) whose sum is x, in fp32."""
     if torch.finfo(dtype).bits >= 32:
         return x[..., None].to(dtype)
     found = []
@@ -92,5 +92,5 @@ def _terms(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _one_way(call: Call) -> bool:
-    """Tell whether no query sees what comes after it."""
+    """Return whether no query sees what comes after it."""
     return call.causal or bool(call.site.causal)

@@ -132,7 +132,7 @@ def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Ten
 
 @torch.no_grad()
 def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Give the factor by which a host scales x·Wᵀ + b on the way to `made` (OPT and Whisper scale their queries).
+    """Return the factor by which a host scales x·Wᵀ + b on the way to `made` (OPT and Whisper scale their queries).
 
     Raises:
         ValueError: where `made` is no multiple of the projection, seen on one token; not looked at while compiling.

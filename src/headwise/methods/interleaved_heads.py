@@ -84,7 +84,7 @@ class Mixed(nn.Module):
             self.register_parameter(f"off_{block.kind}", nn.Parameter(start))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Give the mixed weight, in the shape and dtype of the plain one."""
+        """Return the mixed weight, in the shape and dtype of the plain one."""
         with torch.autocast(weight.device.type, enabled=False):
             rows = weight.transpose(0, self.axis)
             for kind in self.kinds:

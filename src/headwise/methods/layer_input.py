@@ -9,7 +9,7 @@ from headwise.core.method import Method
 
 
 def tokens_of_queries(method: Method, call: Call) -> Tensor:
-    """Give what entered the layer (B, t, C), one token for each query of the call, or of the block at hand.
+    """Return what entered the layer (B, t, C), one token for each query of the call, or of the block at hand.
 
     Raises:
         ValueError: where the layer's input is not known, or its tokens are not those of the queries.

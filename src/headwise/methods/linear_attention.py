@@ -57,13 +57,13 @@ class LinearAttention(Method):
 
 
 def _features(x: Tensor) -> Tensor:
-    """Give elu(x) + 1 in fp32 or wider, as exp(x) below 0: adding 1 would round what is small away."""
+    """Return elu(x) + 1 in fp32 or wider, as exp(x) below 0: adding 1 would round what is small away."""
     x = at_least_fp32(x)
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def _mapped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Give the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D); 0 for a query without a key."""
+    """Return the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D); 0 for a query without a key."""
     # A column of ones sums the weights with the values.
     one = torch.ones_like(v[..., :1], dtype=k.dtype)
     wide = torch.cat([v.to(k.dtype), one], dim=-1)

@@ -66,7 +66,7 @@ class LSA(Method):
         return None if self.diagonal else (q, k)
 
     def keep(self, call: Call) -> Tensor | None:
-        """Give all keys but a query's own, bool (B|1, 1, T, N); one that may see no other keeps it."""
+        """Return all keys but a query's own, bool (B|1, 1, T, N); one that may see no other keeps it."""
         if not self.diagonal:
             return None
         # With a cache or extra keys the queries' own are the last.

@@ -45,7 +45,7 @@ class NuclearDecay(Method):
 
 
 def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
-    """Give the nuclear norms of Aᵀ·B for factors (H, d, C), (H, d, C'), as (H,); the gradient is that of U·Vᵀ."""
+    """Return the nuclear norms of Aᵀ·B for factors (H, d, C), (H, d, C'), as (H,); the gradient is that of U·Vᵀ."""
     # QR and SVD have no half precision.
     with torch.autocast(a.device.type, enabled=False):
         u, v = singular_vectors(a, b)
@@ -55,7 +55,7 @@ def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.no_grad()
 def singular_vectors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the singular vectors of Aᵀ·B, U (H, C, d) and V (H, C', d); those of singular value 0 are 0."""
+    """Return the singular vectors of Aᵀ·B, U (H, C, d) and V (H, C', d); those of singular value 0 are 0."""
     qa, ra = torch.linalg.qr(a.mT)
     qb, rb = torch.linalg.qr(b.mT)
     left, size, right = torch.linalg.svd(ra @ rb.mT, full_matrices=False)

@@ -41,7 +41,7 @@ class ProductDecay(Method):
 
 
 def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
-    """Give ‖Aᵀ·B‖² of factors (H, d, C), (H, d, C'), as (H,)."""
+    """Return ‖Aᵀ·B‖² of factors (H, d, C), (H, d, C'), as (H,)."""
     # The sum of squares of a half-precision product would be rounded to three digits.
     with torch.autocast(a.device.type, enabled=False):
         return ((a @ a.mT) * (b @ b.mT)).sum((-1, -2))

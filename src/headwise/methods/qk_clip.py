@@ -119,12 +119,12 @@ class QKClip(Method):
 
 
 def clipped(site: Site) -> bool:
-    """Tell whether QKClip shrinks the weights of a site."""
+    """Return whether QKClip shrinks the weights of a site."""
     return any(SHARING in module.__dict__ for module in _modules(site))
 
 
 def _modules(site: Site) -> list[nn.Module]:
-    """Give the modules that make the site's queries and keys, each once."""
+    """Return the modules that make the site's queries and keys, each once."""
     bases = [base_of(block.module) for block in projections.of(site).need("qk", "QKClip", of="rows")]
     return list({id(base): base for base in bases}.values())
 

@@ -107,7 +107,7 @@ def _current(module: nn.Module, name: str) -> Tensor:
 
 
 def _factors(found: dict[str, Piece], weight_of: Callable[[nn.Module, str], Tensor]) -> dict[str, Tensor]:
-    """Give what the rate of each piece is proportional to, for each of its groups, from the norms of all others."""
+    """Return what the rate of each piece is proportional to, for each of its groups, from the norms of all others."""
     norm = {kind: one.norms(weight_of(*one.weight)) for kind, one in found.items()}
     if not norm:
         return {}
@@ -131,7 +131,7 @@ def _factors(found: dict[str, Piece], weight_of: Callable[[nn.Module, str], Tens
 
 
 def _by_row(found: dict[str, Piece], rates: dict[str, Tensor], module: nn.Module, name: str, like: Tensor) -> Tensor:
-    """Give the factor of each row of a parameter, to be multiplied with it; 1 for rows of no piece."""
+    """Return the factor of each row of a parameter, to be multiplied with it; 1 for rows of no piece."""
     axis = next((one.axis for one in found.values() if one.weight[0] is module and one.weight[1] == name), 0)
     by_row = torch.ones(like.shape[axis], device=like.device)
     for kind, one in found.items():

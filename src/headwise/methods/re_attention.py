@@ -87,7 +87,7 @@ class ReAttention(Method):
         return call.state(self).tensor("mix").to(like.dtype)
 
     def _of_batch(self, mixed: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Give mean and variance of each head over what real queries may see, and keep a running mean of both."""
+        """Return mean and variance of each head over what real queries may see, and keep a running mean of both."""
         wide, counted = at_least_fp32(mixed), _counted(call)
         if counted is None:
             count = torch.full((), float(wide[:, 0].numel()), device=wide.device)
@@ -112,7 +112,7 @@ class ReAttention(Method):
                 kept.lerp_(new.to(kept.dtype), share.to(kept.dtype))
 
     def _affine(self, call: Call, of_batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """Give the norm as a factor and a constant per head, (H,) in fp32 or wider."""
+        """Return the norm as a factor and a constant per head, (H,) in fp32 or wider."""
         state = call.state(self)
         mean, variance = of_batch or (at_least_fp32(state.tensor("mean")), at_least_fp32(state.tensor("variance")))
         factor = at_least_fp32(state.tensor("gain")) * torch.rsqrt(variance + EPS)
@@ -120,19 +120,19 @@ class ReAttention(Method):
 
 
 def _seen(call: Call) -> Tensor | None:
-    """Give which keys a query may see by any head, for mixed maps see what each of them sees: bool (B|1, 1, T|1, N), or None."""
+    """Return which keys a query may see by any head, for mixed maps see what each of them sees: bool (B|1, 1, T|1, N), or None."""
     allowed = call.allowed()
     return None if allowed is None else allowed.any(1, keepdim=True)
 
 
 def _counted(call: Call) -> Tensor | None:
-    """Give the entries of which mean and variance are made: what real queries may see, bool (B|1, 1, T|1, N), or None where all are."""
+    """Return the entries of which mean and variance are made: what real queries may see, bool (B|1, 1, T|1, N), or None where all are."""
     seen, real = _seen(call), call.real_queries()
     return seen if seen is None or real is None else seen & real[:, None, :, None]
 
 
 def _sum_over_seen(v: Tensor, call: Call) -> Tensor:
-    """Give the sum of the values (B, H, N, D) over what a query may see, (B, H, T|1, D)."""
+    """Return the sum of the values (B, H, N, D) over what a query may see, (B, H, T|1, D)."""
     if call.mask is None:
         return call.mean_over_keys(v) * call.allowed_counts().to(v.dtype)
     seen = _seen(call)

@@ -9,12 +9,12 @@ from headwise.core.call import Call
 
 
 def whole_of(call: Call) -> Call:
-    """Give the call that a block of queries is cut from, or the call itself where it is whole."""
+    """Return the call that a block of queries is cut from, or the call itself where it is whole."""
     return call if call.whole is None else call.whole
 
 
 def real_keys(call: Call) -> Tensor | None:
-    """Give which keys any query may see, bool (B|1, N), or None where all are seen."""
+    """Return which keys any query may see, bool (B|1, N), or None where all are seen."""
     if call.mask is None:
         return None
     allowed = call.allowed()
@@ -23,12 +23,12 @@ def real_keys(call: Call) -> Tensor | None:
 
 
 def key_counts(call: Call) -> Tensor:
-    """Give how many keys of each sample are real, float (B|1,), at least 1."""
+    """Return how many keys of each sample are real, float (B|1,), at least 1."""
     return _count(real_keys(call), call.keys, call)
 
 
 def query_counts(call: Call) -> Tensor:
-    """Give how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
+    """Return how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
     whole = whole_of(call)
     return _count(whole.real_queries(), whole.queries, call)
 

@@ -175,7 +175,7 @@ def release(state: MethodState) -> None:
 
 
 def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Give the weights of a site with their blocks, and with `layers="all"` those of the rest of the model."""
+    """Return the weights of a site with their blocks, and with `layers="all"` those of the rest of the model."""
     return [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]
 
 
@@ -212,7 +212,7 @@ def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
 
 
 def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Give the linear layers and convolutions of the model that belong to no attention layer."""
+    """Return the linear layers and convolutions of the model that belong to no attention layer."""
     model = site.model
     if model is None:
         return []
@@ -245,7 +245,7 @@ def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[B
 
 
 def _of_attention(model: nn.Module) -> set[nn.Module]:
-    """Give all modules inside attention layers, the output projections that stand beside them included."""
+    """Return all modules inside attention layers, the output projections that stand beside them included."""
     inside: set[nn.Module] = set()
     for found in hosts.find(model):
         inside.update(found.site.module.modules())

@@ -69,12 +69,12 @@ class Normed(nn.Module):
         self.gain = nn.Parameter(norms.flatten() if init == "current" else torch.ones_like(norms.flatten()))
 
     def _norms(self, weight: Tensor) -> Tensor:
-        """Give the norm of each row, in fp32 or wider, with the dimensions of the weight."""
+        """Return the norm of each row, in fp32 or wider, with the dimensions of the weight."""
         others = [i for i in range(weight.dim()) if i != self.axis]
         return torch.linalg.vector_norm(at_least_fp32(weight), dim=others, keepdim=True)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Give the reparametrized weight, in the shape and dtype of the plain one."""
+        """Return the reparametrized weight, in the shape and dtype of the plain one."""
         # The weight's own dtype decides, as for a plain parameter; autocast rounds afterwards, in the layer.
         with torch.autocast(weight.device.type, enabled=False):
             norms = self._norms(weight)

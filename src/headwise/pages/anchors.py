@@ -1,4 +1,4 @@
-"""Give the sections and figures of a page anchors that no two share."""
+"""Return the sections and figures of a page anchors that no two share."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ MERGE = "merge the adapters into plain weights first (merge_and_unload())"
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Tell whether a module is a layer of peft that stands around a plain one."""
+    """Return whether a module is a layer of peft that stands around a plain one."""
     # Read only where the user has imported peft: a layer of it cannot exist otherwise.
     known = sys.modules.get("peft.tuners.tuners_utils")
     return known is not None and isinstance(module, known.BaseTunerLayer) and "base_layer" in module._modules
 
 
 def base_of(module: nn.Module) -> nn.Module:
-    """Give the plain layer inside of adapters, or the module itself."""
+    """Return the plain layer inside of adapters, or the module itself."""
     while is_adapted(module):
         module = module.get_submodule("base_layer")
     return module
@@ -49,7 +49,7 @@ def obstacle(module: nn.Module) -> str:
 
 
 def effective(module: nn.Module, name: str) -> Tensor:
-    """Give the weight or bias that a module computes with, laid out as its parameter, differentiable in all that make it."""
+    """Return the weight or bias that a module computes with, laid out as its parameter, differentiable in all that make it."""
     plain: Tensor = getattr(base_of(module), name)
     for layer, adapter in _acting(module):
         if name == "weight":
@@ -60,7 +60,7 @@ def effective(module: nn.Module, name: str) -> Tensor:
 
 
 def parts(module: nn.Module, name: str) -> list[Tensor]:
-    """Give the tensors that are multiplied where the rows of an effective weight or bias are: its own, and each adapter's B.
+    """Return the tensors that are multiplied where the rows of an effective weight or bias are: its own, and each adapter's B.
 
     Of a merged adapter too: what `unmerge()` takes off again must be what now lies in the base.
     """
@@ -73,13 +73,13 @@ def parts(module: nn.Module, name: str) -> list[Tensor]:
 
 
 def underlying(module: nn.Module, name: str) -> nn.Parameter:
-    """Give the parameter below a parametrization, or the parameter itself."""
+    """Return the parameter below a parametrization, or the parameter itself."""
     chain: Any = getattr(module, "parametrizations", {})
     return chain[name].original if name in chain else getattr(module, name)
 
 
 def adapters_of(module: nn.Module) -> list[nn.Parameter]:
-    """Give the parameters of adapters on a module that are matrices, without those of the plain layer."""
+    """Return the parameters of adapters on a module that are matrices, without those of the plain layer."""
     if not is_adapted(module):
         return []
     own = {id(p) for p in base_of(module).parameters()}
@@ -87,7 +87,7 @@ def adapters_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def trains(module: nn.Module, name: str) -> bool:
-    """Tell whether an effective weight can still change: its parameter, or that of an adapter that acts, has a gradient."""
+    """Return whether an effective weight can still change: its parameter, or that of an adapter that acts, has a gradient."""
     if underlying(base_of(module), name).requires_grad:
         return True
     return any(
@@ -98,7 +98,7 @@ def trains(module: nn.Module, name: str) -> bool:
 
 
 def _acting(module: nn.Module) -> Iterator[tuple[Any, str]]:
-    """Give the adapters whose effect is added to the base in a call, each with its layer."""
+    """Return the adapters whose effect is added to the base in a call, each with its layer."""
     if not is_adapted(module):
         return
     layer: Any = module

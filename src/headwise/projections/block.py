@@ -69,7 +69,7 @@ class Block:
         return self.beyond or sharded(self.module, self.name) or obstacle(self.module)
 
     def trains(self) -> bool:
-        """Tell whether training can change this block, by its parameter or an adapter's."""
+        """Return whether training can change this block, by its parameter or an adapter's."""
         return trains(self.module, self.name)
 
     def frozen(self) -> str:
@@ -83,7 +83,7 @@ class Block:
         )
 
     def weight(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Give the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole under FSDP2.
+        """Return the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole under FSDP2.
 
         For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a row is
         one input of the output projection, to (out·kh·kw).
@@ -99,21 +99,21 @@ class Block:
 
     @property
     def maker(self) -> str:
-        """Give the qualified name of the module that holds the parameter."""
+        """Return the qualified name of the module that holds the parameter."""
         return self.where.rpartition(".")[0]
 
     @property
     def width(self) -> int:
-        """Give the channels that enter q, k or v, or that leave o."""
+        """Return the channels that enter q, k or v, or that leave o."""
         channels = getattr(self.module, "out_channels" if self.kind == "o" else "in_channels", None)
         return self.weight().shape[1] if channels is None else channels
 
     def by_head(self, dtype: torch.dtype | None = torch.float32) -> Tensor:
-        """Give the block as (heads, head_dim, C)."""
+        """Return the block as (heads, head_dim, C)."""
         return self.weight(dtype).unflatten(0, (self.heads, self.head_dim))
 
     def bias(self) -> Tensor | None:
-        """Give the bias: (heads * head_dim,) for q, k and v; (C,) for o; None where there is none."""
+        """Return the bias: (heads * head_dim,) for q, k and v; (C,) for o; None where there is none."""
         if self.bias_module is None:
             return None
         adapted = self.adapted and self.bias_module is self.module
@@ -150,7 +150,7 @@ class Block:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Give the whole of a tensor that FSDP2 keeps in shards (a collective), or the tensor itself."""
+    """Return the whole of a tensor that FSDP2 keeps in shards (a collective), or the tensor itself."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -195,7 +195,7 @@ def overwrite_(target: Tensor, value: Tensor) -> None:
 
 
 def _beside(target: Tensor, plain: Tensor) -> Tensor:
-    """Give a plain tensor as one that can meet the target, which FSDP2 may keep in shards."""
+    """Return a plain tensor as one that can meet the target, which FSDP2 may keep in shards."""
     if not hasattr(target, "full_tensor"):
         return plain
     # Imported here alone: torch's own import of it takes long, and is not there in builds without distributed.

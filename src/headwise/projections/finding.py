@@ -55,7 +55,7 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
 
 
 def of(site: Site) -> Projections:
-    """Give the site's projections, found once and kept with the site.
+    """Return the site's projections, found once and kept with the site.
 
     The model and the example are read from `site.model` and `site.example` where the core has put them.
     """
@@ -70,7 +70,7 @@ def of(site: Site) -> Projections:
 
 
 def output(site: Site, who: str) -> Block:
-    """Give the block of the output projection alone, which its name tells where q, k and v are no plain matrices (latent attention).
+    """Return the block of the output projection alone, which its name tells where q, k and v are no plain matrices (latent attention).
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy, where there is none that can be told.

@@ -18,7 +18,7 @@ TOKENS = 6
 
 
 def ways(site: Site, model: nn.Module | None, example: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
-    """Give the ways to reach the site, (what runs, its run), the cheap ones first: alone, the example, a synthesised batch."""
+    """Return the ways to reach the site, (what runs, its run), the cheap ones first: alone, the example, a synthesised batch."""
     yield site.module, lambda: site.module(alone(site))
     if example is not None and model is not None:
         small = first_sample(example)
@@ -44,7 +44,7 @@ def feed(model: nn.Module, example: Any) -> Any:
 
 
 def first_sample(example: Any) -> Any:
-    """Give the first sample of a batch; None where its tensors share no first dimension of their own."""
+    """Return the first sample of a batch; None where its tensors share no first dimension of their own."""
     if isinstance(example, Tensor):
         return example[:1] if example.dim() > 1 and len(example) > 1 else None
     named = isinstance(example, Mapping)

@@ -36,13 +36,13 @@ class Piece:
     bias_rows: Tensor | None = None
 
     def norms(self, weight: Tensor) -> Tensor:
-        """Give the Frobenius norm of each group (groups,) of the weight, whole."""
+        """Return the Frobenius norm of each group (groups,) of the weight, whole."""
         rows = weight.detach().transpose(0, self.axis).flatten(1)
         return rows[self.rows.to(weight.device)].float().flatten(1).norm(dim=1)
 
 
 def piece_of(block: Block) -> Piece:
-    """Give the rows of a block by head."""
+    """Return the rows of a block by head."""
 
     def by_head(size: int, rows: slice | Tensor | None) -> Tensor:
         every = torch.arange(size)
@@ -59,7 +59,7 @@ def piece_of(block: Block) -> Piece:
 
 
 def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
-    """Give the parts of latent attention's factors that make logits, by kind, or None where the module is no such attention.
+    """Return the parts of latent attention's factors that make logits, by kind, or None where the module is no such attention.
 
     "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries without a factor have no "down_q".
     """

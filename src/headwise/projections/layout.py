@@ -20,11 +20,11 @@ class Sizes:
     value_size: int
 
     def of(self, kind: str) -> tuple[int, int]:
-        """Give (heads, head size) of q, k or v."""
+        """Return (heads, head size) of q, k or v."""
         return {"q": (self.heads, self.size), "k": (self.groups, self.size), "v": (self.groups, self.value_size)}[kind]
 
     def rows(self, kinds: str) -> int:
-        """Give how many rows the kinds take together."""
+        """Return how many rows the kinds take together."""
         return sum(heads * size for heads, size in map(self.of, kinds))
 
 
@@ -37,7 +37,7 @@ class Layout:
 
 
 def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
-    """Give the layouts that one matrix for `kinds` can have, the usual ones first."""
+    """Return the layouts that one matrix for `kinds` can have, the usual ones first."""
     orders = sorted(itertools.permutations(kinds), key=lambda order: "".join(order) != kinds)
     for order in orders:
         yield _stacked(order, sizes)
@@ -83,7 +83,7 @@ def _transposed(order: tuple[str, ...], sizes: Sizes) -> Iterator[Layout]:
 
 
 def as_rows(index: Tensor) -> slice | Tensor:
-    """Give an index (heads, size) head-major, as a slice where it is one."""
+    """Return an index (heads, size) head-major, as a slice where it is one."""
     flat = index.reshape(-1)
     start = int(flat[0])
     if torch.equal(flat, torch.arange(start, start + flat.numel())):

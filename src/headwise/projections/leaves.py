@@ -24,35 +24,35 @@ class Leaf:
 
     @property
     def weight(self) -> Tensor:
-        """Give the matrix as the module keeps it, or shows it where a parametrization or an adapter stands on it."""
+        """Return the matrix as the module keeps it, or shows it where a parametrization or an adapter stands on it."""
         weight = self.module.weight
         assert isinstance(weight, Tensor)
         return weight
 
     @property
     def rows(self) -> int:
-        """Give the number of outputs."""
+        """Return the number of outputs."""
         return self.weight.shape[1 if self.transposed else 0]
 
     @property
     def columns(self) -> int:
-        """Give the number of inputs."""
+        """Return the number of inputs."""
         groups: int = getattr(base_of(self.module), "groups", 1)
         return self.weight.shape[0 if self.transposed else 1] * groups
 
     @property
     def grouped(self) -> bool:
-        """Tell whether each output sees some of the inputs alone, so that the weight is no matrix at all."""
+        """Return whether each output sees some of the inputs alone, so that the weight is no matrix at all."""
         return getattr(self.module, "groups", 1) > 1
 
     @property
     def bias(self) -> Tensor | None:
-        """Give the module's own bias."""
+        """Return the module's own bias."""
         return getattr(self.module, "bias", None)
 
 
 def leaf(name: str, module: nn.Module) -> Leaf | None:
-    """Give the module as a leaf, or None where it maps nothing linearly."""
+    """Return the module as a leaf, or None where it maps nothing linearly."""
     if isinstance(module, nn.Embedding) or not hasattr(module, "weight"):
         return None
     weight = module.weight

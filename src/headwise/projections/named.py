@@ -18,7 +18,7 @@ def _told(site: Site, names: tuple[str, ...]) -> int | None:
 
 
 def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
-    """Give the leaves whose names say which of q, k, v, o they are; several with one meaning are left out."""
+    """Return the leaves whose names say which of q, k, v, o they are; several with one meaning are left out."""
     found: dict[str, list[Leaf]] = {}
     for one in leaves(site.module, site.name):
         words = [w for w in one.name[len(site.name) :].strip(".").split(".") if not w.isdigit()]
@@ -34,7 +34,7 @@ def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
 
 
 def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
-    """Give the `output.dense` beside the attention module, where BERT and its relatives keep the output projection."""
+    """Return the `output.dense` beside the attention module, where BERT and its relatives keep the output projection."""
     dense = getattr(getattr(parent, "output", None), "dense", None)
     if dense is None or site.name.rpartition(".")[2] not in BESIDE_OUTPUT:
         return None
@@ -104,7 +104,7 @@ def add_output(made: Projections, one: Leaf | None, heads: int, value_dim: int, 
 
 
 def multihead(site: Site) -> Projections:
-    """Give the projections of torch.nn.MultiheadAttention, whose layout is its definition."""
+    """Return the projections of torch.nn.MultiheadAttention, whose layout is its definition."""
     module = site.module
     assert isinstance(module, nn.MultiheadAttention)
     size, heads = module.embed_dim, module.num_heads

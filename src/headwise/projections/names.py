@@ -37,7 +37,7 @@ QK_NORMS = (
 
 
 def first_number(owner: Any, names: tuple[str, ...]) -> int | None:
-    """Give the first of the attributes `names` that is a whole number above 0, or None."""
+    """Return the first of the attributes `names` that is a whole number above 0, or None."""
     for name in names:
         value = getattr(owner, name, None)
         # True is an int in Python: a flag of that name counts nothing.

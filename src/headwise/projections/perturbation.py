@@ -18,7 +18,7 @@ from headwise.projections.site_projections import Projections
 
 
 def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module | None) -> Projections:
-    """Give the projections of a site, verified by perturbing rows.
+    """Return the projections of a site, verified by perturbing rows.
 
     Raises:
         Unclear: with the reason, where the layout cannot be seen.
@@ -94,13 +94,13 @@ def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | 
 
 
 def _makers(probe: Probe, found: list[Leaf]) -> dict[str, Leaf]:
-    """Give the one leaf that makes each of q, k and v."""
+    """Return the one leaf that makes each of q, k and v."""
     moved = [(one, probe.moved(one, torch.arange(one.rows))) for one in found]
     return {kind: _maker(probe, kind, [one for one, by in moved if by[kind].any()]) for kind in "qkv"}
 
 
 def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
-    """Give the leaf among those that move q, k or v whose rows are its heads.
+    """Return the leaf among those that move q, k or v whose rows are its heads.
 
     Raises:
         Unclear: where there is none or more than one, or where it is no matrix.
@@ -126,7 +126,7 @@ def _outside_biases(made: Projections, site: Site) -> None:
 
 
 def _layout(probe: Probe, one: Leaf, kinds: str) -> tuple[Sizes, Layout]:
-    """Give the one layout that the perturbations agree with."""
+    """Return the one layout that the perturbations agree with."""
     q, k, v = (probe.base[kind] for kind in "qkv")
     for groups in [g for g in range(1, k.shape[1] + 1) if k.shape[1] % g == 0][::-1]:
         sizes = Sizes(q.shape[1], groups, q.shape[-1], v.shape[-1])
@@ -169,7 +169,7 @@ def _entries_agree(probe: Probe, one: Leaf, rows: Tensor, kind: str) -> bool:
 
 
 def _codes(count: int) -> Iterator[list[int]]:
-    """Give sets that tell `count` things apart: for each binary digit those that have it and those that do not."""
+    """Return sets that tell `count` things apart: for each binary digit those that have it and those that do not."""
     for bit in range(max(1, (count - 1).bit_length())):
         for value in (1, 0):
             chosen = [i for i in range(count) if (i >> bit) & 1 == value]

@@ -12,7 +12,7 @@ from headwise.projections.site_projections import Projections
 
 
 def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
-    """Give the factors (A, B) of the products A^T B of each query head, in fp32 or wider: keys and queries, output and values.
+    """Return the factors (A, B) of the products A^T B of each query head, in fp32 or wider: keys and queries, output and values.
 
     Each (H, d, C): grouped keys and values are repeated, so that gradients of a shared one sum over its group.
     A site without an output projection has the first product only.
@@ -26,7 +26,7 @@ def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
 
 
 def output_and_values(found: Projections, who: str = "this") -> tuple[Block, Block]:
-    """Give the blocks of W_O W_V. Values may be made of patches; an output over several positions has no one product."""
+    """Return the blocks of W_O W_V. Values may be made of patches; an output over several positions has no one product."""
     return found.need("o", who)[0], found.need("v", who, of="patches")[0]
 
 

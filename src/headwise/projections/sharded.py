@@ -66,7 +66,7 @@ def heads_split(module: nn.Module, model: nn.Module | None) -> str:
 
 
 def _dimensions(parameter: Any) -> int:
-    """Give over how many dimensions of its mesh a distributed tensor is split; 0 for a plain one."""
+    """Return over how many dimensions of its mesh a distributed tensor is split; 0 for a plain one."""
     return sum(place.is_shard() for place in getattr(parameter, "placements", ()))
 
 
@@ -76,7 +76,7 @@ def _fsdp2(model: nn.Module | None) -> bool:
 
 
 def tokens_split(q: Tensor) -> bool:
-    """Tell whether context parallelism is on: it stands in the place of fused attention, or gives it distributed tensors."""
+    """Return whether context parallelism is on: it stands in the place of fused attention, or gives it distributed tensors."""
     # Read only where torch's own module for it was imported: nothing is replaced otherwise.
     known = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
     replaced = getattr(known, "_replaced_functions", ())

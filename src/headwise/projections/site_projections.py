@@ -38,23 +38,23 @@ class Projections:
 
     @property
     def blocks(self) -> list[Block]:
-        """Give the blocks that were found, in the order q, k, v, o."""
+        """Return the blocks that were found, in the order q, k, v, o."""
         return [block for block in (self.q, self.k, self.v, self.o) if block is not None]
 
     @property
     def heads(self) -> int:
-        """Give the number of query heads."""
+        """Return the number of query heads."""
         return self.need("q", of="rows")[0].heads
 
     @property
     def kv_heads(self) -> int:
-        """Give the number of key/value heads."""
+        """Return the number of key/value heads."""
         return self.need("k", of="rows")[0].heads
 
     def need(
         self, kinds: str, who: str = "this", of: Literal["tokens", "patches", "rows"] = "tokens"
     ) -> tuple[Block, ...]:
-        """Give the named blocks, such as `need("qk", "QKClip", of="rows")`.
+        """Return the named blocks, such as `need("qk", "QKClip", of="rows")`.
 
         Args:
             kinds: of "q", "k", "v" and "o".
@@ -78,7 +78,7 @@ class Projections:
         return tuple(getattr(self, kind) for kind in kinds)
 
     def parameters(self) -> list[tuple[nn.Module, str]]:
-        """Give each parameter that holds a block once, as (module, name)."""
+        """Return each parameter that holds a block once, as (module, name)."""
         seen: dict[tuple[int, str], tuple[nn.Module, str]] = {}
         for block in self.blocks:
             seen.setdefault((id(block.module), block.name), (block.module, block.name))

@@ -57,13 +57,13 @@ class Spectral(nn.Module):
         self.gamma = None if start is None else nn.Parameter(start)
 
     def _matrices(self, weight: Tensor) -> list[Tensor]:
-        """Give each block as (outputs, inputs)."""
+        """Return each block as (outputs, inputs)."""
         rows = at_least_fp32(weight.transpose(0, self.axis).flatten(1))
         parts = [_take(rows, place) for place in self.places]
         return [part.t() for part in parts] if self.columns else parts
 
     def sigma(self, weight: Tensor) -> Tensor:
-        """Give u W v of each block, (blocks,) in fp32 or wider, differentiable in W alone."""
+        """Return u W v of each block, (blocks,) in fp32 or wider, differentiable in W alone."""
         values = []
         for kind, matrix in zip(self.kinds, self._matrices(weight), strict=True):
             # Vectors are unit, up to the rounding of a model that was cast to fewer bits.
@@ -72,7 +72,7 @@ class Spectral(nn.Module):
         return torch.stack(values)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Give the reparametrized weight, in the shape and dtype of the plain one."""
+        """Return the reparametrized weight, in the shape and dtype of the plain one."""
         with torch.autocast(weight.device.type, enabled=False):
             sigma = self.sigma(weight)
             ratio = 1 / sigma if self.gamma is None else self.gamma.to(sigma.dtype) / sigma
@@ -127,7 +127,7 @@ def _unit(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def leading(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the leading singular vectors (u, v) of a matrix in fp32 or wider, converged; torch's generators are not used."""
+    """Return the leading singular vectors (u, v) of a matrix in fp32 or wider, converged; torch's generators are not used."""
     matrix = at_least_fp32(matrix.detach())
     if min(matrix.shape) <= EXACT_UP_TO:
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)

@@ -39,7 +39,7 @@ class Coverage:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def status(self, name: str) -> str:
-        """Give the status of the module of this name."""
+        """Return the status of the module of this name."""
         return next(row.status for row in self.rows if row.name == name)
 
 

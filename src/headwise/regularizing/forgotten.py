@@ -51,7 +51,7 @@ class Trained(Protocol):
     seen_training: bool
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
-        """Give the strength of a method on a site at an optimizer step."""
+        """Return the strength of a method on a site at an optimizer step."""
         ...
 
     def drop_penalties(self) -> bool:
@@ -116,13 +116,13 @@ class Forgotten:
         return _shown(m for m in self.handle.methods if m.overrides("after_step") or self._changes(m))
 
     def _changes(self, method: Method) -> bool:
-        """Tell whether a strength of a method changes over steps, by its own schedule or by one that was set."""
+        """Return whether a strength of a method changes over steps, by its own schedule or by one that was set."""
         at = self.handle.strength_at
         sites = [f.site for f in self.handle.fitted if any(m is method for m in f.methods)]
         return any(at(method, n, step, s) != at(method, n, 0, s) for s in sites for n in method.live for step in LATER)
 
     def _untrained(self) -> list[str]:
-        """Give the learned parameters that no optimizer holds, though one trains their layers' own weights."""
+        """Return the learned parameters that no optimizer holds, though one trains their layers' own weights."""
         known = dict(self.handle.model.named_parameters())
         brought = [n for n in self.handle.brought if n in known and known[n].requires_grad]
         counted = set().union(*map(held_by, self.steps.counts))
@@ -133,7 +133,7 @@ class Forgotten:
 
 
 def _trains_beside(name: str, known: dict[str, nn.Parameter], held: set[int], brought: list[str]) -> bool:
-    """Tell whether an optimizer holds weights of the layer that a learned parameter belongs to: a frozen layer is left frozen."""
+    """Return whether an optimizer holds weights of the layer that a learned parameter belongs to: a frozen layer is left frozen."""
     layer = name.split(".headwise.")[0].split(".parametrizations.")[0]
     return any(n.startswith(f"{layer}.") and n not in brought and id(p) in held for n, p in known.items())
 

@@ -118,7 +118,7 @@ class Regularized:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
-        """Give the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
+        """Return the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
         return self._strengths.at(method, name, step, site)
 
     def drop_penalties(self) -> bool:
@@ -142,7 +142,7 @@ class Regularized:
                 fitted.reached = reached
 
     def loss(self) -> Tensor:
-        """Give the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
+        """Return the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
 
         Raises:
             RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters, freezing or
@@ -207,12 +207,12 @@ class Regularized:
         return first.device if first is not None else torch.device("cpu")
 
     def parameters(self) -> list[nn.Parameter]:
-        """Give the parameters that the methods brought along, for an optimizer that was made before them."""
+        """Return the parameters that the methods brought along, for an optimizer that was made before them."""
         known = dict(self.model.named_parameters())
         return [known[name] for name in self.brought if name in known]
 
     def state(self) -> dict[str, Any]:
-        """Give what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
+        """Return what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
         return progress(self.step, self.fitted, self._strengths, self.methods)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -273,11 +273,11 @@ class Regularized:
         self.removed = True
 
     def callback(self) -> Any:
-        """Give a `transformers.TrainerCallback` that calls `after_step()` after each optimizer step."""
+        """Return a `transformers.TrainerCallback` that calls `after_step()` after each optimizer step."""
         return trainer_callback.callback(self)
 
     def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
-        """Give a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
+        """Return a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
         return trainer_loss.compute_loss_func(self, base)
 
     def __repr__(self) -> str:
@@ -285,7 +285,7 @@ class Regularized:
 
 
 def handle(model: nn.Module) -> Regularized:
-    """Give the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
+    """Return the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
 
     Raises:
         ValueError: where the model is not regularized.

@@ -14,7 +14,7 @@ INSIDE_PEFT = ("base_model", "model")
 
 
 def kept_handle(model: nn.Module) -> Any:
-    """Give the handle of a regularized model or of the one that it stands around.
+    """Return the handle of a regularized model or of the one that it stands around.
 
     Raises:
         ValueError: where the model is not regularized.

@@ -19,18 +19,18 @@ Print = tuple[int, float, float]
 
 
 def own_keys(model: nn.Module) -> list[str]:
-    """Give the state-dict keys that the methods brought along."""
+    """Return the state-dict keys that the methods brought along."""
     return [k for k in model.state_dict() if is_own(k)]
 
 
 def is_own(key: str) -> bool:
-    """Tell whether a key of a state dict is of what methods brought along."""
+    """Return whether a key of a state dict is of what methods brought along."""
     return ".headwise." in f".{key}" or "parametrizations." in key
 
 
 @torch.no_grad()
 def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Print]:
-    """Give what tells whether a parameter of a method, or one under a reparametrization, has moved."""
+    """Return what tells whether a parameter of a method, or one under a reparametrization, has moved."""
     if not any(m.learns for m in methods):
         return {}
     # On the meta device nothing has a value yet that could be told from a later one.
@@ -38,7 +38,7 @@ def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Print
 
 
 def moved(model: nn.Module, initial: dict[str, Print]) -> bool:
-    """Tell whether one of these parameters is no longer what it was at the start (trained, or loaded)."""
+    """Return whether one of these parameters is no longer what it was at the start (trained, or loaded)."""
     now = {name: p for name, p in model.named_parameters() if name in initial}
     return any(name in now and _has_moved(now[name], before) for name, before in initial.items())
 
@@ -87,7 +87,7 @@ def explain_loading(
 
 
 def _strict() -> bool:
-    """Tell whether the weights that are being loaded must fit.
+    """Return whether the weights that are being loaded must fit.
 
     torch tells its hooks "strict" whatever was asked for: only the frame of load_state_dict knows.
     """

@@ -13,7 +13,7 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> list[nn.Parameter]:
-    """Give the matrices that share a block with an attention layer and are not its own: experts and their router too.
+    """Return the matrices that share a block with an attention layer and are not its own: experts and their router too.
 
     The block of a layer is the smallest module around it that holds further matrices; it ends below a stack of alike
     layers and below the model itself, where embeddings and heads stand. `attention` holds the ids of attention's weights.
@@ -32,7 +32,7 @@ def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> lis
 
 
 def _inside(site: Site) -> set[int]:
-    """Give the ids of what belongs to the attention layer itself; of a whole block that attends, only what methods added."""
+    """Return the ids of what belongs to the attention layer itself; of a whole block that attends, only what methods added."""
     module = site.module
     if not LIKE.search(type(module).__name__):
         added = module._modules.get("headwise")
@@ -41,7 +41,7 @@ def _inside(site: Site) -> set[int]:
 
 
 def _ancestors(model: nn.Module, site: Site) -> Iterator[nn.Module]:
-    """Give the layer itself, then what stands around it, without the model."""
+    """Return the layer itself, then what stands around it, without the model."""
     # A site is named in the model that was regularized, which adapters or DDP may stand around since.
     around, parts = site.model or model, site.name.split(".")
     for end in range(len(parts), 0, -1):

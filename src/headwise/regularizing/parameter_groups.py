@@ -28,7 +28,7 @@ def parameter_groups(
     example: Any = None,
     **rest: Any,
 ) -> list[dict[str, Any]]:
-    """Give parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight decay.
+    """Return parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight decay.
 
     Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as the
     other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector or a
@@ -114,7 +114,7 @@ def _around(site: Site) -> nn.Module | None:
 
 
 def _sites(model: nn.Module, example: Any) -> list[Site]:
-    """Give all attention layers, also those that methods cannot reach; a regularized model's are known already."""
+    """Return all attention layers, also those that methods cannot reach; a regularized model's are known already."""
     try:
         found = handle(model).found
     except ValueError:
@@ -135,7 +135,7 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
 
 
 def undecayed(model: nn.Module) -> list[nn.Parameter]:
-    """Give the parameters that must not decay: norms, biases, vectors and scalars."""
+    """Return the parameters that must not decay: norms, biases, vectors and scalars."""
     found = []
     for place, module in model.named_modules():
         norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)

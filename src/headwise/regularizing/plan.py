@@ -122,7 +122,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
 
 
 def _lost_before(method: Method, methods: list[Method]) -> Method | None:
-    """Give a method whose edit of the logits a later one replaces, or None; keys that were dropped stay dropped."""
+    """Return a method whose edit of the logits a later one replaces, or None; keys that were dropped stay dropped."""
     if not method.replaces_logits:
         return None
     before = methods[: next(at for at, one in enumerate(methods) if one is method)]
@@ -130,7 +130,7 @@ def _lost_before(method: Method, methods: list[Method]) -> Method | None:
 
 
 def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
-    """Give which sites `where` chooses, and the names it gives.
+    """Return which sites `where` chooses, and the names it gives.
 
     Raises:
         TypeError: where it is neither a function nor names.

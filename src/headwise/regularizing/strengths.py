@@ -59,7 +59,7 @@ class Strengths:
                     tensor.fill_(self.at(method, name, step, f.site))
 
     def at(self, method: Method, name: str, step: int, site: Site) -> float:
-        """Give the strength of a method on a site at an optimizer step."""
+        """Return the strength of a method on a site at an optimizer step."""
         chosen = self.chosen.get((method, name))
         if isinstance(chosen, Schedule):
             return chosen.value(step, site)
@@ -67,13 +67,13 @@ class Strengths:
         return (method if chosen is None else method.replace(**{name: chosen})).at(name, step, site)
 
     def shown(self, method: Method) -> str:
-        """Give a method's text with what was chosen since."""
+        """Return a method's text with what was chosen since."""
         chosen = {name: value for (m, name), value in self.chosen.items() if m is method}
         now = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
         return f"{method!r} (now {now})" if now else repr(method)
 
     def state(self, methods: Sequence[Method]) -> list[dict[str, Any]]:
-        """Give what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
+        """Return what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
         found = []
         for (method, name), value in self.chosen.items():
             place = next(i for i, m in enumerate(methods) if m is method)

@@ -16,7 +16,7 @@ class Stepped(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Give what a resumed run needs to go on."""
+        """Return what a resumed run needs to go on."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Stepped(Protocol):
 
 
 def callback(handle: Stepped) -> Any:
-    """Give a `transformers.TrainerCallback` that calls `handle.after_step()` after each optimizer step.
+    """Return a `transformers.TrainerCallback` that calls `handle.after_step()` after each optimizer step.
 
     The handle's step, draw counters and strengths are saved with the Trainer's checkpoints, and read when a run is resumed
     or ends with the weights of its best checkpoint.

@@ -26,12 +26,12 @@ class Penalizing(Protocol):
     hooks: list[Any]
 
     def loss(self) -> Tensor:
-        """Give the sum of all penalties since it was last read."""
+        """Return the sum of all penalties since it was last read."""
         ...
 
 
 def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
-    """Give a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
+    """Return a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
 
     Without penalties the task's loss is the plain Trainer's, label smoothing, gradient accumulation and processes included: the
     model gets its labels as it would there and computes its own loss. Under gradient accumulation the penalties' gradient is that
@@ -73,7 +73,7 @@ def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = N
 
 
 class Labels:
-    """Gives the labels back to the model: Trainer takes them out of the batch where a `compute_loss_func` is set.
+    """Return the labels back to the model: Trainer takes them out of the batch where a `compute_loss_func` is set.
 
     Sequence-to-sequence models make their decoder's input of them, and each model knows best what its loss is. Under
     torch.compile the callers cannot be seen: the loss is computed from the logits there.
@@ -95,7 +95,7 @@ class Labels:
         return args, {**kwargs, "labels": asked.labels}
 
     def taken(self, labels: Any) -> bool:
-        """Tell whether the model's last forward got these labels, once."""
+        """Return whether the model's last forward got these labels, once."""
         latest, self.latest = self.latest, None
         return latest is labels
 
@@ -104,7 +104,7 @@ class Labels:
 
 
 def _is_whole(model: nn.Module, handle: Penalizing) -> bool:
-    """Tell whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around it."""
+    """Return whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around it."""
     config = getattr(model, "active_peft_config", None)
     # Prompts that are learned are put before the tokens, and the adapter itself makes labels for them.
     if getattr(config, "is_prompt_learning", False):
@@ -116,7 +116,7 @@ def _is_whole(model: nn.Module, handle: Penalizing) -> bool:
 
 
 def _plain(trainer: Any, outputs: Any, labels: Any, items: Tensor | int | None, training: bool) -> Tensor:
-    """Give the plain Trainer's loss of these outputs, scaled so that what Trainer does to it ends at the plain Trainer's number."""
+    """Return the plain Trainer's loss of these outputs, scaled so that what Trainer does to it ends at the plain Trainer's number."""
     # Where the model takes no number of items, the plain Trainer counts none.
     counted = items is not None and trainer.model_accepts_loss_kwargs
     if trainer.label_smoother is not None and labels is not None:
@@ -135,7 +135,7 @@ def _plain(trainer: Any, outputs: Any, labels: Any, items: Tensor | int | None, 
 
 
 def _shifts(trainer: Any) -> bool:
-    """Tell whether the plain Trainer smooths labels of the next token: as it does, by the class's name."""
+    """Return whether the plain Trainer smooths labels of the next token: as it does, by the class's name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -163,14 +163,14 @@ def _refuse_source_tokens(model: Any, inputs: Any) -> None:
 
 
 def _divisor(trainer: Any, items: Tensor | int | None, training: bool) -> int:
-    """Give by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a mean."""
+    """Return by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a mean."""
     # None and True: Trainer takes what a compute_loss_func gives as scaled already, and divides by nothing.
     scaled = training and trainer.loss_is_scaled_for_ga is not False
     return _processes(trainer, items) * (trainer.current_gradient_accumulation_steps if scaled else 1)
 
 
 def _processes(trainer: Any, items: Tensor | int | None) -> int:
-    """Give by what Trainer multiplies: the processes, over which gradients are averaged; right for a sum, not for a mean."""
+    """Return by what Trainer multiplies: the processes, over which gradients are averaged; right for a sum, not for a mean."""
     args = trainer.args
     if not args.average_tokens_across_devices or items is None:
         return 1
@@ -210,7 +210,7 @@ def _asked() -> Asked | None:
 
 
 def _own(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> tuple[Tensor, bool]:
-    """Give the host model's own loss, and whether it is a sum over `items`."""
+    """Return the host model's own loss, and whether it is a sum over `items`."""
     if labels is None:
         # Trainer takes "labels" out of the batch, and nothing else: a model without them has seen its targets.
         loss = outputs.get("loss") if hasattr(outputs, "get") else outputs[0]
@@ -228,7 +228,7 @@ def _own(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> t
 
 
 def _kind(model: Any, outputs: Any) -> str:
-    """Give the name under which transformers keeps the loss of a model's logits."""
+    """Return the name under which transformers keeps the loss of a model's logits."""
     kind, name = getattr(model, "loss_type", None), type(model).__name__
     generates = kind in (None, "ForConditionalGeneration")
     if outputs.get("aux_loss") is not None:

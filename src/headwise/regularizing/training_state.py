@@ -12,7 +12,7 @@ from headwise.regularizing.strengths import Strengths
 
 
 def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
-    """Give the optimizer's steps, the passes through each site, and the strengths that were set."""
+    """Return the optimizer's steps, the passes through each site, and the strengths that were set."""
     counters = {f.site.name: int(f.passes.counter) for f in fitted}
     kinds = [type(method).__name__ for method in methods]
     return {"step": step, "counters": counters, "methods": kinds, "strengths": strengths.state(methods)}

@@ -48,7 +48,7 @@ def figures(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def figures_in(html: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the name and the Vega-Lite dictionary of each figure of a page."""
+    """Return the name and the Vega-Lite dictionary of each figure of a page."""
     for found in FIGURE.finditer(html):
         yield unescape(found["name"]), json.loads(found["spec"])
 

@@ -111,5 +111,5 @@ def span(values: list[float]) -> tuple[float, float]:
 
 
 def finite(value: Any) -> bool:
-    """Tell whether a value is a number that can be drawn."""
+    """Return whether a value is a number that can be drawn."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -84,7 +84,7 @@ class ArmAnalysis(Record):
 
     @property
     def all_diverged(self) -> bool:
-        """Tell whether the arm has no figures because all of its runs that ended have diverged."""
+        """Return whether the arm has no figures because all of its runs that ended have diverged."""
         return bool(self.runs.diverged) and not self.runs.finished
 
 

@@ -62,7 +62,7 @@ class JudgedTest(ClaimTest):
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """Give the effect with its interval as multiples of the published one, the lower end first; None without one."""
+        """Return the effect with its interval as multiples of the published one, the lower end first; None without one."""
         if not self.effect or self.mean is None or self.low is None or self.high is None:
             return None
         published = abs(self.effect) if self.says in ("higher", "rises") else -abs(self.effect)
@@ -99,12 +99,12 @@ class JudgedClaim(Record):
 
     @property
     def published_words(self) -> str:
-        """Give the published figures in one line."""
+        """Return the published figures in one line."""
         return "; ".join(f"{name} {value}".strip() for name, value in self.published.items())
 
     @property
     def verdict_words(self) -> str:
-        """Give the verdict with the margin or the seeds that belong to it."""
+        """Return the verdict with the margin or the seeds that belong to it."""
         if self.verdict == "no effect" and self.within:
             return f"no effect within {self.within}"
         if self.verdict != "undecided" or self.seeds_needed is None:

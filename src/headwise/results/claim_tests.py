@@ -161,7 +161,7 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -
 
 
 def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> float:
-    """Give what neither share of seeds in which one run alone diverged exceeds, each by its exact one-sided bound."""
+    """Return what neither share of seeds in which one run alone diverged exceeds, each by its exact one-sided bound."""
     from scipy import stats
 
     pairs = len(ours)
@@ -207,12 +207,12 @@ def _seeds(needed: int | None, at: str) -> str:
 
 
 def _said(needed: int | None) -> int:
-    """Give the seeds needed, beyond all bounds one more than anybody is told."""
+    """Return the seeds needed, beyond all bounds one more than anybody is told."""
     return MOST_SEEDS + 1 if needed is None else needed
 
 
 def _largest(seen: Seen) -> float:
-    """Give how far from 0 the interval of two one-sided tests reaches."""
+    """Return how far from 0 the interval of two one-sided tests reaches."""
     assert seen.inner_low is not None and seen.inner_high is not None
     return max(abs(seen.inner_low), abs(seen.inner_high))
 

@@ -90,7 +90,7 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], told: dict[str,
 
 
 def _by_pairs(test: ClaimTest) -> bool:
-    """Tell whether McNemar's exact test judges: along an axis, or against a level, diverged runs are figures like any."""
+    """Return whether McNemar's exact test judges: along an axis, or against a level, diverged runs are figures like any."""
     return test.outcome == DIVERGED and not test.along_axis and test.level is None
 
 
@@ -102,7 +102,7 @@ def premised(premise: Premise, tests: list[JudgedTest]) -> JudgedPremise:
 
 
 def _shown(test: JudgedTest) -> bool | None:
-    """Tell whether a premise's test was shown; None where the runs recorded no such figure."""
+    """Return whether a premise's test was shown; None where the runs recorded no such figure."""
     if test.verdict == "not testable here" or test.mean is None:
         return None
     if test.outcome == DIVERGED and test.level is not None:

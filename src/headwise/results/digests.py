@@ -21,7 +21,7 @@ SEAL = "digest"
 
 
 def digests(folder: Path) -> dict[str, str | None]:
-    """Give the SHA-256 of each file that belongs to a finished run; None for one that is not there."""
+    """Return the SHA-256 of each file that belongs to a finished run; None for one that is not there."""
     return {name: _digest(folder / name) for name in (*FILES, CHECKPOINT)}
 
 
@@ -45,7 +45,7 @@ def damage(folder: Path, written: dict[str, str | None] | None, *, checkpoint: b
 
 
 def sealed(record: dict[str, Any]) -> dict[str, Any]:
-    """Give a record of JSON with the digest of all that it says."""
+    """Return a record of JSON with the digest of all that it says."""
     said = finite({name: value for name, value in record.items() if name != SEAL})
     return {**said, SEAL: digest_of(said)}
 
@@ -59,7 +59,7 @@ def broken_seal(record: dict[str, Any], *, required: bool) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """Give the SHA-256 of what JSON says, however it is laid out."""
+    """Return the SHA-256 of what JSON says, however it is laid out."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Give the interval of a mean over seeds, or of a share of them."""
+"""Return the interval of a mean over seeds, or of a share of them."""
 
 from __future__ import annotations
 

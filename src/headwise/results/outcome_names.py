@@ -20,7 +20,7 @@ OLD_COUNTS = ("steps", "epochs")
 
 
 def new_name(old: str) -> str:
-    """Give the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
+    """Return the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
     if "/" in old:
         return old
     if old in COSTS:

@@ -131,7 +131,7 @@ class ClaimTest(Record):
 
     @property
     def along_axis(self) -> bool:
-        """Tell whether the test is of an axis."""
+        """Return whether the test is of an axis."""
         return self.says in ("rises", "falls", "inside")
 
 
@@ -243,7 +243,7 @@ class StudyRecord(Record):
 
     @property
     def failure(self) -> float | None:
-        """Give what the primary metric counts for a diverged run, where the task declares it."""
+        """Return what the primary metric counts for a diverged run, where the task declares it."""
         kind = self.primary.rpartition("/")[2]
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 

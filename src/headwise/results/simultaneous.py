@@ -1,4 +1,4 @@
-"""Give intervals of all arms' differences that hold together, by turning the joint sign-flip test around.
+"""Return intervals of all arms' differences that hold together, by turning the joint sign-flip test around.
 
 A value belongs to an arm's interval when the test does not reject that the arm's difference is this value: its own differences
 are moved by it, those of the other arms are centred, and the largest studentised mean over all arms is the reference.

@@ -66,5 +66,5 @@ REMEDIES = {
 
 
 def remedy_for_weights(alert: str) -> Remedy:
-    """Give what helps against an alert on the weights of a checkpoint."""
+    """Return what helps against an alert on the weights of a checkpoint."""
     return REMEDIES.get(f"{alert} of weights") or REMEDIES[alert]

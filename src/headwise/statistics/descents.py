@@ -40,7 +40,7 @@ class Descents:
     def cosines(
         self, weights: Tensor, own: Tensor, values: Tensor, index: Tensor, samples: slice, rows: slice
     ) -> Tensor:
-        """Returns the cosine of both for a block of rows (b,H,r), 0 where one of them is 0.
+        """Return the cosine of both for a block of rows (b,H,r), 0 where one of them is 0.
 
         `weights` (b,H,r,w) are the layer's own without each query's key; `own` (b,H,r,dv+2) and `values` hold v, its squared
         norm and a one.
@@ -52,5 +52,5 @@ class Descents:
 
 
 def _away(own: Tensor, mixed: Tensor) -> Tensor:
-    """Returns Σ_j A_ij (v_i − v_j) from v_i and the sums over keys, whose last column is Σ_j A_ij."""
+    """Return Σ_j A_ij (v_i − v_j) from v_i and the sums over keys, whose last column is Σ_j A_ij."""
     return mixed[..., -1:] * own[..., :-2] - mixed[..., :-2]

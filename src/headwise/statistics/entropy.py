@@ -61,7 +61,7 @@ class LowestEntropy(Statistic):
 
 
 def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
-    """Returns the minimum of the entropy (nats) of softmax(a) over ‖a‖₂ ≤ size with `keys` entries; 0 for one key.
+    """Return the minimum of the entropy (nats) of softmax(a) over ‖a‖₂ ≤ size with `keys` entries; 0 for one key.
 
     Theorem 3.1 of Zhai et al. 2023, arXiv 2303.06296: with β = exp(−σ√(T/(T−1))), log(1 + (T−1)β) + σ√(T(T−1))β / (1 + (T−1)β).
     """
@@ -74,7 +74,7 @@ def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
 
 
 def largest_eigenvalue(gram: Tensor) -> Tensor:
-    """Returns the largest eigenvalue of each symmetric matrix; NaN where a matrix is not finite, as a diverged run has it."""
+    """Return the largest eigenvalue of each symmetric matrix; NaN where a matrix is not finite, as a diverged run has it."""
     finite = gram.isfinite().all(-1).all(-1)
     values = torch.linalg.eigvalsh(torch.where(finite[..., None, None], gram, 0.0))
     return torch.where(finite, values[..., -1], torch.nan)

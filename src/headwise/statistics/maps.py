@@ -11,7 +11,7 @@ from headwise.statistics.softmax_block import Memory, SoftmaxBlock
 
 @torch.no_grad()
 def first_map(reading: Reading) -> Tensor:
-    """Returns the weights (H,T,N) of the first sample as the softmax gives them; rows of padding are 0."""
+    """Return the weights (H,T,N) of the first sample as the softmax gives them; rows of padding are 0."""
     queries, dtype = Queries.of(reading), precise_dtype(reading)
     memory = Memory(reading.heads * reading.queries * reading.keys, dtype, reading.q.device)
     rows = slice(0, reading.queries)

@@ -109,7 +109,7 @@ class Reading:
 
     @staticmethod
     def given(tensor: Tensor | None) -> Tensor:
-        """Returns a tensor that a statistic asked for in `applies`.
+        """Return a tensor that a statistic asked for in `applies`.
 
         Raises:
             ValueError: where the reading holds none.
@@ -120,7 +120,7 @@ class Reading:
 
     @property
     def factor(self) -> float:
-        """Returns the factor of the logits: `scale`, which is 1/√d where none was given."""
+        """Return the factor of the logits: `scale`, which is 1/√d where none was given."""
         assert self.scale is not None
         return self.scale
 
@@ -142,32 +142,32 @@ class Reading:
 
     @property
     def keeps_rows_alike(self) -> bool:
-        """Tells whether every query of a sample sees the same keys with no bias, so that sums over keys serve all rows."""
+        """Return whether every query of a sample sees the same keys with no bias, so that sums over keys serve all rows."""
         mask = self.mask
         alike = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
         return alike and not self.causal and self.softcap is None and self.edit is None
 
     @cached_property
     def query_norms(self) -> Tensor:
-        """Returns ‖q_i‖ (B,H,T) in fp32; read by several figures, computed once."""
+        """Return ‖q_i‖ (B,H,T) in fp32; read by several figures, computed once."""
         return torch.linalg.vector_norm(self.q, dim=-1, dtype=torch.float32)
 
     @cached_property
     def key_norms(self) -> Tensor:
-        """Returns ‖k_j‖ (B,Hkv,N) in fp32."""
+        """Return ‖k_j‖ (B,Hkv,N) in fp32."""
         return torch.linalg.vector_norm(self.k, dim=-1, dtype=torch.float32)
 
     def logit_bound(self) -> Tensor:
-        """Returns |scale|·max‖q_i‖·max‖k_j‖ (0-d), which no logit exceeds."""
+        """Return |scale|·max‖q_i‖·max‖k_j‖ (0-d), which no logit exceeds."""
         return self.query_norms.max() * self.key_norms.max() * abs(self.factor)
 
     def real_of(self, tokens: Tensor) -> Tensor:
-        """Returns 1 for a real token of `tokens` (B,T,C) and 0 for padding (B,T)."""
+        """Return 1 for a real token of `tokens` (B,T,C) and 0 for padding (B,T)."""
         real = self.real_queries
         return tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if real is None else real.float()
 
     def without_padding(self, tokens: Tensor) -> Tensor:
-        """Returns tokens (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
+        """Return tokens (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
         tokens = tokens.float()
         return tokens if self.real_queries is None else tokens.masked_fill(~self.real_queries[..., None], 0)
 

@@ -37,7 +37,7 @@ class Crossing:
         self._before[samples] += torch.linalg.vector_norm(before, dim=-1).square()
 
     def cosines(self) -> Tensor:
-        """Returns the cosine of each pair of maps (B,H,H')."""
+        """Return the cosine of each pair of maps (B,H,H')."""
         return self._inner / (self._here[:, :, None] * self._before[:, None]).sqrt()
 
 

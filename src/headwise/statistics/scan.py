@@ -52,7 +52,7 @@ class Logits:
         return min(reading.keys, rows.stop) if reading.causal and not self.queries.sampled else reading.keys
 
     def block(self, samples: slice, rows: slice, scratch: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all are."""
+        """Return the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all are."""
         reading, width = self.reading, self.width(rows)
         q = self.q[samples, :, rows].to(self.dtype)
         k = self.k[samples, :, :width]

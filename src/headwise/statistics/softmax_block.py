@@ -60,11 +60,11 @@ class SoftmaxBlock:
         return cls(depth, powers, level, top, total, beyond, seen)
 
     def peak(self) -> Tensor:
-        """Returns the largest weight of each row (b,H,r)."""
+        """Return the largest weight of each row (b,H,r)."""
         return (self.top - self.level).exp() / self.total
 
     def centred(self, counts: Tensor) -> Tensor:
-        """Returns the norm of each row's logits about their mean over `counts` allowed keys."""
+        """Return the norm of each row's logits about their mean over `counts` allowed keys."""
         # Forbidden keys hold FAR: times zero they vanish before the mean and again after it.
         kept = self.depth if self.seen is None else self.depth * self.seen
         mean = kept.sum(-1) / counts
@@ -75,7 +75,7 @@ class SoftmaxBlock:
         return (size.square() + counts / (counts + 1) * (mean - self.beyond).square()).sqrt()
 
     def entropy(self) -> Tensor:
-        """Returns the entropy of each row in nats (b,H,r); spends `depth`."""
+        """Return the entropy of each row in nats (b,H,r); spends `depth`."""
         fall = self.depth.mul_(self.powers).sum(-1)
         if self.beyond is not None:
             fall = fall + self.beyond.exp() * self.beyond
@@ -83,5 +83,5 @@ class SoftmaxBlock:
         return entropy_of(self.total.log(), fall, self.total).clamp_min(0)
 
     def weights(self, valid: Tensor) -> Tensor:
-        """Returns the weights (b,H,r,w), zero in rows where `valid` is; spends `powers`."""
+        """Return the weights (b,H,r,w), zero in rows where `valid` is; spends `powers`."""
         return self.powers.mul_((valid / self.total)[..., None])

@@ -27,7 +27,7 @@ class Statistic(ABC):
     worse: ClassVar[str | None] = None
 
     def applies(self, facts: SiteFacts) -> str | None:
-        """Returns the reason why the figure has no meaning at a site, None where it has."""
+        """Return the reason why the figure has no meaning at a site, None where it has."""
         return None
 
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:

@@ -34,11 +34,11 @@ class Tally:
         return cls(value.nan_to_num(0.0).sum(0), counted.sum(0).to(value.dtype), None, sampled)
 
     def tensors(self) -> list[Tensor]:
-        """Returns the tensors it is made of, for a copy to another device."""
+        """Return the tensors it is made of, for a copy to another device."""
         return [self.total, self.weight] if self.spread is None else [self.total, self.weight, self.spread]
 
     def with_tensors(self, tensors: list[Tensor]) -> "Tally":
-        """Returns the same tally made of others, in the order of `tensors`."""
+        """Return the same tally made of others, in the order of `tensors`."""
         total, weight, *spread = tensors
         return replace(self, total=total, weight=weight, spread=spread[0] if spread else None)
 
@@ -58,7 +58,7 @@ class Tally:
         )
 
     def counted(self) -> Tensor:
-        """Returns where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not finite."""
+        """Return where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not finite."""
         return self.weight > 0 if self.kind == "mean" else self.total != self._nothing
 
     @property
@@ -66,13 +66,13 @@ class Tally:
         return -torch.inf if self.kind == "max" else torch.inf
 
     def value(self) -> Tensor:
-        """Returns the mean or the extremum; NaN where nothing was counted."""
+        """Return the mean or the extremum; NaN where nothing was counted."""
         if self.kind == "mean":
             return self.total / self.weight
         return torch.where(self.counted(), self.total, torch.nan)
 
     def margin(self) -> Tensor | None:
-        """Returns the half width of the 95 % interval of a sampled mean, None where no sample was drawn."""
+        """Return the half width of the 95 % interval of a sampled mean, None where no sample was drawn."""
         if self.spread is None or self.kind != "mean":
             return None
         return CONFIDENCE * self.spread.clamp_min(0).sqrt() / self.weight

@@ -39,12 +39,12 @@ class Digits(Task):
         return VisionTransformer(classes=10, image_size=8, channels=1, patch=2, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Give images (B, 1, 8, 8) in [-1, 1] and digits, from one fixed shuffle of the whole set."""
+        """Return images (B, 1, 8, 8) in [-1, 1] and digits, from one fixed shuffle of the whole set."""
         return images_and_digits(SPLITS[split])
 
 
 def images_and_digits(part: slice) -> tuple[Tensor, Tensor]:
-    """Give a part of scikit-learn's digits in one fixed order: images (B, 1, 8, 8) in [-1, 1] and digits (B,)."""
+    """Return a part of scikit-learn's digits in one fixed order: images (B, 1, 8, 8) in [-1, 1] and digits (B,)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

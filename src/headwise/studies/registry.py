@@ -23,7 +23,7 @@ PAPERS = (
 
 @dataclass(frozen=True)
 class Installed:
-    """Give the installed studies to the command, which knows none by itself."""
+    """Return the installed studies to the command, which knows none by itself."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ MOST = 6
 
 
 def leaves(examples: Examples, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Give every tensor of the examples with its place, for example ("[0]['ids']", tensor)."""
+    """Return every tensor of the examples with its place, for example ("[0]['ids']", tensor)."""
     if isinstance(examples, dict):
         for key, part in examples.items():
             yield from leaves(part, f"{name}[{key!r}]")
@@ -34,7 +34,7 @@ def leaves(examples: Examples, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def take(examples: Examples, index: Any) -> Examples:
-    """Give the examples at an index, a slice or a tensor of indices."""
+    """Return the examples at an index, a slice or a tensor of indices."""
     if isinstance(examples, Tensor):
         return examples[index]
     if isinstance(examples, dict):
@@ -43,7 +43,7 @@ def take(examples: Examples, index: Any) -> Examples:
 
 
 def first(examples: Examples, count: int) -> Examples:
-    """Give the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the data."""
+    """Return the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the data."""
     return take(examples, torch.arange(min(count, size(examples)), device=place(examples)))
 
 
@@ -108,7 +108,7 @@ POOL = 64
 
 
 def lengths_of(task: Task, examples: Examples) -> Tensor | None:
-    """Give each example's length on the CPU, None where all are alike.
+    """Return each example's length on the CPU, None where all are alike.
 
     Raises StudyError where `lengths` gives something else, where batches bounded by tokens have none, or where an example is
     longer than a batch may be.
@@ -135,7 +135,7 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
 
 
 def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, epoch: int) -> list[Tensor]:
-    """Give the indices of each batch of an epoch: a function of (seed, epoch) alone, the same for all arms."""
+    """Return the indices of each batch of an epoch: a function of (seed, epoch) alone, the same for all arms."""
     generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
     order = torch.randperm(count, generator=generator)
     if lengths is None:
@@ -149,7 +149,7 @@ def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, 
 
 
 def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int, world: int) -> list[Tensor]:
-    """Give the indices of each batch of this process in an evaluation."""
+    """Return the indices of each batch of this process in an evaluation."""
     if rank >= count:
         # fewer examples than processes; torch would give one batch of none, whose mean loss is no number
         return []
@@ -169,7 +169,7 @@ def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int, epoch
 
 
 def first_batch(task: Task, examples: Examples, count: int) -> Examples:
-    """Give a copy of the first examples, at most `count` and no more than a batch may hold."""
+    """Return a copy of the first examples, at most `count` and no more than a batch may hold."""
     found = first(examples, count)
     if task.tokens_per_batch is None:
         return found
@@ -198,7 +198,7 @@ def make_batch(task: Task, examples: Examples, generator: torch.Generator | None
 
 @cache
 def takes_inputs(task: type[Task]) -> bool:
-    """Tell whether `batch` takes and gives inputs alone: then its first argument is named `inputs`."""
+    """Return whether `batch` takes and gives inputs alone: then its first argument is named `inputs`."""
     names = list(inspect.signature(task.batch).parameters)
     return len(names) > 1 and names[1] == "inputs"
 

@@ -120,7 +120,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Give an optimizer its state back; its settings come from the configuration."""
+    """Return an optimizer its state back; its settings come from the configuration."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **plain}.items():
         index, _, name = key.partition(".")

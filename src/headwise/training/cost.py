@@ -46,7 +46,7 @@ def flops_per_step(training: Training, examples: Examples) -> int:
 
 
 def _middle_batch(training: Training, examples: Examples) -> Examples:
-    """Give the examples of one training batch; of the first epoch's batches the one of middle size where lengths differ."""
+    """Return the examples of one training batch; of the first epoch's batches the one of middle size where lengths differ."""
     task, lengths = training.task, training.lengths
     if lengths is None:
         return first(examples, task.batch_size)
@@ -57,7 +57,7 @@ def _middle_batch(training: Training, examples: Examples) -> Examples:
 
 @torch.no_grad()
 def inference_seconds(training: Training, evaluation: Evaluation, examples: Examples) -> float:
-    """Give the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
+    """Return the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
     model, device = training.accelerator.unwrap_model(training.model), place(examples)
     part = first_batch(training.task, examples, INFERENCE_BATCH)
     batch = make_batch(training.task, part, None, evaluation.batch)
@@ -74,7 +74,7 @@ def inference_seconds(training: Training, evaluation: Evaluation, examples: Exam
 
 
 def seconds_per_step(history: list[EpochLine]) -> float | None:
-    """Give the median over epochs of the time of a step, without the steps that also read or measured; None where no time is known."""
+    """Return the median over epochs of the time of a step, without the steps that also read or measured; None where no time is known."""
     found = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history

@@ -35,7 +35,7 @@ LOSS, WEIGHT = "headwise.loss", "headwise.weight"
 
 @torch.no_grad()
 def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Give the metrics of an evaluation by name, in evaluation mode; a figure that is no number stays NaN.
+    """Return the metrics of an evaluation by name, in evaluation mode; a figure that is no number stays NaN.
 
     Raises StudyError where `count` or `finish` gives something that cannot be used.
     """
@@ -60,7 +60,7 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
 
 
 def made_in(part: Part, evaluations: list[Evaluation]) -> list[Evaluation]:
-    """Give the evaluations that are made in a phase: all of them in the last one."""
+    """Return the evaluations that are made in a phase: all of them in the last one."""
     return [one for one in evaluations if part.following is None or one.when in ("phase", "epoch")]
 
 
@@ -78,7 +78,7 @@ def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterato
 
 
 def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
-    """Give the sums over one batch, floating ones in double precision, the loss among them."""
+    """Return the sums over one batch, floating ones in double precision, the loss among them."""
     batch = make_batch(task, examples, None, evaluation.batch)
     output = (evaluation.output or run_model)(model, batch.inputs)
     sums = (evaluation.count or task.count)(output, batch.targets)
@@ -92,7 +92,7 @@ def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Exampl
 
 
 def forward_of(evaluation: Evaluation) -> Callable[[Any, Any], Any]:
-    """Give what reads the inputs of an evaluation in one pass: the plain forward, unless its batches are its own."""
+    """Return what reads the inputs of an evaluation in one pass: the plain forward, unless its batches are its own."""
     return evaluation.output or run_model if evaluation.batch is not None else run_model
 
 
@@ -120,7 +120,7 @@ def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tens
 
 
 def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[str, float]:
-    """Give the metrics of all sums; raise StudyError where `finish` raises or gives what is not declared."""
+    """Return the metrics of all sums; raise StudyError where `finish` raises or gives what is not declared."""
     owner, known = type(task).__name__, [metric.name for metric in task.all_metrics()]
     loss = {"loss": sums[LOSS] / sums[WEIGHT]} if LOSS in sums else {}
     plain = {
@@ -188,7 +188,7 @@ def _wide(value: Tensor | Rows) -> Tensor | Rows:
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Give every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
+    """Return every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
     for buffer in model.buffers():
         # a view of another tensor cannot be sent as it lies
         whole = buffer.contiguous()

@@ -32,7 +32,7 @@ EXAMPLES = 512
 
 @torch.no_grad()
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Give heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
+    """Return heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
 
     `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
     examples are read, the first ones.
@@ -107,7 +107,7 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
 
 
 def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
-    """Give heads/matrix_norm/<matrix>, and their mean and greatest."""
+    """Return heads/matrix_norm/<matrix>, and their mean and greatest."""
     found = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
     whole = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
     return found | {f"heads/{MATRIX_NORM}/{name}": value for name, value in whole.items()}
@@ -123,7 +123,7 @@ STEPS = 1000
 
 
 def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Give rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its R².
+    """Return rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its R².
 
     Readings at which the mean is not above 0 have no logarithm and are left out; fewer than three others give no outcome.
     """
@@ -137,7 +137,7 @@ def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def straight_line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Give slope and R² of the least-squares line through points (x, y); R² is 1 where all y are equal."""
+    """Return slope and R² of the least-squares line through points (x, y); R² is 1 where all y are equal."""
     count = len(points)
     x_mean, y_mean = (math.fsum(point[axis] for point in points) / count for axis in (0, 1))
     x_spread = math.fsum((x - x_mean) ** 2 for x, _ in points)
@@ -158,7 +158,7 @@ def _courses(stream: Path, names: tuple[str, ...]) -> dict[str, dict[int, float]
 
 
 def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, float]:
-    """Give alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the divergence.
+    """Return alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the divergence.
 
     Readings count steps from 0, the divergence from 1: a reading of step s saw the weights whose loss is the (s + 1)th.
     """

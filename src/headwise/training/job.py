@@ -35,7 +35,7 @@ class Order:
 
     @property
     def identity(self) -> str:
-        """Give the run's hash."""
+        """Return the run's hash."""
         return self.configuration.identity
 
     def result(self) -> RunResult | None:
@@ -82,10 +82,10 @@ class Rehearsal(Order):
 
     @property
     def identity(self) -> str:
-        """Give what no run is called."""
+        """Return what no run is called."""
         return "rehearsal"
 
 
 def is_first_process() -> bool:
-    """Tell whether this process writes the files; the others of a distributed run only compute."""
+    """Return whether this process writes the files; the others of a distributed run only compute."""
     return int(os.environ.get("RANK", "0")) == 0

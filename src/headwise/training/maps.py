@@ -37,7 +37,7 @@ class _Mapping:
 
 @torch.no_grad()
 def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
-    """Give the maps of the first and last self attention on the first example, as the softmax gives them."""
+    """Return the maps of the first and last self attention on the first example, as the softmax gives them."""
     model = training.accelerator.unwrap_model(training.model)
     places = Places(model, None)
     inside = [place for place in places.sites if not place.site.is_cross]

@@ -28,7 +28,7 @@ OF_THE_CPU = {
 
 
 def counter() -> FlopCounterMode:
-    """Give a counter of the operations of matrix products, convolutions and attention."""
+    """Return a counter of the operations of matrix products, convolutions and attention."""
     return FlopCounterMode(display=False, custom_mapping=OF_THE_CPU)
 
 
@@ -44,7 +44,7 @@ class MemoryOfAStep:
     peak: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Tell whether this step is the one of the run whose memory is measured."""
+        """Return whether this step is the one of the run whose memory is measured."""
         return step >= FIRST_MEASURED and self.peak is None
 
     def measured(self, step: int, device: torch.device) -> AbstractContextManager[None]:
@@ -77,7 +77,7 @@ class MemoryOfAStep:
 
 
 def peak_of(roots: Any) -> int:
-    """Give the most bytes that were held at a time of what this step allocated."""
+    """Return the most bytes that were held at a time of what this step allocated."""
     events, waiting = [], list(roots)
     while waiting:
         event = waiting.pop()
@@ -129,7 +129,7 @@ def counted(training: Timed, step: int) -> Iterator[None]:
 
 
 def now(device: torch.device) -> float:
-    """Give the seconds of the performance counter when the device has done what was asked of it."""
+    """Return the seconds of the performance counter when the device has done what was asked of it."""
     if device.type == "cuda":
         # what was queued before belongs to the steps before
         torch.cuda.synchronize(device)

@@ -70,12 +70,12 @@ def _scale(parameter: Tensor, gradients: Tensor, group: dict[str, Any]) -> Tenso
 
 
 def warmup_steps(recipe: Recipe, steps: int) -> int:
-    """Give the steps of warm-up in a run of `steps` optimizer steps: a number below 1 is their share."""
+    """Return the steps of warm-up in a run of `steps` optimizer steps: a number below 1 is their share."""
     return round(recipe.warmup * steps if recipe.warmup < 1 else recipe.warmup)
 
 
 def share_at(recipe: Recipe, step: int, steps: int) -> float:
-    """Give the share of the full learning rate in `step`, counted from 0, of a run of `steps` optimizer steps.
+    """Return the share of the full learning rate in `step`, counted from 0, of a run of `steps` optimizer steps.
 
     The warm-up ends at the full rate in its last step. Cosine and linear then go to `final_learning_rate`, which the step
     after the last would reach. The inverse square root is Vaswani et al.'s, 2017: √(warm-up / steps so far).
@@ -105,7 +105,7 @@ class LearningRate:
 
     @property
     def value(self) -> float:
-        """Give the learning rate that is set now."""
+        """Return the learning rate that is set now."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def before_step(self, step: int) -> None:
@@ -120,7 +120,7 @@ class LearningRate:
             self._plateau.step(loss)
 
     def state(self) -> dict[str, Any]:
-        """Give what a resumed run needs, as plain values."""
+        """Return what a resumed run needs, as plain values."""
         if self._plateau is None:
             return {}
         kept = {name: getattr(self._plateau, name) for name in ("best", "num_bad_epochs", "last_epoch")}
@@ -160,7 +160,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
-    """Give the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's decays."""
+    """Return the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's decays."""
     apart = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
     try:
         return parameter_groups(

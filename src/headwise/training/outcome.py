@@ -141,7 +141,7 @@ def judge(training: Training, held: Held, measured: dict[str, float]) -> Diverge
 
 
 def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
-    """Give the gaps train − test, and what the task itself derives from the outcomes."""
+    """Return the gaps train − test, and what the task itself derives from the outcomes."""
     task = training.task
     names = [metric.name for metric in task.all_metrics()]
     gaps = {

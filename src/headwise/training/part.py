@@ -21,7 +21,7 @@ class Part:
 
 
 def part_of(task: Task, number: int) -> Part:
-    """Give part `number` of a run."""
+    """Return part `number` of a run."""
     phases = task.phases()
     phase = phases[number]
     following = phases[number + 1] if number + 1 < len(phases) else None

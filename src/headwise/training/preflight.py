@@ -30,7 +30,7 @@ FIRST = 16
 
 
 def evaluations_of(task: Task) -> list[Evaluation]:
-    """Give all evaluations of a task: the built-in three, replaced where the task names them, then its own."""
+    """Return all evaluations of a task: the built-in three, replaced where the task names them, then its own."""
     own = _listed(task, "evaluations", Evaluation)
     _refuse_twice(task, "evaluation", (evaluation.name for evaluation in own))
     for evaluation in own:
@@ -73,7 +73,7 @@ def check_task(task: Task) -> None:
 
 
 def _listed(task: Task, member: Literal["evaluations", "phases"], kind: type[Any]) -> list[Any]:
-    """Give what a task lists of itself; raise StudyError where that fails, or holds something else."""
+    """Return what a task lists of itself; raise StudyError where that fails, or holds something else."""
     owner = type(task).__name__
     try:
         found = list(getattr(task, member)())
@@ -200,7 +200,7 @@ def _check_decision(task: Task, found: dict[str, float]) -> None:
 
 
 def devices_of(model: nn.Module) -> list[int]:
-    """Give the CUDA devices whose generators a model draws from."""
+    """Return the CUDA devices whose generators a model draws from."""
     weight = next(model.parameters(), None)
     return [weight.device.index] if weight is not None and weight.device.type == "cuda" else []
 

@@ -62,7 +62,7 @@ class Carried:
 
 
 def accelerator_of(order: Order, task: Task) -> Accelerator:
-    """Give what places a run on its device, over its processes."""
+    """Return what places a run on its device, over its processes."""
     device = torch.device(order.device)
     if device.index is not None:
         torch.cuda.set_device(device)
@@ -123,7 +123,7 @@ def prepare(
 
 
 def leave(training: Training, part: Part) -> Carried:
-    """Give what a phase leaves to the next one: its weights, with the methods' own where they act there too."""
+    """Return what a phase leaves to the next one: its weights, with the methods' own where they act there too."""
     model = training.accelerator.unwrap_model(training.model)
     stays = training.regularized is not None and part.following is not None and part.following.methods
     if training.regularized is not None and not stays:

@@ -27,7 +27,7 @@ def mark(folder: Path, before: Mark | None) -> Mark:
 
 
 def stands(folder: Path, known: Mark | None) -> bool:
-    """Tell whether the readings that a checkpoint knows are there; of an earlier version it knows none."""
+    """Return whether the readings that a checkpoint knows are there; of an earlier version it knows none."""
     return known is None or hashlib.sha256(_until(folder, known)).hexdigest() == known.sha256
 
 

@@ -33,7 +33,7 @@ _passed: set[str] = set()
 
 
 def is_due(order: Order) -> bool:
-    """Tell whether a run is to be tried: once in a process for each task, its settings and its device."""
+    """Return whether a run is to be tried: once in a process for each task, its settings and its device."""
     return _key(order) not in _passed
 
 

@@ -17,7 +17,7 @@ from headwise.training.faults import at_fault
 def training_examples(
     task: Task, configuration: RunConfiguration, split: str = "train"
 ) -> tuple[Examples, Examples | None]:
-    """Give the training and validation examples; a trial without a validation split holds out part of the training."""
+    """Return the training and validation examples; a trial without a validation split holds out part of the training."""
     train, validation = examples_of(task, split), examples_of(task, "validation")
     if train is None:
         raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs training examples.")
@@ -35,7 +35,7 @@ def training_examples(
 
 
 def held_out_examples(task: Task, split: str = "test") -> Examples:
-    """Give the examples of a held-out split; a smaller `test_size` takes the same ones for all seeds and methods."""
+    """Return the examples of a held-out split; a smaller `test_size` takes the same ones for all seeds and methods."""
     test = examples_of(task, split)
     if test is None:
         raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs {split} examples.")
@@ -50,7 +50,7 @@ def held_out_examples(task: Task, split: str = "test") -> Examples:
 
 
 def examples_of(task: Task, split: str) -> Examples | None:
-    """Give a split as the task has it, or None; raise StudyError, saying what was given, where it is none."""
+    """Return a split as the task has it, or None; raise StudyError, saying what was given, where it is none."""
     try:
         examples = task.data(split)
     except (StudyError, ImportError, OSError, MemoryError):
@@ -99,7 +99,7 @@ class Held:
     waiting: dict[str, Examples] = field(default_factory=dict)
 
     def examples(self, evaluation: Evaluation) -> Examples | None:
-        """Give the examples of an evaluation; None for those that a trial may not see, or that do not exist."""
+        """Return the examples of an evaluation; None for those that a trial may not see, or that do not exist."""
         if evaluation.split == "train":
             return self.train
         if evaluation.split == "validation":
@@ -107,12 +107,12 @@ class Held:
         return self._other(evaluation.split) if self.final else None
 
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
-        """Give the first examples of an evaluation; the others stay off the device until they are needed."""
+        """Return the first examples of an evaluation; the others stay off the device until they are needed."""
         found = self.ahead(evaluation)
         return None if found is None else move(first_batch(self.task, found, count), self.device)
 
     def ahead(self, evaluation: Evaluation) -> Examples | None:
-        """Give all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""
+        """Return all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""
         if evaluation.split in ("train", "validation") or not self.final:
             found = self.examples(evaluation)
         else:
@@ -124,13 +124,13 @@ class Held:
         return take(found, slice(0, evaluation.limit))
 
     def judged(self) -> tuple[Evaluation, Examples]:
-        """Give the deciding evaluation and the examples it is made on; training's where a trial may not see them."""
+        """Return the deciding evaluation and the examples it is made on; training's where a trial may not see them."""
         deciding = next(e for e in self.evaluations if e.name == self.task.decides_on)
         found = self.examples(deciding)
         return (Evaluation("train"), self.train) if found is None else (deciding, found)
 
     def only(self, evaluations: list[Evaluation]) -> Held:
-        """Give the same splits with fewer evaluations."""
+        """Return the same splits with fewer evaluations."""
         return replace(self, evaluations=evaluations)
 
     def _other(self, split: str) -> Examples:

@@ -40,12 +40,12 @@ def read_start(folder: Path) -> dict[str, Tensor]:
 
 
 def start_shapes(folder: Path) -> Shapes:
-    """Give the shapes of the weights of a checkpoint's folder by name; raises what `read_start` raises."""
+    """Return the shapes of the weights of a checkpoint's folder by name; raises what `read_start` raises."""
     return {name: tuple(tensor.shape) for name, tensor in read_start(folder).items()}
 
 
 def shapes_of(model: nn.Module) -> Shapes:
-    """Give the shapes of a model's weights by name."""
+    """Return the shapes of a model's weights by name."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -105,5 +105,5 @@ def check_learned(phase: Phase, model: nn.Module) -> list[str]:
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Tell whether a parameter's name matches one of the patterns."""
+    """Return whether a parameter's name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

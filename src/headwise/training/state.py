@@ -36,13 +36,13 @@ def save_times(folder: Path, state: RunState) -> None:
 
 
 def without_times(state: RunState) -> RunState:
-    """Give what of a state every equal run has."""
+    """Return what of a state every equal run has."""
     history = [line.model_copy(update={"seconds": 0.0, "apart": Apart()}) for line in state.history]
     return state.model_copy(update={"history": history, "peak_memory": None})
 
 
 def with_times(state: RunState, folder: Path) -> RunState:
-    """Give a state with its times back; an epoch whose time is lost counts for none. A state of version 0.1 has its own."""
+    """Return a state with its times back; an epoch whose time is lost counts for none. A state of version 0.1 has its own."""
     found = read_json(folder / TIMES)
     told = found if isinstance(found, dict) else {}
     epochs = told.get("epochs")
@@ -88,12 +88,12 @@ class RunState(Record):
     readings: Mark | None = None
 
     def after(self, line: EpochLine, training: Training) -> RunState:
-        """Give the state after one more epoch."""
+        """Return the state after one more epoch."""
         changes = {"done": self.done + 1, "history": [*self.history, line], "step": training.step}
         return self.model_copy(update=changes)
 
     def following(self, outcomes: dict[str, float]) -> RunState:
-        """Give the state at the start of the next phase, before anything of it is built."""
+        """Return the state at the start of the next phase, before anything of it is built."""
         changes = {"phase": self.phase + 1, "done": 0, "first_step": self.step, "outcomes": self.outcomes | outcomes}
         return self.model_copy(update=changes)
 
@@ -105,7 +105,7 @@ def load_state(folder: Path, run: str, note: Callable[[str], None]) -> tuple[Run
 
 
 def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
-    """Give the checkpoint of a training: all that it goes on from, and nothing else."""
+    """Return the checkpoint of a training: all that it goes on from, and nothing else."""
     moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
     tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}

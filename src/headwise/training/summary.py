@@ -8,7 +8,7 @@ from headwise.training.faults import at_fault
 
 
 def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
-    """Give the outcomes of the task's `summary`.
+    """Return the outcomes of the task's `summary`.
 
     Raises StudyError where it raises, and for a name that is no outcome of a declared metric.
     """

@@ -109,7 +109,7 @@ def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Diverge
 
 
 def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Tensor, ...]]:
-    """Give the batches of each optimizer step of an epoch, whole: every process takes its part of each."""
+    """Return the batches of each optimizer step of an epoch, whole: every process takes its part of each."""
     task = training.task
     batches = training_batches(task, size(examples), training.lengths, training.seed, epoch)
     # one copy to the device
@@ -175,7 +175,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
 
 
 def _shares(training: Training, group: tuple[Tensor, ...], batches: list[Batch]) -> tuple[list[Any], Tensor | float]:
-    """Give each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the epoch's."""
+    """Return each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the epoch's."""
     task, world = training.task, training.accelerator.num_processes
     rank = training.accelerator.process_index
     if type(task).weight is Task.weight:

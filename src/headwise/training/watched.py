@@ -47,7 +47,7 @@ def watch_run(order: Order, training: Training, model: nn.Module, train: Example
 
 
 def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callable[[], Tensor]:
-    """Give the loss that is trained, penalties included, on the first `watch_examples` training examples."""
+    """Return the loss that is trained, penalties included, on the first `watch_examples` training examples."""
     task, regularized = training.task, training.regularized
 
     def loss() -> Tensor:
@@ -62,7 +62,7 @@ def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callab
 
 
 def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) -> dict[str, float]:
-    """Give watched/<statistic>/least, /greatest and /last of the statistics that the task names: means over heads or matrices.
+    """Return watched/<statistic>/least, /greatest and /last of the statistics that the task names: means over heads or matrices.
 
     Readings of a run that diverged count up to its divergence; one that is no number is left out.
     """

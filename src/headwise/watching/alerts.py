@@ -24,7 +24,7 @@ class HealthAlert(RuntimeError):
 
 
 def told(alerts: list[Alert]) -> list[str]:
-    """Give one sentence per kind of alert: the first of its kind, how many more there are, and the remedy."""
+    """Return one sentence per kind of alert: the first of its kind, how many more there are, and the remedy."""
     kinds: dict[str, list[Alert]] = {}
     for alert in alerts:
         kinds.setdefault(alert["alert"], []).append(alert)
@@ -51,18 +51,18 @@ class Judge:
         self._told: set[tuple[str, str, str, int | None]] = set()
 
     def alerts(self, records: Iterable[Record]) -> list[Alert]:
-        """Give the new alerts of the records of one step."""
+        """Return the new alerts of the records of one step."""
         given = list(records)
         finite: ByStatistic = {}
         for record in given:
             if math.isfinite(record["value"]):
                 finite.setdefault(record["statistic"], []).append(record)
-        # All are found before any is told, so that what was found does not hang on the order.
+        # All alerts are found before any is reported, so that none depends on the order of the rules.
         found = [(rule, one) for rule in self.rules for one in rule.findings(finite, given)]
         return [alert for rule, one in found for alert in self._new(rule, one)]
 
     def _new(self, rule: Rule, found: Finding) -> Iterator[Alert]:
-        """Give the alert of a finding where it is ill, was not told of yet and is to be told."""
+        """Return the alert of a finding where it is ill, was not told of yet and is to be told."""
         record = found.record
         key = (rule.alert, record["statistic"] if rule.per_statistic else "", record["site"], record["head"])
         if not found.ill:

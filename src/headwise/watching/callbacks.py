@@ -124,7 +124,7 @@ class HeadwiseCallback(TrainerCallback):
 
     @property
     def watch(self) -> Watch | None:
-        """Give the handle of the watched model, during and after the training."""
+        """Return the handle of the watched model, during and after the training."""
         return None if self._watching is None else self._watching.watch
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:

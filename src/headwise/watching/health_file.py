@@ -51,7 +51,7 @@ def _reader(is_alert: bool) -> Any:
 
 
 def _finite_again(found: Any) -> Any:
-    """Give back the numbers that JSON cannot hold and that were written as null."""
+    """Return back the numbers that JSON cannot hold and that were written as null."""
     if not isinstance(found, dict):
         return found
     lost = {"value": math.nan, "low": math.nan, "high": math.nan, "threshold": math.inf}

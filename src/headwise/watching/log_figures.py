@@ -40,7 +40,7 @@ def heat_map(records: Iterable[Record]) -> Tensor:
 
 
 def colour(value: float, lowest: float, highest: float) -> tuple[int, ...]:
-    """Give red, green and blue of a value between the ends of its picture."""
+    """Return red, green and blue of a value between the ends of its picture."""
     if not math.isfinite(value):
         return NOT_FINITE
     share = (value - lowest) / (highest - lowest) if highest > lowest else 0.5
@@ -68,7 +68,7 @@ class Shown:
 
 
 def shown(lines: Iterable[Line], heads: bool = False) -> Shown:
-    """Give what is shown of the lines of one step.
+    """Return what is shown of the lines of one step.
 
     `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads `health/<statistic>/lowest` and
     `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are. With `heads`, every head is a figure

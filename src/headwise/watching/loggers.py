@@ -187,7 +187,7 @@ class Lightning(Logger):
 
 
 def logger_of(target: Any) -> Logger | None:
-    """Give the way by which a logger takes figures, pictures and alerts; None for what is no logger.
+    """Return the way by which a logger takes figures, pictures and alerts; None for what is no logger.
 
     Raises:
         TypeError: for a client of MLflow without its run, and for a `log` that takes one figure by its name.
@@ -213,7 +213,7 @@ def logger_of(target: Any) -> Logger | None:
 
 
 def step_of_wandb(target: Any) -> int | None:
-    """Give the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else None."""
+    """Return the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else None."""
     runs = [target, getattr(target, "run", None)]
     runs += [getattr(tracker, "tracker", None) for tracker in getattr(target, "trackers", None) or ()]
     # By the class alone: a `step` of other objects counts other things, an Accelerator's its micro batches.
@@ -226,7 +226,7 @@ def _is_mlflow_client(target: Any) -> bool:
 
 
 def _library(target: Any) -> Any:
-    """Give the imported library that an object, or a module itself, belongs to."""
+    """Return the imported library that an object, or a module itself, belongs to."""
     name = target.__name__ if inspect.ismodule(target) else type(target).__module__
     return sys.modules.get(name.partition(".")[0])
 
@@ -243,7 +243,7 @@ def _takes_one_figure(log: Callable[..., Any]) -> bool:
 
 
 def _takes_step_by_name(log: Callable[..., Any]) -> bool:
-    """Tell whether `step=` is a keyword of a `log`; some take it by keyword alone, some give it another name."""
+    """Return whether `step=` is a keyword of a `log`; some take it by keyword alone, some give it another name."""
     taken = _parameters(log)
     named = any(one.name == "step" and one.kind is not one.POSITIONAL_ONLY for one in taken)
     return named or not taken or any(one.kind is one.VAR_KEYWORD for one in taken)

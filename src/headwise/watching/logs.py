@@ -77,7 +77,7 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
 
 
 def _line_end(path: Path, size: int) -> str:
-    """Give what ends the last line of a file, where a killed run left it open."""
+    """Return what ends the last line of a file, where a killed run left it open."""
     if not size:
         return ""
     with path.open("rb") as file:

@@ -44,7 +44,7 @@ class Matrix:
         return reason or ("is sharded over processes" if in_shards else "")
 
     def weight(self) -> Tensor:
-        """Give it as (outputs, inputs x kernel), or its transpose, which has the same norm."""
+        """Return it as (outputs, inputs x kernel), or its transpose, which has the same norm."""
         if isinstance(self.part, Block):
             return self.part.weight()
         module = self.part.module
@@ -77,7 +77,7 @@ class Matrices:
 
     @torch.no_grad()
     def norms(self) -> dict[Matrix, float]:
-        """Give the spectral norm of each matrix that can be read; NaN where one is not finite. `missing` says why others are not."""
+        """Return the spectral norm of each matrix that can be read; NaN where one is not finite. `missing` says why others are not."""
         norms = {}
         for one in self.found:
             if reason := one.unreadable():
@@ -89,7 +89,7 @@ class Matrices:
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """Give the largest singular value of a matrix; NaN where it is not finite, as in a training that diverged."""
+    """Return the largest singular value of a matrix; NaN where it is not finite, as in a training that diverged."""
     matrix = at_least_fp32(matrix.detach())
     if not bool(matrix.isfinite().all()):
         return float("nan")
@@ -98,7 +98,7 @@ def spectral_norm(matrix: Tensor) -> float:
 
 
 def _depth(name: str, sites: list[Site]) -> int:
-    """Give the depth of the attention layer that shares the longest beginning of a name, one block, with it."""
+    """Return the depth of the attention layer that shares the longest beginning of a name, one block, with it."""
     parts = name.split(".")
     best, depth = 0, OUTSIDE
     for site in sites:

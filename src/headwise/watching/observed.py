@@ -54,7 +54,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
 
 
 def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, LogitEdit | None]:
-    """Give q and k with the edits that can be made on them, or an edit of the logits where one of them cannot."""
+    """Return q and k with the edits that can be made on them, or an edit of the logits where one of them cannot."""
     q, k = call.q, call.k
     for method in editing:
         edited = method.scores(q, k, call) if method.overrides("scores") else None
@@ -87,7 +87,7 @@ class LogitEdit:
         return logits
 
     def _cut(self, block: LogitBlock, width: int) -> Tensor:
-        """Give the block of the whole call's edited logits: one of the methods needs the rows of all queries together."""
+        """Return the block of the whole call's edited logits: one of the methods needs the rows of all queries together."""
         if self._whole is None:
             edited = made(self.call, self.call.q, self.call.k)
             for method in self.methods:
@@ -110,7 +110,7 @@ def _obstacle(call: Call, editing: list[Method]) -> str | None:
 
 
 def _tokens(call: Call) -> Tensor | None:
-    """Give what entered the layer as (samples, tokens, C); a grid of tokens is laid out in a row."""
+    """Return what entered the layer as (samples, tokens, C); a grid of tokens is laid out in a row."""
     hidden = call.hidden
     if hidden is None or hidden.dim() < 3:
         return None

@@ -13,19 +13,19 @@ Tallies = dict[int, dict[str, Tally]]
 
 
 def ranks() -> int:
-    """Give the number of processes that train together."""
+    """Return the number of processes that train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """Give this process's place among those that train together."""
+    """Return this process's place among those that train together."""
     return torch.distributed.get_rank() if ranks() > 1 else 0
 
 
 def is_first() -> bool:
-    """Tell whether this process is the one that writes logs."""
+    """Return whether this process is the one that writes logs."""
     return rank() == 0
 
 

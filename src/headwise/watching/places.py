@@ -18,7 +18,7 @@ from headwise.statistics import STATISTICS
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Give the model inside torch.compile's or distributed training's wrappers."""
+    """Return the model inside torch.compile's or distributed training's wrappers."""
     inner: Any = model
     while True:
         wrapped = inner._modules.get("_orig_mod") or (
@@ -75,12 +75,12 @@ class Places:
 
     @property
     def device(self) -> torch.device:
-        """Give the device that collectives of this model run on."""
+        """Return the device that collectives of this model run on."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     def layout(self, names: list[str], seen: dict[int, int]) -> dict[int, dict[str, tuple[int, ...]]]:
-        """Give the shape of every figure that may be read, from heads alone: the same on all ranks.
+        """Return the shape of every figure that may be read, from heads alone: the same on all ranks.
 
         Args:
             seen: the heads that calls showed, by the site's index; else what the module declares counts.

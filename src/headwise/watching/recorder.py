@@ -55,7 +55,7 @@ class Recorder:
 
     @property
     def reads_streams(self) -> bool:
-        """Tell whether a figure of the residual stream is asked for."""
+        """Return whether a figure of the residual stream is asked for."""
         return any(name in NAMES for name in self.names)
 
     def take(self, call: Call, out: Tensor, around: Stream | None = None, stream: Tensor | None = None) -> None:
@@ -136,7 +136,7 @@ class Recorder:
             known[name] = known[name].add(tally) if name in known else tally
 
     def _draw(self, site: Site) -> torch.Generator | None:
-        """Give the generator of a call's sample of queries: another one for each step, site, call of the step and rank.
+        """Return the generator of a call's sample of queries: another one for each step, site, call of the step and rank.
 
         Variances add up only over samples that are drawn independently.
         """
@@ -157,7 +157,7 @@ class Recorder:
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
-        """Give the real queries; a cross attention has those of the self attention that ran before it in its stack."""
+        """Return the real queries; a cross attention has those of the self attention that ran before it in its stack."""
         site = call.site
         if call.is_cross:
             real = self._real.get(site.stack)
@@ -168,7 +168,7 @@ class Recorder:
         return self._real[site.stack]
 
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
-        """Give the reading of the layer before in this forward, where its maps can be compared with those of this one."""
+        """Return the reading of the layer before in this forward, where its maps can be compared with those of this one."""
         site = call.site
         if not {"layer_redundancy", "layer_redundancy_mean"} & set(self.names):
             return None

@@ -167,7 +167,7 @@ class RankCollapse(Rule):
     alert = "rank_collapse"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each layer whether too little of its tokens' norm is not their mean."""
+        """Return an alert for each layer whose tokens are nearly equal: little of their norm is left without their mean."""
         if (limit := self.thresholds.high_frequency) is not None:
             says = f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, below {limit:.3%}"
             yield from _below(finite.get("high_frequency", ()), limit, says)

@@ -59,7 +59,7 @@ class Stream:
                 self._left(tensor.detach())
 
     def take(self) -> Tensor | None:
-        """Give what entered the block, once."""
+        """Return what entered the block, once."""
         tensor = self._entered.take()
         return None if tensor is None else tensor.detach()
 
@@ -75,7 +75,7 @@ def _first(values: Any) -> Tensor | None:
 
 
 def block_of(site: Site, model: nn.Module) -> tuple[nn.Module | None, str]:
-    """Give the block around a site, or None and why it cannot be told.
+    """Return the block around a site, or None and why it cannot be told.
 
     A block is the nearest member of a list of modules of one class; T5's list of parts within a block is none. Where no list
     is of one class, as in models that alternate kinds of layers, it is the nearest member of any list.
@@ -114,7 +114,7 @@ def _self_attentions(block: nn.Module, site: Site) -> str:
 
 
 def tokens_of(call: Call, stream: Tensor | None) -> tuple[Tensor | None, str]:
-    """Give the stream as tokens (B, T, C) in the order of the call's, or None and why it cannot be laid out so."""
+    """Return the stream as tokens (B, T, C) in the order of the call's, or None and why it cannot be laid out so."""
     if stream is None:
         return None, "the block was called without a tensor"
     site, hidden = call.site, call.hidden

@@ -32,12 +32,12 @@ class Reports(Logger):
             reporter.on_log(self._args, at, self._control, logs=dict(named), model=None)
 
     def maps(self, named: dict[str, Any], step: int) -> None:
-        """Give the pictures to what takes some."""
+        """Return the pictures to what takes some."""
         for logger in self._behind():
             logger.maps(named, step)
 
     def alerts(self, named: dict[str, str], step: int) -> None:
-        """Give the alerts to what takes some; the others have their number among the figures."""
+        """Return the alerts to what takes some; the others have their number among the figures."""
         for logger in self._behind():
             logger.alerts(named, step)
 
@@ -50,7 +50,7 @@ class Reports(Logger):
 
 
 def reports_of(callback: Any, args: Any, state: Any, control: Any) -> list[Reports]:
-    """Give the reports of the Trainer that calls a callback: none where `report_to` names nothing."""
+    """Return the reports of the Trainer that calls a callback: none where `report_to` names nothing."""
     handler = caller_of(callback, CallbackHandler)
     if handler is None:
         if args.report_to:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Give the tensors on the CPU, in their dtypes and shapes; those of one device travel together."""
+    """Return the tensors on the CPU, in their dtypes and shapes; those of one device travel together."""
     found = list(tensors)
     for device in {tensor.device for tensor in found if tensor.device.type != "cpu"}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]

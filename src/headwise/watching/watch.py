@@ -225,11 +225,11 @@ class Watch:
     # What was read
 
     def records(self) -> list[Record]:
-        """Give every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
+        """Return every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
         return [record for figure in self._figures for record in figure.records()]
 
     def alerts(self) -> list[Alert]:
-        """Give every alert: the fields of a record and threshold, sentence, remedy, source."""
+        """Return every alert: the fields of a record and threshold, sentence, remedy, source."""
         return list(self._alerts)
 
     def reasons(self) -> dict[str, dict[str, str]]:

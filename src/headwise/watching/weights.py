@@ -45,7 +45,7 @@ class Weights:
                     self._found[site] = str(error).splitlines()[0] + _sharded(site)
 
     def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str], Tensor | None]:
-        """Give the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all are finite.
+        """Return the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all are finite.
 
         The last is a 0-d flag on the weights' device, None where there is nothing to be finite: to look at it here would wait
         for the device.
@@ -64,7 +64,7 @@ class Weights:
         return chosen, {name: reasons[name] for name in self.names if name in reasons}, finite
 
     def product_norms(self, call: Call) -> Tensor | str | None:
-        """Give ‖W_KᵀW_Q‖₂ of each head (H,), where it alone makes the logits of a call, or why it does not."""
+        """Return ‖W_KᵀW_Q‖₂ of each head (H,), where it alone makes the logits of a call, or why it does not."""
         found, site = self._found.get(call.site), call.site
         if found is None or isinstance(found, str) or site.rope or site.qk_norm or site.is_cross:
             return found if isinstance(found, str) else None
@@ -104,7 +104,7 @@ def still(*modules: nn.Module) -> Iterator[None]:
 
 
 def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
-    """Give ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), with d×d matrices alone."""
+    """Return ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), with d×d matrices alone."""
     queries, keys = queries.detach(), keys.detach()
     keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
     grams = [queries @ queries.mT, keys @ keys.mT]

@@ -73,7 +73,7 @@ class WholeModel:
             self._steps.stop()
 
     def take(self) -> list[Figures]:
-        """Give what was read of this step, and read no more of it."""
+        """Return what was read of this step, and read no more of it."""
         self._steps.stop()
         found, self._figures = self._figures, []
         return found

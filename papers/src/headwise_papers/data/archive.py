@@ -50,7 +50,7 @@ class Source:
     by_hand: str = ""
 
     def find_folder(self, given: Path | None) -> Path:
-        """Give the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
+        """Return the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
 
         Raises StudyError where a file is given.
         """

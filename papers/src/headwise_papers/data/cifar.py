@@ -33,7 +33,7 @@ class Form:
 
     @property
     def files(self) -> dict[str, str]:
-        """Give all files and their MD5."""
+        """Return all files and their MD5."""
         return {**self.train, **self.test}
 
 
@@ -51,14 +51,14 @@ class Source:
     python: Form
 
     def origin(self, form: Form) -> archive.Source:
-        """Give where the files of a form come from and where they lie."""
+        """Return where the files of a form come from and where they lie."""
         members = {name: f"{self.binary.folder}/{name}" for name in self.binary.files}
         package = archive.Package((self.address,), members, self.archive_md5)
         by_hand = f"Name another folder, where {self.binary.folder} is downloaded, or add the files."
         return archive.Source(form.folder, {**form.files}, (package,) if form is self.binary else (), by_hand)
 
     def held(self, given: Path | None) -> tuple[Form, Path]:
-        """Give the form that the user's folder holds, the binary one where it holds neither, and its folder."""
+        """Return the form that the user's folder holds, the binary one where it holds neither, and its folder."""
         places = [(form, self.origin(form).find_folder(given)) for form in (self.binary, self.python)]
         return next(((form, at) for form, at in places if any((at / name).is_file() for name in form.files)), places[0])
 
@@ -155,7 +155,7 @@ def _read(paths: tuple[Path, ...], labels: int, key: str, classes: int) -> tuple
 
 
 def binary_file(content: bytes, labels: int) -> tuple[Tensor, Tensor]:
-    """Give the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour and row."""
+    """Return the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour and row."""
     if not content or len(content) % (labels + PIXELS):
         raise ValueError(f"its {len(content):,} bytes are no whole number of images of {labels + PIXELS:,} bytes")
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, labels + PIXELS)
@@ -163,7 +163,7 @@ def binary_file(content: bytes, labels: int) -> tuple[Tensor, Tensor]:
 
 
 def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
-    """Give the images and classes of an official Python batch from its marks and texts: nothing is unpickled.
+    """Return the images and classes of an official Python batch from its marks and texts: nothing is unpickled.
 
     The pixels are its one long text, the classes the numbers of the list that follows the word `key`.
     """

@@ -63,7 +63,7 @@ def refuse_empty(path: Path, texts: list[str], what: str) -> None:
 
 
 def split_name(split: str, names: dict[str, str]) -> str:
-    """Give the name under which the files know a split; raise ValueError with those that exist."""
+    """Return the name under which the files know a split; raise ValueError with those that exist."""
     if split not in names:
         raise ValueError(f"There is no split {split!r}; there are {', '.join(names)}.")
     return names[split]

@@ -15,7 +15,7 @@ MODELS = ("stories260K", "all-MiniLM-L6-v2")
 
 
 def load(model: str, data: Path | None, say: Callable[[str], None]) -> list[Product]:
-    """Give the products of every attention layer of a model."""
+    """Return the products of every attention layer of a model."""
     import torch
 
     from headwise import hosts
@@ -37,7 +37,7 @@ def load(model: str, data: Path | None, say: Callable[[str], None]) -> list[Prod
 
 
 def drawn(product: Product, seed: int, at: int) -> Product:
-    """Give random normal weights of a product's shapes."""
+    """Return random normal weights of a product's shapes."""
     import torch
 
     generator = torch.Generator().manual_seed(1000 * seed + at)
@@ -46,7 +46,7 @@ def drawn(product: Product, seed: int, at: int) -> Product:
 
 
 def rotated(product: Product, seed: int, at: int) -> Product:
-    """Give the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the factors stay."""
+    """Return the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the factors stay."""
     import torch
 
     generator = torch.Generator().manual_seed(1000 * seed + at)

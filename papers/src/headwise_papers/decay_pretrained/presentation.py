@@ -31,17 +31,17 @@ class Row:
 
     @property
     def of_norms(self) -> bool:
-        """Tell whether Frobenius and nuclear norms are compared, not rows."""
+        """Return whether Frobenius and nuclear norms are compared, not rows."""
         return self.own["second"].startswith("nuclear")
 
     def away(self, reference: str) -> Interval:
-        """Give the mean difference in the draws of a reference, with its interval over them."""
+        """Return the mean difference in the draws of a reference, with its interval over them."""
         from headwise.results.intervals import interval
 
         return interval([one["deviation"] for one in getattr(self, reference)])
 
     def nearer(self, reference: str) -> bool | None:
-        """Tell whether the model's norms are nearer to equal than a reference's; None where the interval holds them."""
+        """Return whether the model's norms are nearer to equal than a reference's; None where the interval holds them."""
         found = self.away(reference)
         if found.low is None or found.high is None or found.low <= self.own["deviation"] <= found.high:
             return None

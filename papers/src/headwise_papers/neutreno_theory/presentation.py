@@ -56,7 +56,7 @@ def _claim(text: str, holds: bool, ours: str) -> dict[str, Any]:
 
 
 def _falls(one: dict[str, Any]) -> bool:
-    """Tell whether J fell in every pass; below 1e-20 of its beginning it is rounding."""
+    """Return whether J fell in every pass; below 1e-20 of its beginning it is rounding."""
     return all(after < before for before, after in pairwise(one["functional"][:FOLLOWED]) if before > 1e-20)
 
 

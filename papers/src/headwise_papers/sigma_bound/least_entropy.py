@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.statistics.entropy import entropy_floor
 
 TOKENS = (4, 16, 64)
-# Norms, from where the floor still hangs on the number of keys to where it falls exponentially: log T plus these.
+# Norms, from where the floor still depends on the number of keys to where it falls exponentially: log T plus these.
 BEYOND = (-2.0, 0.0, 2.0, 4.0, 6.0, 8.0)
 # From here on the largest key has almost all of the weight.
 TAIL = 4.0
@@ -45,20 +45,20 @@ def least_entropies(seed: int, tokens: int, size: float) -> Least:
 
 
 def row_of(x: Tensor, w: Tensor) -> Tensor:
-    """Give the first row of X W Xᵀ (T,) with ‖W‖₂·‖X Xᵀ‖₂ = 1."""
+    """Return the first row of X W Xᵀ (T,) with ‖W‖₂·‖X Xᵀ‖₂ = 1."""
     x, w = x / torch.linalg.matrix_norm(x, 2), w / torch.linalg.matrix_norm(w, 2)
     return x[0] @ w @ x.T
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Give the entropy of softmax(logits) of one row in nats, to full precision where it is tiny."""
+    """Return the entropy of softmax(logits) of one row in nats, to full precision where it is tiny."""
     d = logits - logits.max()
     others = d.exp().masked_fill(torch.arange(len(d)) == d.argmax(), 0.0).sum()
     return torch.log1p(others) - (d.exp() * d).sum() / (1 + others)
 
 
 def falls_as(found: list[Least], which: Callable[[Least], float]) -> float:
-    """Give the rate κ of H ≈ c·(1 + κσ)·e^(−κσ), which the floor has with κ = √(T/(T−1)), from the ends of the tail.
+    """Return the rate κ of H ≈ c·(1 + κσ)·e^(−κσ), which the floor has with κ = √(T/(T−1)), from the ends of the tail.
 
     The slope of log(H / (1 + κσ)) in σ, with the theorem's κ in the bracket.
     """
@@ -70,7 +70,7 @@ def falls_as(found: list[Least], which: Callable[[Least], float]) -> float:
 
 
 def rate(tokens: int) -> float:
-    """Give the rate of the theorem's exponential, √(T/(T−1))."""
+    """Return the rate of the theorem's exponential, √(T/(T−1))."""
     return math.sqrt(tokens / (tokens - 1))
 
 

@@ -24,7 +24,7 @@ Grown = dict[tuple[str, str], Interval]
 
 
 def exponents(moved: list[Moved]) -> Grown:
-    """Give the exponent in the width of both figures of each arm, and of SigmaReparam − plain, with intervals over models."""
+    """Return the exponent in the width of both figures of each arm, and of SigmaReparam − plain, with intervals over models."""
     found: Grown = {}
     seeds = sorted({seed for _, seed, *_ in moved})
     for at, what in ((3, UPDATE), (4, CHANGE)):
@@ -84,7 +84,7 @@ def paragraphs(least: list[Least], grown: Grown) -> list[str]:
 
 
 def floor_table(least: list[Least]) -> dict[str, Any]:
-    """Give the floor beside the least entropies reached."""
+    """Return the floor beside the least entropies reached."""
     columns = ["keys T", "norm σ", "floor (nats)", "reached, over logits", "reached, over inputs and weights"]
     rows = [
         [one.tokens, f"{one.size:.2f}", f"{one.floor:.6g}", f"{one.logits:.6g}", f"{one.weights:.6g}"] for one in least
@@ -93,7 +93,7 @@ def floor_table(least: list[Least]) -> dict[str, Any]:
 
 
 def growth_table(moved: list[Moved], grown: Grown) -> dict[str, Any]:
-    """Give the means at every width and the exponents."""
+    """Return the means at every width and the exponents."""
     rows = []
     for arm in growth.ARMS:
         for at, what in ((3, UPDATE), (4, CHANGE)):
@@ -123,7 +123,7 @@ def charts(least: list[Least], moved: list[Moved]) -> list[dict[str, Any]]:
 
 
 def settings(seeds: int) -> dict[str, Any]:
-    """Give what the numbers hang on."""
+    """Return what the numbers hang on."""
     return {
         "models": seeds,
         "keys": list(floor.TOKENS),

@@ -52,7 +52,7 @@ def moves(seed: int, width: int, arm: str) -> tuple[float, float]:
 
 
 def exponent(values: dict[int, float]) -> float:
-    """Give the exponent of a power law in the width, by least squares on logarithms."""
+    """Return the exponent of a power law in the width, by least squares on logarithms."""
     x = torch.tensor([float(width) for width in values], dtype=torch.float64).log()
     y = torch.tensor(list(values.values()), dtype=torch.float64).log()
     x = x - x.mean()
@@ -61,7 +61,7 @@ def exponent(values: dict[int, float]) -> float:
 
 @torch.no_grad()
 def _matrices(model: nn.Module) -> list[Tensor]:
-    """Give what the layers inside the blocks compute with, in double precision."""
+    """Return what the layers inside the blocks compute with, in double precision."""
     found = Matrices(model, sites(model)).found
     return [one.weight().double() for one in found if one.depth != OUTSIDE]
 

@@ -60,13 +60,13 @@ class AnswerExtraction(Task):
         return Extractor(load_encoder(self.pretrained, random=self.random_weights))
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Give the windows of a split's questions, as `passages.windows` makes them."""
+        """Return the windows of a split's questions, as `passages.windows` makes them."""
         asked = questions(self.folder, self.passage)
         own = {number: asked[number] for number in numbers(asked, split)}
         return windows(own, self.pretrained, self.tokens, self.shared_tokens)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Give the tokens of each window."""
+        """Return the tokens of each window."""
         return examples["attention_mask"].sum(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
@@ -77,7 +77,7 @@ class AnswerExtraction(Task):
         return Batch(inputs, Targets(examples["labels"], examples["number"], examples["places"][:, :longest]))
 
     def loss(self, output: Tensor, targets: Targets) -> Tensor:
-        """Give the mean cross entropy of the first and the last token, in nats."""
+        """Return the mean cross entropy of the first and the last token, in nats."""
         return F.cross_entropy(output.flatten(0, 1), targets.tokens.flatten())
 
     def count(self, output: Tensor, targets: Targets) -> Sums:
@@ -93,7 +93,7 @@ class AnswerExtraction(Task):
         }
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give F1, exact match and loss: each question is answered by its surest window."""
+        """Return F1, exact match and loss: each question is answered by its surest window."""
         asked = questions(self.folder, self.passage)
         best: dict[int, tuple[float, str]] = {}
         for number, sure, first, last in sums["answers"].tolist():
@@ -125,7 +125,7 @@ class AnswerExtraction(Task):
 
 
 class Extractor(nn.Module):
-    """Give each token's logit to be an answer's first and its last: (B, 2, T)."""
+    """Return each token's logit to be an answer's first and its last: (B, 2, T)."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Extractor(nn.Module):
 
 
 def surest(logits: Tensor, allowed: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the sum of logits, the first and the last token (B,) of the best span of at most `longest` allowed tokens.
+    """Return the sum of logits, the first and the last token (B,) of the best span of at most `longest` allowed tokens.
 
     How sure it is, against the class token's sum, which says that the window has no answer (Devlin et al. 2018, arXiv 1810.04805).
     """

@@ -12,17 +12,17 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def plain(text: str) -> str:
-    """Give a text in small letters, without punctuation, articles and surplus spaces."""
+    """Return a text in small letters, without punctuation, articles and surplus spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(given: str, answers: Iterable[str]) -> float:
-    """Give 1 where a text is one of the answers, both plain; else 0."""
+    """Return 1 where a text is one of the answers, both plain; else 0."""
     return float(any(plain(given) == plain(answer) for answer in answers))
 
 
 def best_f1(given: str, answers: Iterable[str]) -> float:
-    """Give the F1 of the words that a text shares with an answer, best over the answers, in [0, 1]."""
+    """Return the F1 of the words that a text shares with an answer, best over the answers, in [0, 1]."""
     return max(_f1(plain(given).split(), plain(answer).split()) for answer in answers)
 
 

@@ -12,7 +12,7 @@ from headwise.files.optional_imports import needing
 
 
 def count_bleu(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
-    """Give the sums of a batch of sentences: matched and written n-grams (4,) each, and the words of both sides.
+    """Return the sums of a batch of sentences: matched and written n-grams (4,) each, and the words of both sides.
 
     Raises:
         ValueError: where there are not as many sentences on both sides, or none.
@@ -28,13 +28,13 @@ def count_bleu(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
 
 
 def finish_bleu(sums: dict[str, Tensor]) -> float:
-    """Give BLEU in [0, 1] from sums over a split, at sacrebleu's defaults: 13a tokens, exponential smoothing."""
+    """Return BLEU in [0, 1] from sums over a split, at sacrebleu's defaults: 13a tokens, exponential smoothing."""
     counts = (sums["matched"].tolist(), sums["written"].tolist(), *sums["words"].tolist())
     return float(bleu().compute_bleu(*counts, smooth_method="exp").score) / 100
 
 
 def bleu() -> Any:
-    """Give sacrebleu's class of the metric; raise ImportError naming the extra where it is not installed."""
+    """Return sacrebleu's class of the metric; raise ImportError naming the extra where it is not installed."""
     with needing("BLEU", "study"):
         from sacrebleu.metrics import BLEU
     return BLEU

@@ -47,7 +47,7 @@ def claim(where: str, text: str, *said: Tests, published: dict[str, str] | None 
 
 
 def results(where: str, similar: float) -> tuple[Claim, ...]:
-    """Give what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats are similar."""
+    """Return what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats are similar."""
     return (
         claim(
             where,
@@ -71,7 +71,7 @@ def results(where: str, similar: float) -> tuple[Claim, ...]:
 
 
 def improved(where: str) -> Claim:
-    """Give the claim of who improves the test accuracy and who leaves it."""
+    """Return the claim of who improves the test accuracy and who leaves it."""
     return claim(
         where,
         "The two dropout methods and Decorrelation improve the test accuracy; the others are about the same as without regularization.",
@@ -81,14 +81,14 @@ def improved(where: str) -> Claim:
 
 
 def best(where: str, arm: str) -> Claim:
-    """Give the claim that one method has the highest test accuracy of all."""
+    """Return the claim that one method has the highest test accuracy of all."""
     rest = ("baseline", *(other for other in ALL if other != arm))
     against = tuple(test for other in rest for test in say((arm,), "higher", "test/accuracy", against=other))
     return claim(where, f"{arm.partition('(')[0]} has the highest test accuracy.", against)
 
 
 def level(where: str, accuracy: float) -> Claim:
-    """Give the claim of the plain model's level, which only the blog's own settings on all images can show."""
+    """Return the claim of the plain model's level, which only the blog's own settings on all images can show."""
     text = (
         f"The model without regularization gets near-zero training error, but only around {accuracy:.0%} test accuracy."
     )
@@ -101,7 +101,7 @@ def level(where: str, accuracy: float) -> Claim:
 
 
 def conclusion(similar: float) -> tuple[Claim, ...]:
-    """Give what the conclusion says; losses within `similar` nats are similar."""
+    """Return what the conclusion says; losses within `similar` nats are similar."""
     where = "conclusion"
     return (
         claim(
@@ -126,13 +126,13 @@ def conclusion(similar: float) -> tuple[Claim, ...]:
 
 
 def on_text(tested: str, similar: float) -> tuple[Claim, ...]:
-    """Give what the blog finds on images, asked of text: its further research."""
+    """Return what the blog finds on images, asked of text: its further research."""
     where = f"found on images; its further research asks for text, here {tested}"
     return (*results(where, similar), improved(where), *conclusion(similar))
 
 
 def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Claim, ...]:
-    """Give what the blog supposes of other parameters; the texts are sweeps."""
+    """Return what the blog supposes of other parameters; the texts are sweeps."""
     rising = (ClaimTest(arm=axis, outcome="train/loss", says="rises") for axis in (decorrelation, norm))
     drop_head = DROPOUT[1]
     plainly = drop_head.replace(")", ", rescale=False)")

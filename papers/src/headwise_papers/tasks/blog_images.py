@@ -71,7 +71,7 @@ class BlogImages(Cifar):
     curve: bool = Field(True, description="the test split is evaluated after every epoch too; nothing is chosen by it")
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give accuracy, loss, and whether the images are memorised: 0 or 1 for a run."""
+        """Return accuracy, loss, and whether the images are memorised: 0 or 1 for a run."""
         return (*super().all_metrics(), Metric("memorised", unit="%"))
 
     def evaluations(self) -> list[Evaluation]:
@@ -89,7 +89,7 @@ class BlogImages(Cifar):
 
 
 def in_training_mode(model: nn.Module, inputs: Any) -> Any:
-    """Give the outputs of a model in training mode, in which methods act, and put it back into evaluation mode."""
+    """Return the outputs of a model in training mode, in which methods act, and put it back into evaluation mode."""
     model.train()
     try:
         return run_model(model, inputs)
@@ -98,5 +98,5 @@ def in_training_mode(model: nn.Module, inputs: Any) -> Any:
 
 
 def scales(**small: Any) -> dict[str, Scale]:
-    """Give both scales; `small` changes settings of the small one."""
+    """Return both scales; `small` changes settings of the small one."""
     return {"small": Scale(settings=SMALL | small, seeds=10), "paper": Scale(settings=PAPER, seeds=10)}

@@ -77,7 +77,7 @@ class WordModel(nn.Module):
         self.head = nn.Linear(dim, outputs)
 
     def forward(self, words: Tensor, real: Tensor | None = None) -> Tensor:
-        """Give logits of each place (B, T, outputs) where causal, else of the first, the class word (B, outputs); `real` (B, T) says what is no padding."""
+        """Return logits of each place (B, T, outputs) where causal, else of the first, the class word (B, outputs); `real` (B, T) says what is no padding."""
         x = self.words(words) + self.positions[: words.shape[1]]
         allowed = None if real is None else real[:, None, None, :]
         for block in self.blocks:
@@ -126,7 +126,7 @@ class Sentiment(Words):
         return self.build(2, causal=False)
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Give words (B, T), which of them are real, and 0 or 1."""
+        """Return words (B, T), which of them are real, and 0 or 1."""
         words, labels = sentences(self.folder, split, self.vocabulary, self.longest)
         return {"words": words, "real": words != PAD, "labels": labels}
 
@@ -164,13 +164,13 @@ class NextWord(Words):
         return self.build(self.vocabulary + 3, causal=True)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Give pieces of words (B, T) and the words that follow each of them (B, T)."""
+        """Return pieces of words (B, T) and the words that follow each of them (B, T)."""
         words = running_words(self.folder, split, self.vocabulary)
         pieces = words.unfold(0, self.longest + 1, self.longest)
         return pieces[:, :-1], pieces[:, 1:]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give nats per word."""
+        """Return nats per word."""
         return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def count(self, output: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -180,13 +180,13 @@ class NextWord(Words):
         return {"weight": words, "loss": self.loss(output, targets) * words, "accuracy": right}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give means over all words, and the perplexity."""
+        """Return means over all words, and the perplexity."""
         found = super().finish(sums)
         return found | {"perplexity": found["loss"].exp()}
 
 
 def numbered(text: str, known: dict[str, int]) -> list[int]:
-    """Give the number of each word between spaces."""
+    """Return the number of each word between spaces."""
     return [known.get(word, UNKNOWN) for word in text.split()]
 
 

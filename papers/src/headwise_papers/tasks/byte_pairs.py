@@ -40,7 +40,7 @@ class BytePairs:
             )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Give the tokens of each sentence, END behind them."""
+        """Return the tokens of each sentence, END behind them."""
         return [[*code.ids, END] for code in self.coder.encode_batch(list(lines))]
 
     def decode(self, tokens: Tensor) -> list[str]:
@@ -49,7 +49,7 @@ class BytePairs:
 
     @cached_property
     def digest(self) -> Tensor:
-        """Give four numbers that tell this vocabulary from every other, to be kept with the weights that are learned on it."""
+        """Return four numbers that tell this vocabulary from every other, to be kept with the weights that are learned on it."""
         whole = hashlib.sha256(self.coder.to_str().encode()).digest()
         return torch.tensor([int.from_bytes(whole[at : at + 7], "big") for at in range(0, 28, 7)])
 

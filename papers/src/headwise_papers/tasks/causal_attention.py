@@ -17,7 +17,7 @@ class CausalAttention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the sum of all heads' outputs."""
+        """Return the sum of all heads' outputs."""
         batch, tokens, _ = x.shape
         q, k, v = (
             part(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for part in (self.query, self.key, self.value)

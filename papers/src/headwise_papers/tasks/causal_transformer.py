@@ -45,7 +45,7 @@ class CausalBlock(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Give the logits (B, T, words) of the word behind each of (B, T), T at most `context`."""
+    """Return the logits (B, T, words) of the word behind each of (B, T), T at most `context`."""
 
     def __init__(
         self,

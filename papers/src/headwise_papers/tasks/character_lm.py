@@ -42,7 +42,7 @@ class CharacterLM(Task):
         return CharacterModel(CHARACTERS, self.context, self.dim, self.heads, self.depth, self.mlp_ratio)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Give characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train, the last 10 % to test."""
+        """Return characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train, the last 10 % to test."""
         text = tinyshakespeare.read(self.folder)
         known = sorted(set(text))
         if len(known) != CHARACTERS:
@@ -59,7 +59,7 @@ class CharacterLM(Task):
         return [Evaluation("train", limit=WINDOWS), Evaluation("validation", limit=WINDOWS)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean cross entropy of a character, in nats."""
+        """Return the mean cross entropy of a character, in nats."""
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
@@ -67,7 +67,7 @@ class CharacterLM(Task):
         return {"nats": self.loss(output, targets) * targets.numel(), "characters": torch.tensor(targets.numel())}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give nats per character and e to their power."""
+        """Return nats per character and e to their power."""
         loss = sums["nats"] / sums["characters"]
         return {"loss": loss, "perplexity": loss.exp()}
 
@@ -90,7 +90,7 @@ class CharacterModel(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, symbols, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits of the token behind each."""
+        """Return the logits of the token behind each."""
         x = self.symbols(tokens) + self.positions.weight[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(x)))
 
@@ -105,6 +105,6 @@ class DecoderBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the tokens after the block."""
+        """Return the tokens after the block."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))

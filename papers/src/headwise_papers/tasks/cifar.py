@@ -31,7 +31,7 @@ class Cifar(Task):
     norm: NormPlace = "pre"
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give accuracy and loss; a diverged run counts as chance, which the number of classes decides."""
+        """Return accuracy and loss; a diverged run counts as chance, which the number of classes decides."""
         chance = 1 / SOURCES[self.name].classes
         return tuple(
             dataclasses.replace(metric, failure=chance) if metric.name == self.metric_name else metric
@@ -44,7 +44,7 @@ class Cifar(Task):
         return VisionTransformer(classes=SOURCES[self.name].classes, image_size=32, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
         return read(SOURCES[self.name], split, self.folder)

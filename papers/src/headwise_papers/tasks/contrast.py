@@ -61,13 +61,13 @@ class Contrast(Task):
         )
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
         return read(SOURCE, split, self.folder)
 
     def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
-        """Give two views of each image, or the image itself to the probe, in [-1, 1]."""
+        """Return two views of each image, or the image itself to the probe, in [-1, 1]."""
         images, labels = examples[0].float() / 255, examples[1]
         if self.stage == "probe":
             return Batch((2 * images - 1,), labels)
@@ -77,7 +77,7 @@ class Contrast(Task):
         return Batch(tuple(2 * view(images, drawn, **settings) - 1 for _ in range(2)), labels)
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
-        """Give NT-Xent of two views, or the probe's cross entropy, in nats."""
+        """Return NT-Xent of two views, or the probe's cross entropy, in nats."""
         if self.stage == "probe":
             return nn.functional.cross_entropy(output, targets)
         one, other = output

@@ -65,7 +65,7 @@ class CorruptedCifar(Cifar):
     corruption_seed: int = Field(0, ge=0, description="of the corruptions' draws, the same for all runs")
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give the error, the mean corruption error, and the error by corruption and by severity."""
+        """Return the error, the mean corruption error, and the error by corruption and by severity."""
         return (*self.metrics, Metric("loss", higher_is_better=False, unit="nats"))
 
     def evaluations(self) -> list[Evaluation]:
@@ -74,7 +74,7 @@ class CorruptedCifar(Cifar):
         return [Evaluation("train", when="never"), Evaluation("test", limit=self.clean_images), corrupted]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 3, 32, 32) as bytes, and classes; of "corrupted", (B, 2): the class, and which corruption it is."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; of "corrupted", (B, 2): the class, and which corruption it is."""
         if split != "corrupted":
             return super().data(split)
         _, classes = cast(tuple[Tensor, Tensor], super().data("test"))
@@ -97,7 +97,7 @@ class CorruptedCifar(Cifar):
         return {"wrong": wrong.bincount(minlength=many), "images": kinds.bincount(minlength=many)}
 
     def finish_corrupted(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give the errors from the counts."""
+        """Return the errors from the counts."""
         errors = (sums["wrong"] / sums["images"]).double().view(len(CORRUPTIONS), len(SEVERITIES))
         by_corruption, by_severity = errors.mean(1), errors.mean(0)
         reference = torch.tensor([REFERENCE[name] for name in CORRUPTIONS], dtype=torch.float64, device=errors.device)
@@ -113,7 +113,7 @@ class CorruptedCifar(Cifar):
 
 @functools.lru_cache(maxsize=1)
 def corrupted_images(name: str, folder: Path | None, count: int, seed: int) -> Tensor:
-    """Give the first `count` test images under each corruption and severity in turn, (75·count, 3, 32, 32); made once in a process."""
+    """Return the first `count` test images under each corruption and severity in turn, (75·count, 3, 32, 32); made once in a process."""
     images, _ = cast(tuple[Tensor, Tensor], Cifar(name=name).located(folder).data("test"))
     pixels, photographs = images[:count].permute(0, 2, 3, 1).numpy(), frost.read(folder)
     made = [

@@ -17,12 +17,12 @@ class DeepNorm:
 
 
 def encoder_alone(layers: int) -> DeepNorm:
-    """Give the constants of an encoder, or of a decoder alone, of so many layers."""
+    """Return the constants of an encoder, or of a decoder alone, of so many layers."""
     return DeepNorm((2 * layers) ** 0.25, (8 * layers) ** -0.25)
 
 
 def encoder_and_decoder(encoder: int, decoder: int) -> tuple[DeepNorm, DeepNorm]:
-    """Give the constants of an encoder and of the decoder that reads it."""
+    """Return the constants of an encoder and of the decoder that reads it."""
     root = (encoder**4 * decoder) ** (1 / 16)
     return DeepNorm(0.81 * root, 0.87 / root), DeepNorm((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
 

@@ -80,7 +80,7 @@ class DeiT(Task):
         return VisionTransformer(classes=10, image_size=32, head_dim=self.dim // self.heads, **shape)
 
     def phases(self) -> list[Phase]:
-        """Give one phase, or the training of a plain model and its adaptation."""
+        """Return one phase, or the training of a plain model and its adaptation."""
         if not self.adapt:
             return [Phase("train")]
         length = {"epochs": max(1, self.epochs // 3)} if self.steps is None else {"steps": max(1, self.steps // 3)}
@@ -92,7 +92,7 @@ class DeiT(Task):
         return [Evaluation("train", when="never")]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; there is no validation split."""
         if split == "validation":
             return None
         return read(SOURCES["cifar10"], split, self.folder)
@@ -104,7 +104,7 @@ class DeiT(Task):
         return Batch(moved(images, generator) if self.augment and generator is not None else images, classes)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the cross entropy in nats, with smoothed labels where that is set."""
+        """Return the cross entropy in nats, with smoothed labels where that is set."""
         return F.cross_entropy(output, targets, label_smoothing=self.label_smoothing)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:

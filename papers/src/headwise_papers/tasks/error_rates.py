@@ -19,7 +19,7 @@ def edits(said: Sequence[object], meant: Sequence[object]) -> int:
 
 
 def count_errors(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
-    """Give the sums of a batch of sentences: edits and lengths of the references, in letters (spaces count) and in words."""
+    """Return the sums of a batch of sentences: edits and lengths of the references, in letters (spaces count) and in words."""
     pairs = list(zip(said, meant, strict=True))
     found = {
         "letter_edits": sum(edits(one, other) for one, other in pairs),
@@ -31,7 +31,7 @@ def count_errors(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]
 
 
 def finish_errors(sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give the error rates of a split, which exceed 1 where more is said than was meant."""
+    """Return the error rates of a split, which exceed 1 where more is said than was meant."""
     return {
         "letter_error": sums["letter_edits"] / sums["letters"],
         "word_error": sums["word_edits"] / sums["words"],

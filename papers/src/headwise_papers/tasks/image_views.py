@@ -16,7 +16,7 @@ RGB = torch.linalg.inv(YIQ)
 def view(
     images: Tensor, generator: torch.Generator, *, least_area: float, colour: float, grey: float, jitter: float = 0.8
 ) -> Tensor:
-    """Give one random view of each image (B, 3, S, S) in [0, 1]: SimCLR's, without blur, as Chen et al. 2020 do on CIFAR.
+    """Return one random view of each image (B, 3, S, S) in [0, 1]: SimCLR's, without blur, as Chen et al. 2020 do on CIFAR.
 
     Draws are made on the CPU from `generator`. The hue is turned in YIQ, where torchvision goes through HSV.
 
@@ -38,7 +38,7 @@ def view(
 
 
 def crop(images: Tensor, generator: torch.Generator, least_area: float) -> Tensor:
-    """Give a random part of each image, at least `least_area` of it, at the image's own size (bilinear)."""
+    """Return a random part of each image, at least `least_area` of it, at the image's own size (bilinear)."""
     count = len(images)
     area = least_area + (1 - least_area) * torch.rand(count, generator=generator)
     shape = torch.exp((2 * torch.rand(count, generator=generator) - 1) * math.log(4 / 3))
@@ -83,7 +83,7 @@ def turn_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """Give the brightness (B, 1, S, S) as seen."""
+    """Return the brightness (B, 1, S, S) as seen."""
     weights = torch.tensor(GREY).to(images)
     return (images * weights[:, None, None]).sum(1, keepdim=True)
 

@@ -48,7 +48,7 @@ class Incremental(Task):
         return VisionTransformer(classes=TASKS * EACH, image_size=32, head_dim=self.dim // self.heads, **shape)
 
     def phases(self) -> list[Phase]:
-        """Give a phase for each task."""
+        """Return a phase for each task."""
         return [Phase(f"after {task}", data=f"train {task}") for task in range(TASKS)]
 
     def evaluations(self) -> list[Evaluation]:
@@ -61,7 +61,7 @@ class Incremental(Task):
         ]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one ("test 3")."""
+        """Return images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one ("test 3")."""
         if split == "validation":
             return None
         part, _, task = split.partition(" ")
@@ -80,7 +80,7 @@ class Incremental(Task):
         return Batch(moved(images, generator) if self.augment and generator is not None else images, places)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the cross entropy in nats among the classes of each image's own task."""
+        """Return the cross entropy in nats among the classes of each image's own task."""
         return F.cross_entropy(_of_own_task(output, targets), targets % EACH)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
@@ -90,7 +90,7 @@ class Incremental(Task):
         return {"weight": torch.tensor(len(targets)), "loss": loss, "accuracy": (own.argmax(-1) == wanted).sum()}
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Give forgetting: how far each task but the last has fallen from its best after an earlier phase, on the mean."""
+        """Return forgetting: how far each task but the last has fallen from its best after an earlier phase, on the mean."""
         last = TASKS - 1
         falls = [
             max(outcomes[_entry(phase, task)] for phase in range(task, last)) - outcomes[_entry(last, task)]
@@ -108,7 +108,7 @@ def _entry(phase: int, task: int) -> str:
 
 
 def _order() -> Tensor:
-    """Give the place of each class among the outputs: the classes' own order is that of the alphabet."""
+    """Return the place of each class among the outputs: the classes' own order is that of the alphabet."""
     return torch.randperm(TASKS * EACH, generator=torch.Generator().manual_seed(0))
 
 

@@ -58,7 +58,7 @@ class LanguageModel(Task):
     dropout: float = Field(0.0, ge=0, lt=1, description="of what enters the blocks and of every branch")
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
+        """Return the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
         guess = float(self.vocabulary)
         return tuple(dataclasses.replace(m, failure=guess) if m.name == "perplexity" else m for m in self.metrics)
 
@@ -68,7 +68,7 @@ class LanguageModel(Task):
         return CausalTransformer(self.vocabulary, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Give segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding window."""
+        """Return segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding window."""
         codes = self._codes("test" if split == "window" else split)
         if split == "window":
             return sliding(codes if self.window_words is None else codes[: self.window_words + 1], self.context)
@@ -76,7 +76,7 @@ class LanguageModel(Task):
         return parts[:, :-1], parts[:, 1:]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean cross entropy of the counted words, in nats."""
+        """Return the mean cross entropy of the counted words, in nats."""
         return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED)
 
     def weight(self, targets: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class LanguageModel(Task):
         }
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give the perplexity, the loss per word and the share of unknown words."""
+        """Return the perplexity, the loss per word and the share of unknown words."""
         loss = sums["loss"] / sums["words"]
         return {"perplexity": loss.exp(), "loss": loss, "unknown": sums["unknown"] / sums["words"]}
 
@@ -114,7 +114,7 @@ class LanguageModel(Task):
 
 
 def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Give windows (N, context) that move by one word; only their last word counts, and all words of the first window.
+    """Return windows (N, context) that move by one word; only their last word counts, and all words of the first window.
 
     Al-Rfou et al. 2019 (arXiv 1808.04444): every counted word but the first ones is predicted from a whole context.
     """
@@ -137,7 +137,7 @@ def symbols(folder: Path | None, level: str, vocabulary: int) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def encode(folder: Path | None, split: str, level: str, vocabulary: int) -> Tensor:
-    """Give a split of the text as numbers (N,)."""
+    """Return a split of the text as numbers (N,)."""
     known = symbols(folder, level, vocabulary)
     return torch.tensor([known.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
 

@@ -14,7 +14,7 @@ Masks = Callable[[Tensor], Tensor]
 
 
 def multi_scale(model: Masks, images: Tensor, scales: Iterable[float], patch: int, pixels: Sequence[int]) -> Tensor:
-    """Give the share of each class at `pixels` (rows, columns) of images (B, 3, H, W): (B, classes, rows, columns).
+    """Return the share of each class at `pixels` (rows, columns) of images (B, 3, H, W): (B, classes, rows, columns).
 
     Every scale is seen as it is and mirrored, and the shares are averaged (Strudel et al. 2021, arXiv 2105.05633). Scaled sizes are
     whole patches; what is larger than H × W is seen through windows of that size.
@@ -31,7 +31,7 @@ def multi_scale(model: Masks, images: Tensor, scales: Iterable[float], patch: in
 
 
 def through_windows(model: Masks, images: Tensor, window: Sequence[int], patch: int) -> Tensor:
-    """Give the logits of all patches of images seen through windows of `window` pixels, averaged where these overlap.
+    """Return the logits of all patches of images seen through windows of `window` pixels, averaged where these overlap.
 
     Windows begin at whole patches, at most half a window apart, so that patches of all windows fall together.
     """
@@ -50,7 +50,7 @@ def through_windows(model: Masks, images: Tensor, window: Sequence[int], patch: 
 
 
 def window_starts(whole: int, part: int) -> list[int]:
-    """Give where windows of `part` begin on a side of `whole`: evenly, the first at the start and the last at the end."""
+    """Return where windows of `part` begin on a side of `whole`: evenly, the first at the start and the last at the end."""
     if whole <= part:
         return [0]
     steps = -(-2 * (whole - part) // part)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def similarities(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the cosines (2B, 2B) of all views, -inf with itself, and the place (2B,) of each view's other one."""
+    """Return the cosines (2B, 2B) of all views, -inf with itself, and the place (2B,) of each view's other one."""
     views = nn.functional.normalize(torch.cat([one, other]).float(), dim=-1)
     itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
     partner = torch.arange(len(views), device=views.device).roll(len(one))
@@ -15,12 +15,12 @@ def similarities(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Give the mean loss over 2B projected views (B, D) and (B, D), in nats."""
+    """Return the mean loss over 2B projected views (B, D) and (B, D), in nats."""
     cosines, partner = similarities(one, other)
     return nn.functional.cross_entropy(cosines / temperature, partner)
 
 
 def found(one: Tensor, other: Tensor) -> Tensor:
-    """Give the share of views whose nearest one is their other, in [0, 1]."""
+    """Return the share of views whose nearest one is their other, in [0, 1]."""
     cosines, partner = similarities(one, other)
     return (cosines.argmax(1) == partner).float().mean()

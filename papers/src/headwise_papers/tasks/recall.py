@@ -17,7 +17,7 @@ TRAIN, TEST = 40_000, 1000
 
 
 class AssociativeRecall(Task):
-    """Give the values that stood behind the asked keys; part of the training labels is random."""
+    """Return the values that stood behind the asked keys; part of the training labels is random."""
 
     failure: ClassVar[float | None] = 1 / VALUES
 
@@ -34,7 +34,7 @@ class AssociativeRecall(Task):
         return AttentionAlone(KEYS + VALUES, VALUES, tokens, self.queries, self.dim, self.heads, self.depth)
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Give tokens (N, 2 · pairs + queries), keys first in the vocabulary, and values (N, queries)."""
+        """Return tokens (N, 2 · pairs + queries), keys first in the vocabulary, and values (N, queries)."""
         if split == "validation":
             return None
         if self.queries > self.pairs:
@@ -56,7 +56,7 @@ class AssociativeRecall(Task):
         return [Evaluation("train", limit=TEST)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean cross entropy of an asked key, in nats."""
+        """Return the mean cross entropy of an asked key, in nats."""
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
@@ -72,7 +72,7 @@ class AttentionAlone(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, values)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits of the values behind the asked keys."""
+        """Return the logits of the values behind the asked keys."""
         x = self.symbols(tokens) + self.positions.weight
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(norm(x))
@@ -80,5 +80,5 @@ class AttentionAlone(nn.Module):
 
 
 def _drawn(count: int, among: int, chosen: int, generator: torch.Generator) -> Tensor:
-    """Give `chosen` different numbers below `among`, for each of `count` sequences."""
+    """Return `chosen` different numbers below `among`, for each of `count` sequences."""
     return torch.rand(count, among, generator=generator).argsort(1)[:, :chosen]

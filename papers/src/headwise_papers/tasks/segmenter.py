@@ -52,7 +52,7 @@ class MaskDecoder(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """Give every patch of images (B, 3, H, W) a logit for each class: (B, classes, H / patch, W / patch)."""
+    """Return every patch of images (B, 3, H, W) a logit for each class: (B, classes, H / patch, W / patch)."""
 
     def __init__(
         self,

@@ -52,13 +52,13 @@ class SentenceSimilarity(Task):
         return SentencePairs(load_encoder(self.pretrained, random=self.random_weights))
 
     def data(self, split: str) -> dict[str, Tensor] | None:
-        """Give tokens (N, 2, T) of pairs, their mask, and scores in [0, 1] as labels."""
+        """Return tokens (N, 2, T) of pairs, their mask, and scores in [0, 1] as labels."""
         if split == "validation" and self.data_set == "sts2012":
             return None
         return pairs(self.folder, self.data_set, split, self.pretrained, self.tokens)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Give the length of the longer sentence of each pair."""
+        """Return the length of the longer sentence of each pair."""
         return examples["attention_mask"].sum(2).amax(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
@@ -68,7 +68,7 @@ class SentenceSimilarity(Task):
         return Batch(inputs, examples["labels"])
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean squared error of the cosine."""
+        """Return the mean squared error of the cosine."""
         return F.mse_loss(output, targets)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
@@ -76,7 +76,7 @@ class SentenceSimilarity(Task):
         return {"pairs": Rows(torch.stack([output, targets], dim=1).double())}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give Spearman's correlation, 0 where all answers or all scores are the same, and the squared error."""
+        """Return Spearman's correlation, 0 where all answers or all scores are the same, and the squared error."""
         from scipy.stats import spearmanr
 
         given, scores = sums["pairs"].cpu().T
@@ -103,7 +103,7 @@ class SentenceSimilarity(Task):
 
 
 class SentencePairs(nn.Module):
-    """Give the cosine of the mean tokens of two sentences, (B,), from tokens and mask (B, 2, T)."""
+    """Return the cosine of the mean tokens of two sentences, (B,), from tokens and mask (B, 2, T)."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

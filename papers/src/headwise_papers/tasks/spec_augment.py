@@ -17,7 +17,7 @@ def spec_augment(
     stretch: int,
     share: float,
 ) -> Tensor:
-    """Give features (B, T, F) with masked parts at 0, which is the mean of normalised features; without time warping.
+    """Return features (B, T, F) with masked parts at 0, which is the mean of normalised features; without time warping.
 
     `bands` masks of 0 to `band` coefficients each, and `stretches` masks of 0 to `stretch` frames each, but of at most `share`
     of an utterance's own frames (`lengths`). Draws are made on the CPU from `generator`.
@@ -34,7 +34,7 @@ def spec_augment(
 
 
 def _masks(sizes: Tensor, most: Tensor, number: int, places: int, generator: torch.Generator) -> Tensor:
-    """Give (B, places), True in `number` stretches of 0 to `most` (B,) places that lie within the first `sizes` (B,)."""
+    """Return (B, places), True in `number` stretches of 0 to `most` (B,) places that lie within the first `sizes` (B,)."""
     draws = torch.rand(2, number, len(sizes), generator=generator)
     width = (draws[0] * (most.clamp(max=sizes) + 1)).long()
     start = (draws[1] * (sizes - width + 1)).long()

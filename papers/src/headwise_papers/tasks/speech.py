@@ -51,7 +51,7 @@ class Speech(Task):
     )
 
     def files(self) -> list[Path]:
-        """Give the one file of AN4."""
+        """Return the one file of AN4."""
         return an4.files(self.folder)
 
     def prepare(self, tell: Callable[[str], None]) -> None:
@@ -66,13 +66,13 @@ class Speech(Task):
         return SpeechEncoder(an4.CEPSTRA, LETTERS, **self.model_dump(include=names))
 
     def data(self, split: str) -> dict[str, Tensor] | None:
-        """Give normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation split."""
+        """Return normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation split."""
         if split == "validation":
             return None
         return examples(self.folder, split, self.stride, self.longest)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Give the frames of 10 ms of each utterance."""
+        """Return the frames of 10 ms of each utterance."""
         return examples["lengths"]
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
@@ -87,7 +87,7 @@ class Speech(Task):
         return Batch({"features": features, "lengths": lengths}, targets)
 
     def loss(self, output: Tensor, targets: dict[str, Tensor]) -> Tensor:
-        """Give CTC's loss (Graves et al. 2006) in nats per letter."""
+        """Return CTC's loss (Graves et al. 2006) in nats per letter."""
         counts = targets["label_lengths"]
         scores, labels = output.float().transpose(0, 1), targets["labels"]
         total = nn.functional.ctc_loss(scores, labels, targets["frames"], counts, BLANK, reduction="sum")
@@ -106,7 +106,7 @@ class Speech(Task):
         return {"loss": self.loss(output, targets) * weight, "weight": weight, **count_errors(said, meant)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give the error rates and the loss of a split."""
+        """Return the error rates and the loss of a split."""
         return finish_errors(sums) | {"loss": sums["loss"] / sums["weight"]}
 
     def evaluations(self) -> list[Evaluation]:
@@ -178,6 +178,6 @@ def labels_of(transcript: str) -> list[int]:
 
 
 def normalised(features: Tensor) -> Tensor:
-    """Give features (T, F) with mean 0 and deviation 1 over time; one that never changes stays 0."""
+    """Return features (T, F) with mean 0 and deviation 1 over time; one that never changes stays 0."""
     deviation, mean = torch.std_mean(features, 0, correction=0)
     return (features - mean) / deviation.clamp(min=1e-5)

@@ -62,5 +62,5 @@ class SpeechEncoder(nn.Module):
 
 
 def shorter(lengths: Tensor, stride: int) -> Tensor:
-    """Give the number of frames that the convolution makes of so many."""
+    """Return the number of frames that the convolution makes of so many."""
     return (lengths - 1) // stride + 1

@@ -52,7 +52,7 @@ class StreetScenes(Task):
         return Segmenter(classes=CLASSES, size=(HEIGHT, WIDTH), **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Give images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed order."""
+        """Return images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed order."""
         images, labels = camvid.read(self.folder, split)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         # the drives lie one after the other, and the first images stand for all where fewer are seen
@@ -79,7 +79,7 @@ class StreetScenes(Task):
         return (image.flip(2), labels.flip(1)) if mirrored < 0.5 else (image, labels)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean cross entropy of the labelled pixels, in nats."""
+        """Return the mean cross entropy of the labelled pixels, in nats."""
         return F.cross_entropy(at_pixels(output, targets.shape[1:]), targets, ignore_index=VOID)
 
     def weight(self, targets: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class StreetScenes(Task):
         return {"confusion": confusion(at_pixels(output, targets.shape[1:]).argmax(1), targets, CLASSES, VOID)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Give the mean IoU."""
+        """Return the mean IoU."""
         return {"miou": mean_iou(sums["confusion"])}
 
     def evaluations(self) -> list[Evaluation]:

@@ -56,7 +56,7 @@ class EncoderLayer(nn.Module):
         self.sum2 = Residual(dim, norm, scale, dropout, layer_drop)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """Give (B, T, D) from (B, T, D); `padding` (B, T) is True where nothing is to be attended to."""
+        """Return (B, T, D) from (B, T, D); `padding` (B, T) is True where nothing is to be attended to."""
         x = self.sum1(x, lambda y: self.self_attn(y, y, y, key_padding_mask=padding, need_weights=False)[0])
         return self.sum2(x, self.mlp)
 
@@ -85,7 +85,7 @@ class DecoderLayer(nn.Module):
         self.sum3 = Residual(dim, norm, scale, dropout, layer_drop)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """Give (B, T, D) from (B, T, D) and the memory (B, S, D), whose padding (B, S) is True; `causal` (T, T) hides."""
+        """Return (B, T, D) from (B, T, D) and the memory (B, S, D), whose padding (B, S) is True; `causal` (T, T) hides."""
         x = self.sum1(x, lambda y: self.self_attn(y, y, y, attn_mask=causal, need_weights=False)[0])
         cross = self.multihead_attn
         x = self.sum2(x, lambda y: cross(y, memory, memory, key_padding_mask=padding, need_weights=False)[0])
@@ -98,7 +98,7 @@ def perceptron(dim: int, mlp_dim: int) -> nn.Sequential:
 
 
 def sinusoids(count: int, dim: int) -> Tensor:
-    """Give the fixed positions (count, dim) of Vaswani et al. 2017, arXiv 1706.03762, sines before cosines."""
+    """Return the fixed positions (count, dim) of Vaswani et al. 2017, arXiv 1706.03762, sines before cosines."""
     rates = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
     angles = torch.arange(count)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]

@@ -63,7 +63,7 @@ class Translation(Task):
         return given | {"steps": max(1, (deep or given["layer_steps"]) // depth)}
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Give the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
+        """Return the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
         loss, bleu = self.metrics
         return dataclasses.replace(loss, failure=math.log(self.vocabulary)), bleu
 
@@ -78,7 +78,7 @@ class Translation(Task):
             self.data(split)
 
     def coder(self) -> BytePairs:
-        """Give the byte pairs of the training text, both languages together."""
+        """Return the byte pairs of the training text, both languages together."""
         return coder_of(self.folder, self.vocabulary)
 
     def model(self) -> Translator:
@@ -87,11 +87,11 @@ class Translation(Task):
         return Translator(self.vocabulary, self.coder().digest, **shape)
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Give the tokens of both sides (N, T), each sentence to its END and then PAD."""
+        """Return the tokens of both sides (N, T), each sentence to its END and then PAD."""
         return examples(self.folder, split, self.vocabulary, self.longest)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Give the tokens of the longer side of each pair."""
+        """Return the tokens of the longer side of each pair."""
         return torch.stack([(side != PAD).sum(1) for side in examples.values()]).amax(0)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
@@ -100,7 +100,7 @@ class Translation(Task):
         return Batch({"source": source, "target": nn.functional.pad(target[:, :-1], (1, 0), value=BEGIN)}, target)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Give the cross entropy with smoothed labels, in nats per token."""
+        """Return the cross entropy with smoothed labels, in nats per token."""
         return cross_entropy(output, targets, self.label_smoothing)
 
     def weight(self, targets: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Translation(Task):
         return (targets != PAD).sum()
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Give the plain loss, whatever the smoothing in training."""
+        """Return the plain loss, whatever the smoothing in training."""
         weight = self.weight(targets)
         return {"loss": cross_entropy(output, targets, 0.0) * weight, "weight": weight}
 
@@ -130,12 +130,12 @@ class Translation(Task):
 
 
 def finish(sums: dict[str, Tensor]) -> dict[str, Any]:
-    """Give BLEU."""
+    """Return BLEU."""
     return {"bleu": finish_bleu(sums)}
 
 
 def cross_entropy(output: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Give the mean over real tokens, in nats."""
+    """Return the mean over real tokens, in nats."""
     scores, tokens = output.flatten(0, 1).float(), targets.flatten()
     return nn.functional.cross_entropy(scores, tokens, ignore_index=PAD, label_smoothing=smoothing)
 

@@ -54,7 +54,7 @@ class Translator(nn.Module):
         return memory if target is None else self.write(target, memory, padding)
 
     def read(self, source: Tensor, padding: Tensor) -> Tensor:
-        """Give the memory (B, S, D)."""
+        """Return the memory (B, S, D)."""
         x = self.embed(source)
         for layer in self.encoder:
             x = layer(x, padding)
@@ -69,7 +69,7 @@ class Translator(nn.Module):
         return nn.functional.linear(self.norm2(x), self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Give the embeddings of tokens with their places."""
+        """Return the embeddings of tokens with their places."""
         dim = self.words.embedding_dim
         return self.words(tokens) * dim**0.5 + sinusoids(tokens.shape[1], dim).to(self.words.weight)
 

@@ -19,7 +19,7 @@ ENTRIES_ON_CPU, ENTRIES = 1 << 22, 1 << 26
 def largest_logits(
     q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None
 ) -> Tensor:
-    """Give the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
+    """Return the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
 
     Args:
         q, k: (B, H, T, D), (B, H, N, D).
@@ -51,7 +51,7 @@ def _order(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """Give the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
+    """Return the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
 
     That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at SHARP.
     """

@@ -21,7 +21,7 @@ ROWS = 256
 
 
 def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, start: int) -> Tensor:
-    """Give the masked logits (..., t, N) in fp32 or wider of the queries that begin at row `start`."""
+    """Return the masked logits (..., t, N) in fp32 or wider of the queries that begin at row `start`."""
     return masked(torch.matmul(at_least_fp32(q), at_least_fp32(k).transpose(-1, -2)).mul_(scale), mask, causal, start)
 
 
@@ -34,7 +34,7 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
 
 
 def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
-    """Give the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, in the memory of what comes in.
+    """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, in the memory of what comes in.
 
     It keeps its digits where entropy collapses. Of each row: `log_total` log Z, `fall` sum(e D) and `total` Z = sum(e), with
     D = s - max(s) and e = exp(D).
@@ -72,7 +72,7 @@ def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give (A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv), and each row's (B, H, T) in fp32 or wider.
+    """Return (A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv), and each row's (B, H, T) in fp32 or wider.
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
     the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
@@ -111,7 +111,7 @@ def attend_rows_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from there."""
+    """Return the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from there."""
     gradients = (g_out, g_lse, g_entropy, g_square)
     kernels = _kernels(*saved[:3])
     with torch.autocast(saved[0].device.type, enabled=False):
@@ -136,7 +136,7 @@ def _(
 
 
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
-    """Give the Triton kernels where they can compute this call, or None: blocks in Python are the same everywhere."""
+    """Return the Triton kernels where they can compute this call, or None: blocks in Python are the same everywhere."""
     if q.device.type != "cuda" or not has_triton():
         return None
     from headwise.attention.kernels import triton_rows
@@ -146,7 +146,7 @@ def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
 
 @functools.cache
 def has_triton() -> bool:
-    """Tell whether Triton is installed: it comes with the CUDA builds of torch."""
+    """Return whether Triton is installed: it comes with the CUDA builds of torch."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -239,7 +239,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
-    """Give what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
+    """Return what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
     g_out, g_lse, g_entropy, g_square = gradients
     out, lse, entropy, square = saved[3:]
     level = torch.zeros_like(lse)
@@ -252,7 +252,7 @@ def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
 
 
 def _add_product(row: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Give row + a b^T for row (b, h, t, 1), a (b, h, t, D), b (b, h, n, D)."""
+    """Return row + a b^T for row (b, h, t, 1), a (b, h, t, D), b (b, h, n, D)."""
     total = row.expand(*a.shape[:3], b.shape[2]).flatten(0, 1)
     return torch.baddbmm(total, a.flatten(0, 1), b.flatten(0, 1).transpose(-1, -2)).unflatten(0, a.shape[:2])
 

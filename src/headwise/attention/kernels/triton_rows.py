@@ -27,7 +27,7 @@ HEAD_SIZES = (16, 32, 64, 128, 256)
 def _logits(
     q, k, mask_at, query, key, T, N, scale, sm0, sm1, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Give the masked logits of a block of queries and keys; -inf where nothing is allowed."""
+    """Return the masked logits of a block of queries and keys; -inf where nothing is allowed."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     inside = (query[:, None] < T) & (key[None, :] < N)
     if MASK != 0:
@@ -55,7 +55,7 @@ def _rows_of(at, row, column, s0, s1, ROWS, COLUMNS, UPCAST: tl.constexpr):
 
 @triton.jit
 def _place(blocks, heads):
-    """Give the block of rows, the sample and the head of this program; the blocks of one head run beside each other."""
+    """Return the block of rows, the sample and the head of this program; the blocks of one head run beside each other."""
     place = tl.program_id(0) // blocks
     return tl.program_id(0) % blocks, place // heads, place % heads
 
@@ -68,7 +68,7 @@ def forward_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Give A v and the three figures of each row of one block of queries of one head."""
+    """Return A v and the three figures of each row of one block of queries of one head."""
     block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
     query = block * BT + tl.arange(0, BT)
@@ -113,7 +113,7 @@ def forward_kernel(
 @triton.jit
 def _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, sm0, sm1,
            MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Give p and the gradient of the logits of one block."""
+    """Return p and the gradient of the logits of one block."""
     s = _logits(q, k, mask_at, query, key, T, N, scale, sm0, sm1, MASK, CAUSAL, PRECISION)
     logp = s - lse[:, None]
     p = tl.exp(logp)
@@ -130,7 +130,7 @@ def queries_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Give the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of those."""
+    """Return the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of those."""
     block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
     query = block * BT + tl.arange(0, BT)
@@ -167,7 +167,7 @@ def keys_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Give the gradients of one block of keys and values: a sum over the queries of every head that shares them."""
+    """Return the gradients of one block of keys and values: a sum over the queries of every head that shares them."""
     groups = H // G
     block, b, group = _place(tl.cdiv(N, BN), groups)
     b64, g64 = b.to(tl.int64), group.to(tl.int64)
@@ -201,7 +201,7 @@ def keys_kernel(
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether the kernels compute this call: fp32, fp16 or bf16, head sizes up to 256, heads that divide."""
+    """Return whether the kernels compute this call: fp32, fp16 or bf16, head sizes up to 256, heads that divide."""
     kinds = {q.dtype, k.dtype, v.dtype}
     plain = len(kinds) == 1 and kinds <= {torch.float32, torch.float16, torch.bfloat16}
     return (
@@ -236,14 +236,14 @@ def settings(dtype: torch.dtype, size: int, size_v: int, backward: bool) -> dict
 
 
 def padded(size: int) -> int:
-    """Give the head size that tiles have: a power of two, at least 16, which a matrix product needs."""
+    """Return the head size that tiles have: a power of two, at least 16, which a matrix product needs."""
     return max(16, triton.next_power_of_2(size))
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give what `row_statistics.attend_rows` gives, for what `supports` says."""
+    """Return what `row_statistics.attend_rows` gives, for what `supports` says."""
     (batch, heads, queries), size = q.shape[:3], v.shape[-1]
     out = torch.empty(batch, heads, queries, size, dtype=v.dtype, device=v.device)
     lse, entropy, square = (torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device) for _ in range(3))
@@ -264,7 +264,7 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradients of q, k and v.
+    """Return the gradients of q, k and v.
 
     Args:
         gradients: of the output, the log-sum-exp, the entropy and the sum of squares; None where none comes.
@@ -288,7 +288,7 @@ def backward(
 
 
 def _grid(x: Tensor, rows: int) -> tuple[int]:
-    """Give one program for each block of rows of each head and sample of x (B, H, T, D)."""
+    """Return one program for each block of rows of each head and sample of x (B, H, T, D)."""
     # Along one axis: CUDA takes 2^31 - 1 programs along the first and 65,535 along the others, fewer than windowed models have heads.
     return (triton.cdiv(x.shape[2], rows) * x.shape[0] * x.shape[1],)
 
@@ -301,7 +301,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
 def _common(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, tuple[int, ...], dict[str, Any]]:
-    """Give the mask as a kernel reads it, the strides of q, k, v and mask, and what is fixed when a kernel is compiled."""
+    """Return the mask as a kernel reads it, the strides of q, k, v and mask, and what is fixed when a kernel is compiled."""
     kind = NO_MASK if mask is None else ALLOWED if mask.dtype == torch.bool else ADDED
     # Without a mask any address will do: it is never read.
     said = q if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask

@@ -45,7 +45,7 @@ class Way:
     closed: bool = False
 
     def through_norm(self, norm: nn.Module | None, where: str) -> Way:
-        """Give the way behind a norm: a module, or None for a function."""
+        """Return the way behind a norm: a module, or None for a function."""
         before = self.before_norm if self.normed else self.last
         barred = ""
         if norm is None:
@@ -58,11 +58,11 @@ class Way:
         return replace(self, last=norm, before_norm=before, normed=True, barred=barred)
 
     def added(self) -> BranchEnd:
-        """Give the end at a sum with the residual, or at a product with a LayerScale."""
+        """Return the end at a sum with the residual, or at a product with a LayerScale."""
         return BranchEnd(self.last, self.barred)
 
     def lost(self) -> BranchEnd:
-        """Give the end where no sum was seen: a norm that was passed belongs to what follows."""
+        """Return the end where no sum was seen: a norm that was passed belongs to what follows."""
         return BranchEnd(self.before_norm if self.normed else self.last)
 
 
@@ -75,24 +75,24 @@ class BranchEnd(Exception):
 
 
 def least(ways: Iterable[Way | None]) -> Way | None:
-    """Give the way that passed less: what is seen on two ways is the branch from where they part."""
+    """Return the way that passed less: what is seen on two ways is the branch from where they part."""
     held = [way for way in ways if way is not None]
     return min(held, key=lambda way: (way.normed, way.last is not None), default=None)
 
 
 def most(ways: Iterable[Way | None]) -> Way | None:
-    """Give the way that passed more: of two that the code may take, a dropout or norm on either counts."""
+    """Return the way that passed more: of two that the code may take, a dropout or norm on either counts."""
     held = [way for way in ways if way is not None]
     return max(held, key=lambda way: (way.normed, way.last is not None), default=None)
 
 
 def norms(module: Any) -> bool:
-    """Tell whether a module is a norm, by its name."""
+    """Return whether a module is a norm, by its name."""
     return isinstance(module, nn.Module) and "Norm" in type(module).__name__
 
 
 def drops(module: Any) -> bool:
-    """Tell whether a module is a dropout: torch's, or one that is named so."""
+    """Return whether a module is a dropout: torch's, or one that is named so."""
     return isinstance(module, _DropoutNd) or (
         isinstance(module, nn.Module) and type(module).__name__.endswith("Dropout")
     )
@@ -118,7 +118,7 @@ class Walk:
         self.entered: set[Any] = set()
 
     def through(self, function: Any) -> Way | None:
-        """Give the way by which the function gives the branch back, or None; raises BranchEnd where the branch ends in it."""
+        """Return the way by which the function gives the branch back, or None; raises BranchEnd where the branch ends in it."""
         node = _parsed(function)
         if node is None:
             self._unread(function)
@@ -196,7 +196,7 @@ class Walk:
                 self.holding[target.id] = way
 
     def _holds(self, e: ast.expr | None) -> Way | None:
-        """Give the way by which an expression's value is the branch, or None where it is not."""
+        """Return the way by which an expression's value is the branch, or None where it is not."""
         if e is None or isinstance(e, ast.Constant):
             return None
         if isinstance(e, ast.Name):
@@ -277,7 +277,7 @@ class Walk:
             self.given = kept
 
     def _path(self, e: ast.expr) -> list[str] | None:
-        """Give the attributes of `self.a.b` or `self.a[0]`, or None for anything else."""
+        """Return the attributes of `self.a.b` or `self.a[0]`, or None for anything else."""
         names: list[str] = []
         while isinstance(e, ast.Attribute | ast.Subscript):
             if isinstance(e, ast.Attribute):
@@ -292,7 +292,7 @@ class Walk:
         return value
 
     def _probability(self, e: ast.Call) -> float | None:
-        """Give the p of a functional dropout where it can be told."""
+        """Return the p of a functional dropout where it can be told."""
         named = [k.value for k in e.keywords if k.arg in ("p", "prob", "dropout")]
         for candidate in named or e.args[1:]:
             path = self._path(candidate)

@@ -15,7 +15,7 @@ TRIPLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "valu
 
 
 def names_used(function: Any) -> set[str]:
-    """Give the global and attribute names a function's code uses, inner functions included."""
+    """Return the global and attribute names a function's code uses, inner functions included."""
     return _words(function, "co_names")
 
 
@@ -31,7 +31,7 @@ def _words(function: Any, kind: str) -> set[str]:
 
 
 def forward_of(layer: nn.Module | type) -> Any:
-    """Give the function that a module's or its class's forward is; the module's own where one was set on it."""
+    """Return the function that a module's or its class's forward is; the module's own where one was set on it."""
     forward: Any = layer.forward  # type: ignore[union-attr]  # a class of modules has one too
     return getattr(forward, "__func__", forward)
 
@@ -42,7 +42,7 @@ def _class_of(layer: nn.Module | type) -> Any:
 
 
 def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
-    """Give a forward's function and what it calls by name, a few levels deep: own methods, functions of its modules."""
+    """Return a forward's function and what it calls by name, a few levels deep: own methods, functions of its modules."""
     queue, seen = [(function, depth)], set()
     while queue:
         current, left = queue.pop(0)
@@ -56,7 +56,7 @@ def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
 
 
 def _called(function: Any, cls: type) -> list[Any]:
-    """Give the functions that a function's code names: globals, functions of modules, methods of its own class."""
+    """Return the functions that a function's code names: globals, functions of modules, methods of its own class."""
     space = getattr(function, "__globals__", {})
     names, attributes = _globals_and_attributes(function)
     modules = [space[n] for n in names if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
@@ -86,12 +86,12 @@ def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
 
 
 def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
-    """Tell whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few levels deep."""
+    """Return whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few levels deep."""
     return target in _names(forward_of(layer), _class_of(layer), depth)
 
 
 def uses(module: nn.Module, pattern: str, depth: int = 1) -> bool:
-    """Tell whether a module's forward uses a name that contains `pattern`."""
+    """Return whether a module's forward uses a name that contains `pattern`."""
     return any(re.search(pattern, name) for name in _names(forward_of(module), _class_of(module), depth))
 
 
@@ -102,7 +102,7 @@ def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
 
 
 def speaks_of_attention(module: nn.Module) -> bool:
-    """Tell whether a module's forward has local names q, k and v, or their like, in itself or in its own methods."""
+    """Return whether a module's forward has local names q, k and v, or their like, in itself or in its own methods."""
     return not type(module).__module__.startswith("torch.") and _speaks(forward_of(module), _class_of(module))
 
 
@@ -113,7 +113,7 @@ def _speaks(function: Any, cls: Any) -> bool:
 
 
 def passes_true(module: nn.Module, keyword: str) -> bool:
-    """Tell whether a module's forward passes `keyword=True` to something, where its source can be read."""
+    """Return whether a module's forward passes `keyword=True` to something, where its source can be read."""
     try:
         return bool(
             re.search(rf"\b{keyword}\s*=\s*True\b(?!\s*if)", inspect.getsource(forward_of(module)).partition(":")[2])

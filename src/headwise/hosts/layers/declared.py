@@ -14,7 +14,7 @@ LIKE = re.compile(r"attention|attn|mhsa|gpsa", re.IGNORECASE)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Tell whether a module holds parameters and is an attention layer by its class's name or by its forward's words.
+    """Return whether a module holds parameters and is an attention layer by its class's name or by its forward's words.
 
     A forward that speaks of q, k and v, in itself or in its own methods, is attention's, whatever its class is called.
     """
@@ -41,7 +41,7 @@ def is_cross(name: str, module: nn.Module) -> bool:
 
 
 def attends_across(name: str, module: nn.Module) -> bool:
-    """Tell whether queries are other tokens than keys: cross attention, a class token's own attention, a pool's latents."""
+    """Return whether queries are other tokens than keys: cross attention, a class token's own attention, a pool's latents."""
     if is_cross(name, module):
         return True
     if re.search(r"class_?att|att(entio)?n_?pool|resampler|perceiver", type(module).__name__, re.IGNORECASE):
@@ -52,14 +52,14 @@ def attends_across(name: str, module: nn.Module) -> bool:
 
 
 def shifts_windows(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether one of an attention module and the blocks around it shifts its windows, as every second one of Swin does."""
+    """Return whether one of an attention module and the blocks around it shifts its windows, as every second one of Swin does."""
     # timm keeps the shift it returns to when the input grows as its target.
     sizes = (getattr(module, name, 0) for module in modules for name in ("shift_size", "target_shift_size"))
     return any(any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0 for size in sizes)
 
 
 def other_positions(module: nn.Module) -> bool:
-    """Tell whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with absolute ones."""
+    """Return whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with absolute ones."""
     config = getattr(module, "config", None)
     if getattr(config, "alibi", False) is True:
         return True

@@ -85,14 +85,14 @@ def _channels_first(module: nn.Module) -> bool:
 
 
 def as_tokens(module: nn.Module, x: Tensor) -> Tensor:
-    """Give a layer's input or output as tokens (B, T, C): maps (B, C, H, W) and (B, H, W, C) are flattened."""
+    """Return a layer's input or output as tokens (B, T, C): maps (B, C, H, W) and (B, H, W, C) are flattened."""
     if x.dim() <= 3:
         return x
     return x.flatten(2).transpose(1, 2) if _channels_first(module) else x.flatten(1, -2)
 
 
 def from_tokens(module: nn.Module, tokens: Tensor, shape: torch.Size) -> Tensor:
-    """Give tokens (B, T, C) the shape they had before `as_tokens`."""
+    """Return tokens (B, T, C) the shape they had before `as_tokens`."""
     if len(shape) <= 3:
         return tokens
     return tokens.transpose(1, 2).reshape(shape) if _channels_first(module) else tokens.reshape(shape)

@@ -14,7 +14,7 @@ from headwise.projections import ProjectionError
 
 
 def last_before_sum(site: Site) -> nn.Module | None:
-    """Give the dropout or norm that a site's branch passes last before the residual, or None where it passes neither.
+    """Return the dropout or norm that a site's branch passes last before the residual, or None where it passes neither.
 
     Raises:
         ProjectionError: where that is a function call, or cannot be seen: nothing can stand behind it.

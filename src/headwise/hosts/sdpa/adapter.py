@@ -140,7 +140,7 @@ def _container(module: nn.Module) -> bool:
 
 
 def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
-    """Give the name of the layer around a module that calls the function but holds no weights: that is the site."""
+    """Return the name of the layer around a module that calls the function but holds no weights: that is the site."""
     layer = name
     while layer and next(names[layer].parameters(), None) is None:
         layer = layer.rpartition(".")[0]

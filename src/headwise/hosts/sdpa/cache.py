@@ -12,7 +12,7 @@ from headwise.core.masked import visible
 def newest_last(
     fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
+    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
     """
@@ -34,7 +34,7 @@ def newest_last(
 
 
 def _end(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Give the place behind the newest token of each sample, (B|1,).
+    """Return the place behind the newest token of each sample, (B|1,).
 
     Query i is the token at (tokens before it) + i and sees nothing behind itself; padded queries see less than that.
     """

@@ -41,7 +41,7 @@ def stand_in() -> None:
 
 
 def step_aside() -> None:
-    """Give the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
+    """Return the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
     left = any(f.site.host == "fused" for f in live_layers())
     if not left and F.scaled_dot_product_attention is routed:
         F.scaled_dot_product_attention = standing.plain
@@ -94,7 +94,7 @@ def _note(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor
 def _masking(
     fitted: FittedLayer, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, bool]:
-    """Give the mask (B|1, H|1, T, N), and whether causality is to be added to it."""
+    """Return the mask (B|1, H|1, T, N), and whether causality is to be added to it."""
     if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
         mask = hide_other_regions(mask)
     if mask is not None and causal:

@@ -34,7 +34,7 @@ _places: dict[tuple[int, str], tuple[Any, str, Any]] = {}
 
 
 def calls_flex(module: nn.Module) -> bool:
-    """Tell whether a module's forward names flex attention, compiled or not."""
+    """Return whether a module's forward names flex attention, compiled or not."""
     return next(_named(module), None) is not None
 
 
@@ -49,7 +49,7 @@ def stand_in(layer: nn.Module) -> None:
 
 
 def step_aside() -> None:
-    """Give the function back everywhere when no fitted site is left."""
+    """Return the function back everywhere when no fitted site is left."""
     if any(f.site.host == "fused" for f in live_layers()):
         return
     while _places:
@@ -66,7 +66,7 @@ def _put(holder: Any, name: str, value: Any) -> None:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Give where the code of a module's forward reads flex attention from: the holder, the name there, the function."""
+    """Return where the code of a module's forward reads flex attention from: the holder, the name there, the function."""
     if LIBRARY not in sys.modules or type(module).__module__.startswith("torch."):
         return
     library, words = vars(sys.modules[LIBRARY]), set[str]()
@@ -92,7 +92,7 @@ def _is_flex(value: Any) -> bool:
 
 
 def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Give what stands for flex attention, or for a compiled one."""
+    """Return what stands for flex attention, or for a compiled one."""
 
     def routed(
         query: Tensor,
@@ -125,7 +125,7 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _untouched(fitted: FittedLayer, training: bool) -> bool:
-    """Tell whether nothing acts on, reads or carries this call, so that the library's own kernel runs."""
+    """Return whether nothing acts on, reads or carries this call, so that the library's own kernel runs."""
     acts = any(touches_call(m) for m in fitted.active(training))
     return not (acts or fitted.armed or fitted.shares_values or fitted.needs("branch"))
 
@@ -170,7 +170,7 @@ def _serve(
 
 
 def _allowed(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-    """Give what a BlockMask allows, bool (B|1, H|1, T, N): its blocks, and inside of them its function."""
+    """Return what a BlockMask allows, bool (B|1, H|1, T, N): its blocks, and inside of them its function."""
     if block_mask is None:
         return None
     create_mask = sys.modules[LIBRARY].create_mask
@@ -184,7 +184,7 @@ def _allowed(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Give what a score_mod adds to each score, (B, H, T, N), with its gradients.
+    """Return what a score_mod adds to each score, (B, H, T, N), with its gradients.
 
     Raises:
         RuntimeError: where it does something else than to add.

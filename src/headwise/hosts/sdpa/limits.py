@@ -57,7 +57,7 @@ def _first(methods: list[Method], site: Site) -> str | None:
 
 
 def samples_of(fitted: FittedLayer, limits: Limits, shape: Shape, rows: int) -> int | None:
-    """Give how many samples a call of so many rows holds, or None where each row is one.
+    """Return how many samples a call of so many rows holds, or None where each row is one.
 
     Raises:
         RuntimeError: where a method needs to know and the rows cannot be shared out to the samples of the batch.

@@ -85,7 +85,7 @@ def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
 
 
 def serving() -> Limited | None:
-    """Give the adapter of the site whose forward runs now; to be called by the function's stand-in itself."""
+    """Return the adapter of the site whose forward runs now; to be called by the function's stand-in itself."""
     if torch.compiler.is_compiling():
         # Dynamo traces no walk over frames. It needs none either: it traces one forward, in one thread, in order.
         if current.top is not None:
@@ -122,7 +122,7 @@ def _running(top: _Open | None) -> _Open | None:
 
 
 def _runs(module: nn.Module) -> bool:
-    """Tell whether a module's call lies on this thread's stack: a note alone may be stale, or another thread's.
+    """Return whether a module's call lies on this thread's stack: a note alone may be stale, or another thread's.
 
     Read are the frames of nn.Module's own call and their `self`; a call costs some microseconds for each level of modules.
     """
@@ -144,7 +144,7 @@ def _runs(module: nn.Module) -> bool:
 
 
 def _recalled() -> Limited | None:
-    """Give the site of a call made in the recompute of a region that was checkpointed inside of a site's forward.
+    """Return the site of a call made in the recompute of a region that was checkpointed inside of a site's forward.
 
     No module is entered there: the region's first run told whose calls these are.
     """

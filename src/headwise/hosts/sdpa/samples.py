@@ -61,7 +61,7 @@ def _odd(adapter: SdpaAdapter, q: Tensor, batch: int) -> bool:
 
 
 def _changed(example: Any, dim: int) -> Any:
-    """Give the example with its first sample changed, in all tensors that hold as many."""
+    """Return the example with its first sample changed, in all tensors that hold as many."""
     tensors = [x for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > dim]
     size = tensors[0].shape[dim] if tensors else 0
 
@@ -80,7 +80,7 @@ def _changed(example: Any, dim: int) -> Any:
 
 
 def _moved(base: Calls, other: Calls) -> list[set[int]]:
-    """Give for each call the rows of q, k or v that differ between two runs; nothing where their shapes do."""
+    """Return for each call the rows of q, k or v that differ between two runs; nothing where their shapes do."""
     if len(base) != len(other) or any(a.shape != b.shape for x, y in zip(base, other) for a, b in zip(x[:3], y[:3])):
         return []
     same = [[(a, b) for a, b in zip(x[:3], y[:3]) if a.shape[0] == x[0].shape[0]] for x, y in zip(base, other)]

@@ -64,7 +64,7 @@ class Shape:
         return cls(q.shape, None)
 
     def to4(self, x: Tensor) -> Tensor:
-        """Give x (..., T, D) as (B, H, T, D), rows of a sample side by side."""
+        """Return x (..., T, D) as (B, H, T, D), rows of a sample side by side."""
         if self.folded:
             return x.unflatten(0, (-1, self.folded))
         if x.dim() < 4:
@@ -77,7 +77,7 @@ class Shape:
         return x
 
     def from4(self, x: Tensor) -> Tensor:
-        """Give the output (B, H, T, D) in the layout of the host's queries."""
+        """Return the output (B, H, T, D) in the layout of the host's queries."""
         if self.folded:
             return x.flatten(0, 1)
         if len(self.shape) < 4:
@@ -91,7 +91,7 @@ class Shape:
         return x
 
     def mask4(self, mask: Tensor | None) -> Tensor | None:
-        """Give a mask that broadcasts to the host's (..., T, N) as one that broadcasts to (B, H, T, N)."""
+        """Return a mask that broadcasts to the host's (..., T, N) as one that broadcasts to (B, H, T, N)."""
         if mask is None:
             return None
         if all(n == 1 for n in mask.shape[:-2]):
@@ -102,25 +102,25 @@ class Shape:
 
     @property
     def samples(self) -> int | None:
-        """Give the number of samples where the call itself tells: the first dimension of one with windows."""
+        """Return the number of samples where the call itself tells: the first dimension of one with windows."""
         return self.shape[0] if len(self.shape) > 4 else None
 
 
 def broadcast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give q, k and v one batch size, where the host lets the function broadcast them."""
+    """Return q, k and v one batch size, where the host lets the function broadcast them."""
     rows = max(q.shape[0], k.shape[0], v.shape[0])
     q, k, v = (x if x.shape[0] == rows else x.expand(rows, -1, -1, -1) for x in (q, k, v))
     return q, k, v
 
 
 def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Give a mask that also hides from each query the keys after it."""
+    """Return a mask that also hides from each query the keys after it."""
     order = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
     return mask & order if mask.dtype == torch.bool else mask.masked_fill(~order, float("-inf"))
 
 
 def batch(fitted: FittedLayer) -> int | None:
-    """Give the number of samples the whole model was called with, or None where that is not known."""
+    """Return the number of samples the whole model was called with, or None where that is not known."""
     forward = fitted.running()
     known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
     return forward.samples if known else None
@@ -140,7 +140,7 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
 
 
 def _folded(adapter: Served, fitted: FittedLayer, heads: int, q: Tensor) -> int:
-    """Give how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
+    """Return how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
     order = fitted.site.row_order
     if order == OWN or q.shape[0] % heads:
         return 0

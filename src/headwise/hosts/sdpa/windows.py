@@ -33,7 +33,7 @@ def declared(model: nn.Module, site: Site) -> None:
 
 
 def pools(module: nn.Module) -> bool:
-    """Tell whether a module declares to pool its queries or keys, as PVT, Twins and Hiera do."""
+    """Return whether a module declares to pool its queries or keys, as PVT, Twins and Hiera do."""
     ratios = [getattr(module, name, 1) for name in ("sr_ratio", "q_stride", "kv_stride", "reduction_ratio")]
     reducer = getattr(module, "sr", None)
     kept = reducer is None or isinstance(reducer, nn.Identity) or not isinstance(reducer, nn.Module)

@@ -80,7 +80,7 @@ class TorchAdapter:
 
     @property
     def module(self) -> nn.MultiheadAttention:
-        """Give the site's module."""
+        """Return the site's module."""
         module = self.site.module
         assert isinstance(module, nn.MultiheadAttention)
         return module
@@ -105,7 +105,7 @@ class TorchAdapter:
                 layer.activation_relu_or_gelu = 0
 
     def detach(self) -> None:
-        """Give the module its own forward and its layers their native path back."""
+        """Return the module its own forward and its layers their native path back."""
         for layer, native in zip(self.layers, self.native, strict=False):
             layer.activation_relu_or_gelu = native
         # Another wrapper put around ours keeps its place and meets the module's own forward from now on.
@@ -210,7 +210,7 @@ class TorchAdapter:
 
 
 def _acts(fitted: FittedLayer) -> bool:
-    """Tell whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
+    """Return whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
     acting: Any = fitted.active(False)
     return fitted.shares_values or any(
         touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting

@@ -29,7 +29,7 @@ class Arguments:
 
 
 def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> bool:
-    """Tell whether the arguments fit the module and each other; where not, torch itself raises."""
+    """Return whether the arguments fit the module and each other; where not, torch itself raises."""
     attn, padding = given.attn_mask, given.key_padding_mask
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         return False
@@ -48,7 +48,7 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
 
 
 def across(site: Site, query: Tensor, key: Tensor) -> bool:
-    """Tell whether a call attends to other tokens than its queries, where the layer's name does not say that it never does."""
+    """Return whether a call attends to other tokens than its queries, where the layer's name does not say that it never does."""
     if site.is_cross:
         return True
     if key is query:
@@ -179,7 +179,7 @@ def _parts(projected: Tensor, count: int) -> Tensor:
 
 
 def _heads(module: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give (B, H, T, D), (B, H, N, D) and (B, H, N, D), with the zero key where the module adds one."""
+    """Return (B, H, T, D), (B, H, N, D) and (B, H, N, D), with the zero key where the module adds one."""
     q, k, v = (x.unflatten(-1, (module.num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
     if module.add_zero_attn:
         zero = k.new_zeros(*k.shape[:2], 1, k.shape[3])
@@ -188,7 +188,7 @@ def _heads(module: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor) -> tu
 
 
 def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """Give the mask for (B, H, T, N) and whether causality takes its place, as torch decides.
+    """Return the mask for (B, H, T, N) and whether causality takes its place, as torch decides.
 
     Bool (True: allowed) where all masks are bool, else float and added to the logits; extra keys are always allowed.
     """
@@ -210,7 +210,7 @@ def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give a mask as what is added to the logits."""
+    """Return a mask as what is added to the logits."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))

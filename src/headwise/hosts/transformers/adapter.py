@@ -91,14 +91,14 @@ class Route(str):
 
 
 def prepares_by_name(cls: type) -> bool:
-    """Tell whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
+    """Return whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
     # `x in ("eager", "sdpa")` is kept as one constant, which Python may have made a frozenset.
     return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
 
 
 class TransformersAdapter:
-    """Gives one attention module a config of its own that names our implementation; other modules keep theirs."""
+    """Return one attention module a config of its own that names our implementation; other modules keep theirs."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -110,7 +110,7 @@ class TransformersAdapter:
 
     @property
     def implementation(self) -> str:
-        """Give the host's own implementation: what the shared config names now."""
+        """Return the host's own implementation: what the shared config names now."""
         return self.config._attn_implementation or "eager"
 
     def attach(self, fitted: FittedLayer) -> None:
@@ -146,7 +146,7 @@ class TransformersAdapter:
         self.cache = None
 
     def detach(self) -> None:
-        """Give the module its shared config back."""
+        """Return the module its shared config back."""
         self.site.module.config = self.config
         self.site.module.__dict__.pop(PLACE, None)
         for handle in self.handles:
@@ -154,7 +154,7 @@ class TransformersAdapter:
         self.fitted, self.cache, self.handles = None, None, []
 
     def original(self) -> Any:
-        """Give the host's own attention function, as the module's file defines or the interface holds it."""
+        """Return the host's own attention function, as the module's file defines or the interface holds it."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if self.implementation != "eager":
@@ -163,12 +163,12 @@ class TransformersAdapter:
 
 
 def is_cache(x: Any) -> bool:
-    """Tell whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or layer_past."""
+    """Return whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or layer_past."""
     return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
 
 
 def eager_function(cls: type) -> Any:
-    """Give the function that a module class falls back to: the one of its file whose name its forward uses."""
+    """Return the function that a module class falls back to: the one of its file whose name its forward uses."""
     forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
     names = [n for n in forward.__code__.co_names if "eager" in n and n in forward.__globals__]
     return forward.__globals__[names[0] if names else "eager_attention_forward"]

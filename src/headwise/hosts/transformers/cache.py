@@ -15,7 +15,7 @@ from headwise.hosts.transformers.routed import Routed
 def newest_last(
     adapter: Routed, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Give keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
+    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
 
@@ -41,7 +41,7 @@ def newest_last(
 
 
 def _layer(adapter: Routed) -> Any:
-    """Give the cache's layer that holds the keys of this module, or None without a cache."""
+    """Return the cache's layer that holds the keys of this module, or None without a cache."""
     index = getattr(adapter.site.module, "layer_idx", None)
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
     if index is None or index >= len(layers):

@@ -108,7 +108,7 @@ def _matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:
-    """Tell whether the weights are asked for: by keyword, or by the collector that gathers them from modules' outputs."""
+    """Return whether the weights are asked for: by keyword, or by the collector that gathers them from modules' outputs."""
     if kwargs.get("output_attentions"):
         return True
     try:
@@ -122,7 +122,7 @@ def _weights_wanted(kwargs: dict[str, Any]) -> bool:
 def masking(
     adapter: Routed, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool | None, bias: Tensor | None
 ) -> tuple[Tensor | None, bool]:
-    """Give the mask, (B|1, H|1, T|1, N) bool or float with the bias in it, and whether causality is to be added."""
+    """Return the mask, (B|1, H|1, T|1, N) bool or float with the bias in it, and whether causality is to be added."""
     implementation, name = adapter.implementation, adapter.site.name
     if implementation not in ("eager", "sdpa"):
         raise RuntimeError(

@@ -29,9 +29,9 @@ class Routed(Protocol):
 
     @property
     def implementation(self) -> str:
-        """Give the name of the host's own implementation."""
+        """Return the name of the host's own implementation."""
         ...
 
     def original(self) -> Callable[..., Any]:
-        """Give the host's own attention function."""
+        """Return the host's own attention function."""
         ...

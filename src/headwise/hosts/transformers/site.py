@@ -26,7 +26,7 @@ WINDOWS = ("window_size", "num_windows")
 
 
 def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Site:
-    """Give the site of an attention module; `modules` are all of the model's, by qualified name."""
+    """Return the site of an attention module; `modules` are all of the model's, by qualified name."""
     config = getattr(module, "config", None)
     site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
     around = ancestors(name, modules)
@@ -50,7 +50,7 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
 
 
 def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
-    """Give the modules around one, the nearest first, without mere lists."""
+    """Return the modules around one, the nearest first, without mere lists."""
     found = []
     while name:
         name = name.rpartition(".")[0]
@@ -60,7 +60,7 @@ def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
 
 
 def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
-    """Give the query's leaf, the key's, and the one that the layer's input enters."""
+    """Return the query's leaf, the key's, and the one that the layer's input enters."""
     direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
     q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
     k = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["k"]), None)
@@ -108,7 +108,7 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
 
 
 def _windows(module: nn.Module) -> bool:
-    """Tell whether a module cuts its input into windows, as a window size and the cutting function in its file show."""
+    """Return whether a module cuts its input into windows, as a window size and the cutting function in its file show."""
     size = next((x for x in (getattr(module, n, None) for n in WINDOWS) if x is not None), 0)
     if not (any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0):
         return False

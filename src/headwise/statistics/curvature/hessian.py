@@ -39,7 +39,7 @@ class Hessian:
         self._curved = [(i, g) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
 
     def product(self, vector: Tensor) -> Tensor:
-        """Give H·v of a vector (P,) in the parameters' order."""
+        """Return H·v of a vector (P,) in the parameters' order."""
         parts = self.split(vector)
         if not self._curved:
             return torch.zeros_like(vector)

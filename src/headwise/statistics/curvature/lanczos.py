@@ -18,7 +18,7 @@ class Eigenvalue(NamedTuple):
 
 
 def largest(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float) -> Eigenvalue:
-    """Give the largest eigenvalue, not the largest in size, of the symmetric map `product` of vectors like `start` (P,).
+    """Return the largest eigenvalue, not the largest in size, of the symmetric map `product` of vectors like `start` (P,).
 
     It ends when the residual falls to `tolerance` times the eigenvalue, or after `iterations` products. Vectors are not
     made orthogonal again: that gives copies of eigenvalues and leaves the extreme one as it is (Paige 1976). NaN where a

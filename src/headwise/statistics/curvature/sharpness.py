@@ -32,7 +32,7 @@ class Sharpness:
 
     @property
     def share(self) -> float | None:
-        """Give preconditioned / threshold."""
+        """Return preconditioned / threshold."""
         if self.preconditioned is None or self.threshold is None:
             return None
         return self.preconditioned / self.threshold
@@ -46,7 +46,7 @@ def sharpness(
     iterations: int = 50,
     tolerance: float = 1e-3,
 ) -> Sharpness:
-    """Give the largest eigenvalue of a loss's Hessian by Lanczos on Hessian-vector products.
+    """Return the largest eigenvalue of a loss's Hessian by Lanczos on Hessian-vector products.
 
     The loss is computed once; each product costs about two backward passes more and as much memory as its graph. Attention takes
     torch's plain kernel meanwhile: fused ones have no second derivative. What the loss detaches counts as constant. Gradients and
@@ -106,7 +106,7 @@ def _start(parameters: list[Tensor]) -> Tensor:
 
 
 def _scaled(hessian: Hessian, limit: Stability, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """Give v ↦ P^(−1/2)·H·P^(−1/2)·v, which is symmetric and has the eigenvalues of P⁻¹H."""
+    """Return v ↦ P^(−1/2)·H·P^(−1/2)·v, which is symmetric and has the eigenvalues of P⁻¹H."""
     assert limit.scales is not None
     root = flat(limit.scales, hessian.parameters, like).sqrt()
     return lambda vector: root * hessian.product(root * vector)

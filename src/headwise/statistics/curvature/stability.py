@@ -25,7 +25,7 @@ class Stability:
 
 
 def stability(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stability:
-    """Give the threshold of an optimizer as it stands, before its next step on `parameters`.
+    """Return the threshold of an optimizer as it stands, before its next step on `parameters`.
 
     On a quadratic of Hessian H gradient descent is stable below 2/η; with momentum β below 2(1+β)/η, in Nesterov's form below
     (2+2β)/((1+2β)η) (Cohen et al. 2021, arXiv 2103.00065). Adam's preconditioner is P = (1−β₁ᵗ)(√(ν/(1−β₂ᵗ)) + ε) and its threshold for P⁻¹H

@@ -33,7 +33,7 @@ class Imbalance(WeightStatistic):
 
 
 def conserved(product: Product) -> tuple[Tensor, Tensor]:
-    """Give what gradient flow without decay keeps the difference of: Gram matrices (G, d, d), or traces (G, pairs) with rotation."""
+    """Return what gradient flow without decay keeps the difference of: Gram matrices (G, d, d), or traces (G, pairs) with rotation."""
     if product.pairs is None:
         return product.own_gram, product.shared_gram
     once = (product.pairs[:, 0] != product.pairs[:, 1]).to(product.own)
@@ -76,7 +76,7 @@ def balance(product: Product) -> Balance:
 
 
 def _norms(conserved: Tensor) -> Tensor:
-    """Give the norms of rows, from Gram matrices (G, d, d) or traces of rotary pairs (G, pairs)."""
+    """Return the norms of rows, from Gram matrices (G, d, d) or traces of rotary pairs (G, pairs)."""
     squares = conserved.diagonal(dim1=-2, dim2=-1) if conserved.dim() == 3 else conserved
     return squares.clamp(min=0).sqrt()
 

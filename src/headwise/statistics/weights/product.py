@@ -32,43 +32,43 @@ class Product:
 
     @property
     def heads(self) -> int:
-        """Give the number of query heads."""
+        """Return the number of query heads."""
         return self.own.shape[0]
 
     @property
     def groups(self) -> int:
-        """Give the number of key/value heads."""
+        """Return the number of key/value heads."""
         return self.shared.shape[0]
 
     @property
     def size(self) -> int:
-        """Give the head size d."""
+        """Return the head size d."""
         return self.own.shape[1]
 
     @property
     def width(self) -> int:
-        """Give the smaller side of the full product."""
+        """Return the smaller side of the full product."""
         return min(self.own.shape[2], self.shared.shape[2])
 
     @cached_property
     def own_root(self) -> Tensor:
-        """Give R (H, d', d) of the QR of the own factor: R^T R = A A^T."""
+        """Return R (H, d', d) of the QR of the own factor: R^T R = A A^T."""
         return torch.linalg.qr(self.own.mT, mode="r")[1]
 
     @cached_property
     def shared_root(self) -> Tensor:
-        """Give R (G, d', d) of the QR of the shared factor."""
+        """Return R (G, d', d) of the QR of the shared factor."""
         return torch.linalg.qr(self.shared.mT, mode="r")[1]
 
     @cached_property
     def spectrum(self) -> Tensor:
-        """Give the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
+        """Return the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
         shared = self.shared_root.repeat_interleave(self.heads // self.groups, 0)
         return _singular_values(self.own_root @ shared.mT)
 
     @cached_property
     def group_spectrum(self) -> Tensor:
-        """Give the singular values of each group's joined product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
+        """Return the singular values of each group's joined product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
         if self.heads == self.groups:
             return self.spectrum
         joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
@@ -76,17 +76,17 @@ class Product:
 
     @cached_property
     def own_gram(self) -> Tensor:
-        """Give the sum over a group of A A^T, (G, d, d)."""
+        """Return the sum over a group of A A^T, (G, d, d)."""
         return (self.own @ self.own.mT).unflatten(0, (self.groups, -1)).sum(1)
 
     @cached_property
     def shared_gram(self) -> Tensor:
-        """Give B B^T, (G, d, d)."""
+        """Return B B^T, (G, d, d)."""
         return self.shared @ self.shared.mT
 
 
 def _singular_values(matrices: Tensor) -> Tensor:
-    """Give singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads it."""
+    """Return singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads it."""
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))
     return torch.where(finite[:, None], values, torch.nan)

@@ -13,7 +13,7 @@ from headwise.hosts.layers.code import forward_of, names_used, reached
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:
-    """Give the pairs (pairs, 2) of a head's rows; rows that are not turned stand as (row, row).
+    """Return the pairs (pairs, 2) of a head's rows; rows that are not turned stand as (row, row).
 
     The function by which the layer's own code turns is asked how it pairs; without one, halves are paired, as most hosts do.
     """

@@ -26,7 +26,7 @@ class WeightStatistic(ABC):
     worse: ClassVar[str | None] = None
 
     def applies(self, product: Product) -> str | None:
-        """Give the reason why the figure has no meaning for a product, None where it has."""
+        """Return the reason why the figure has no meaning for a product, None where it has."""
         return None
 
     @abstractmethod
