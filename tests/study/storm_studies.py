@@ -164,7 +164,7 @@ def warm():
     """Import what a study imports, once for all forks; nothing here may start a thread that a fork would lack."""
     import importlib
 
-    for name in ("comparing.run.execution", "comparing.tune", "comparing.report.rebuild", "comparing.results.table"):
+    for name in ("training.execution", "comparing.tune", "reporting.rebuild", "results.table"):
         importlib.import_module(f"headwise.{name}")
     for name in ("optuna.storages.journal", "altair", "vl_convert", "scipy.stats", "torch.profiler"):
         importlib.import_module(name)
