@@ -27,8 +27,8 @@ from storm_studies import KINDS, begin, ended, missing, ray_cluster, warm
 
 # seconds for what is left of a study whose launcher alone was killed
 PATIENCE = 60.0
-# seconds; a study that takes longer has hung
-LONGEST = 180.0
+# seconds; a study that takes longer has hung. Ray's engine takes a silent run for lost after two minutes
+LONGEST = 300.0
 
 
 class Storm:
@@ -71,13 +71,12 @@ class Storm:
             self.judge_end(name, out, launcher)
             return False
         victim = self.victim(name)
-        self.kills[name] += 1
-        self.victims[victim] += 1
         if victim == "worker":
             # the study itself goes on
-            self.kill_a_worker(name, launcher, out)
+            self.count(name, victim, self.kill_a_worker(name, launcher, out))
             self.end(name, launcher, out)
             return False
+        self.count(name, victim)
         with contextlib.suppress(ProcessLookupError):
             (os.kill if victim == "launcher" else os.killpg)(launcher.pid, signal.SIGKILL)
         launcher.wait()
@@ -89,6 +88,10 @@ class Storm:
         self.expect_nobody(name, launcher.pid, out)
         return True
 
+    def count(self, name, victim, times=1):
+        self.kills[name] += times
+        self.victims[victim] += times
+
     def victim(self, name):
         """Choose what is killed: mostly all, now and then the launcher alone or, where it is replaced, one worker."""
         if self.only:
@@ -99,10 +102,14 @@ class Storm:
         return "launcher" if chance < 0.4 else "all"
 
     def kill_a_worker(self, name, launcher, out):
-        found = workers(name, launcher, out, self.family)
-        if found:
-            with contextlib.suppress(psutil.Error):
+        """Kill a worker, waiting for one; give how many were killed: none where the study ends before."""
+        while launcher.poll() is None:
+            found = workers(name, launcher, out, self.family)
+            with contextlib.suppress(psutil.Error, IndexError):
                 self.chance.choice(sorted(found, key=lambda process: process.pid)).kill()
+                return 1
+            time.sleep(0.05)
+        return 0
 
     def end(self, name, launcher, out):
         if not ended(launcher, LONGEST):

@@ -30,7 +30,7 @@ GLANCE = 1.0
 # seconds to wait for an address to answer
 PATIENCE = 5.0
 # seconds without a sign of life after which a run is begun again; also for a run that has not begun although there is room for it
-SILENCE = 180.0
+SILENCE = 120.0
 # seconds for a result that is ready to arrive, and for the cluster to be left
 LONGEST_FAREWELL = 30.0
 
