@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
 from multiprocessing.connection import Connection
+from typing import TextIO
 
 # as much as a pipe holds
 AT_ONCE = 65536
@@ -38,15 +38,15 @@ class WorkerOutput:
 
 def print_into(writer: Connection) -> None:
     """Send all that this process and its children print, C libraries included, into a pipe."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
     for descriptor in (1, 2):
         os.dup2(writer.fileno(), descriptor)
     writer.close()
-    for stream in (sys.stdout, sys.stderr):
-        # not where a host put another object in their place
-        with contextlib.suppress(AttributeError):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    # anew: the streams of a file buffer lines and seek, which a pipe cannot
+    sys.stdout, sys.stderr = (_lines_to(descriptor) for descriptor in (1, 2))
+
+
+def _lines_to(descriptor: int) -> TextIO:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _as_shown(line: str) -> str:
