@@ -1,4 +1,4 @@
-"""The Ray engine: the same numbers as without Ray, also when a node dies in the middle."""
+"""The Ray engine: the same numbers as without Ray, also when a node or a worker dies in the middle."""
 
 import subprocess
 import sys
@@ -10,11 +10,13 @@ from small_studies import all_numbers, carry, tiny_study
 pytest.importorskip("ray")
 
 
-def test_a_study_on_two_nodes_survives_the_death_of_one_with_the_numbers_of_a_local_study(tmp_path):
-    script = Path(__file__).with_name("ray_with_a_killed_node.py")
-    command = [sys.executable, str(script), str(tmp_path / "ray")]
+@pytest.mark.parametrize("victim", ["node", "worker"])
+def test_a_study_on_two_nodes_survives_a_death_with_the_numbers_of_a_local_study(tmp_path, victim):
+    script = Path(__file__).with_name("ray_with_a_death.py")
+    command = [sys.executable, str(script), str(tmp_path / "ray"), victim]
     done = subprocess.run(command, capture_output=True, text=True, cwd=script.parent, timeout=300)
     assert "killed 1, ended 4" in done.stdout, done.stdout + done.stderr
+    assert "goes on from its last checkpoint" in done.stdout
     carry(tiny_study("Slow", methods=("DropHead(p=0.3)",), seeds=2, pause=0.1), tmp_path / "local")
     assert all_numbers(tmp_path / "ray") == all_numbers(tmp_path / "local")
 

@@ -111,6 +111,8 @@ def _rehearse(comparison: Comparison) -> None:
             raise StudyError("\n".join(filter(None, (event["reason"], event["trace"].rstrip(), again))))
         if event["event"] == "note":
             comparison.listener.say(f"note: {event['text']}")
+        if event["event"] == "output":
+            comparison.listener.say(event["text"])
 
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:

@@ -43,6 +43,8 @@ class PlainLines:
         """Print what an event is worth."""
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
+        elif event["event"] == "output":
+            self.say(event["text"])
         elif event["event"] == "done":
             self._finished += 1
             count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
@@ -105,6 +107,8 @@ class Bars:
         run = order.identity
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
+        elif event["event"] == "output":
+            self.say(event["text"])
         elif event["event"] == "done":
             self._all.advance(self._overall)
             if run in self._lines:

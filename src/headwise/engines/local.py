@@ -14,13 +14,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from headwise.engines.worker import serve
+from headwise.engines.worker_output import WorkerOutput
 from headwise.files.errors import StudyError
-from headwise.files.stops import ignored_stops
+from headwise.files.stops import END, ignored_stops
 from headwise.training.job import Order
 
 # a worker that is killed from outside (memory, for example) is replaced this often before the study stops
 REPLACEMENTS = 2
-# seconds for workers that wait for an order to end by themselves
+# seconds for workers to end in order before they are killed
 PATIENCE = 10.0
 
 
@@ -28,6 +29,7 @@ PATIENCE = 10.0
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    output: WorkerOutput
     order: Order | None = None
 
 
@@ -41,6 +43,8 @@ class LocalEngine:
         self._threads = threads
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
+        # the lines that workers printed, each with the run that printed it first
+        self._printed: dict[str, str] = {}
         self._workers = [self._start(number) for number in range(jobs)]
 
     def submit(self, order: Order) -> None:
@@ -55,15 +59,17 @@ class LocalEngine:
             self._hand_out()
 
     def close(self) -> None:
-        """End the workers; what they worked on goes on from its last checkpoint.
-
-        Those that wait for an order end by themselves, and free what libraries hold in them, semaphores above all.
-        """
-        idle = [worker for worker in self._workers if worker.order is None]
-        for worker in idle:
-            worker.pipe.close()
+        """End the workers, in order where they can; what they worked on goes on from its last checkpoint."""
+        for worker in self._workers:
+            # one that prints must not wait for a reader
+            worker.output.reader.close()
+            if worker.order is None:
+                worker.pipe.close()
+            elif worker.process.is_alive():
+                assert worker.process.pid is not None
+                os.kill(worker.process.pid, END)
         until = time.monotonic() + PATIENCE
-        for worker in idle:
+        for worker in self._workers:
             worker.process.join(max(0.0, until - time.monotonic()))
         for worker in self._workers:
             worker.process.kill()
@@ -74,11 +80,14 @@ class LocalEngine:
     def _start(self, number: int) -> _Worker:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs,), name=f"headwise worker {number}", daemon=True)
+        reader, writer = context.Pipe(duplex=False)
+        name = f"headwise worker {number}"
+        process = context.Process(target=serve, args=(theirs, writer), name=name, daemon=True)
         with _environment(worker_environment(self._threads)), ignored_stops():
             process.start()
         theirs.close()
-        return _Worker(process, mine)
+        writer.close()
+        return _Worker(process, mine, WorkerOutput(reader))
 
     def _hand_out(self) -> None:
         for number, worker in enumerate(self._workers):
@@ -92,11 +101,14 @@ class LocalEngine:
 
     def _receive(self) -> Iterator[dict[str, Any]]:
         """Wait until something happened and give what the workers told; a worker that ended is replaced."""
-        wait([item for worker in self._workers for item in (worker.pipe, worker.process.sentinel)])
+        printing = [worker.output for worker in self._workers if worker.order is not None]
+        readers = [output.reader for output in printing if not output.ended]
+        wait([*readers, *(item for worker in self._workers for item in (worker.pipe, worker.process.sentinel))])
         for number, worker in enumerate(self._workers):
             alive = worker.process.is_alive()
             # the last words of a worker that ended come before its replacement
             yield from self._read(worker)
+            yield from self._heard(worker, last=not alive)
             if not alive:
                 yield from self._replace(number)
 
@@ -106,17 +118,31 @@ class LocalEngine:
                 event = worker.pipe.recv()
                 assert worker.order is not None
                 event["run"] = worker.order.identity
-                if event["event"] in ("done", "failed"):
+                ends = event["event"] in ("done", "failed")
+                # it was printed before
+                yield from self._heard(worker, last=ends)
+                if ends:
                     worker.order = None
                 yield event
         except (EOFError, OSError):
             # it ended, in the middle of a word perhaps: its sentinel tells
             return
 
+    def _heard(self, worker: _Worker, *, last: bool) -> Iterator[dict[str, Any]]:
+        """Give what a worker printed, each line for the first run that prints it: all models load with the same words."""
+        if worker.order is None:
+            # what it prints before its first order is told with that
+            return
+        run = worker.order.identity
+        for line in worker.output.lines(last=last):
+            if self._printed.setdefault(line, run) == run:
+                yield {"event": "output", "run": run, "text": line}
+
     def _replace(self, number: int) -> Iterator[dict[str, Any]]:
         worker = self._workers[number]
         worker.process.join()
         worker.pipe.close()
+        worker.output.reader.close()
         code, order = worker.process.exitcode, worker.order
         self._workers[number] = self._start(number)
         if order is None:
@@ -153,6 +179,8 @@ def worker_environment(threads: int) -> dict[str, str]:
         # the memory measurement starts torch's profiler, which otherwise writes to the terminal
         "KINETO_LOG_LEVEL": "99",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # bars of transformers and its hub, one for each model of each run; whoever set it otherwise wants them
+        "HF_HUB_DISABLE_PROGRESS_BARS": os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
     }
 
 

@@ -11,15 +11,18 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from headwise.files.stops import leave_stops_to_the_parent
+from headwise.engines.worker_output import print_into
+from headwise.files.stops import end_in_order, leave_stops_to_the_parent
 
 if TYPE_CHECKING:
     from headwise.training.job import Order
 
 
-def serve(pipe: Connection) -> None:
-    """Carry out orders until the pipe closes; ends itself when the process that started it is gone."""
+def serve(pipe: Connection, output: Connection) -> None:
+    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is gone."""
     leave_stops_to_the_parent()
+    end_in_order()
+    print_into(output)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # importing takes seconds: it happens while the parent still reads its command
     from headwise.training import execution as run  # noqa: F401

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+# by which a parent ends one worker; where there is no such signal, the worker is killed
+END = getattr(signal, "SIGUSR1", signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -67,6 +70,11 @@ def leave_stops_to_the_parent() -> None:
     """Do nothing at a stop, which reaches a whole terminal or job; what this process starts itself hears it as usual."""
     for number in STOPS:
         signal.signal(number, lambda *_: None)
+
+
+def end_in_order() -> None:
+    """End this process when its parent asks for it, as at the end of its program: libraries free what they hold, semaphores above all."""
+    signal.signal(END, lambda *_: sys.exit())
 
 
 def _heard() -> list[signal.Signals]:
