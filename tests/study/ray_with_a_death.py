@@ -30,7 +30,7 @@ class Kill(Silent):
 
 
 def workers():
-    """Give the processes that carry out runs."""
+    """Return the processes that carry out runs."""
     family = psutil.Process().children(recursive=True)
     return [process for process in family if "carry_out_remotely" in " ".join(process.cmdline())]
 

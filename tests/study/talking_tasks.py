@@ -69,7 +69,7 @@ class Loading(Tiny.__base__):
 
 
 class Logits(nn.Module):
-    """Give what the loss takes."""
+    """Return what the loss takes."""
 
     def __init__(self, whole):
         super().__init__()

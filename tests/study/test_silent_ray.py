@@ -14,7 +14,7 @@ from headwise.engines.ray_cluster import RayEngine, _signs_of_life
 
 @pytest.fixture
 def engine_on(monkeypatch):
-    """Give a function that starts an engine on a stand-in, with short waits."""
+    """Return a function that starts an engine on a stand-in, with short waits."""
     for name, seconds in {"GLANCE": 0.005, "SILENCE": 0.05, "LONGEST_FAREWELL": 0.05}.items():
         monkeypatch.setattr(ray_cluster, name, seconds, raising=False)
 
