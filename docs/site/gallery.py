@@ -120,7 +120,7 @@ def _gallery(cards: list[str], others: list[str]) -> str:
         "command that repeats it stand on its page. One table over all claims, and what was not run: [results](../results/README.md). "
         f"Figures were kept with a result by `python docs/keep_results.py`, or are drawn from its kept files by `{COMMAND}`."
     )
-    toctree = "\n".join(["```{toctree}", ":hidden:", ":glob:", "../results/README", "../results/*/*", "```"])
+    toctree = "\n".join(["```{toctree}", ":hidden:", ":glob:", "../results/README", "../results/changed_verdicts", "../results/*/*", "```"])
     rest = f"No result is kept yet of: {', '.join(others)}." if others else ""
     return "\n\n".join(["# Results", intro, *cards, rest, toctree]) + "\n"
 
