@@ -31,7 +31,13 @@ BLOG_METHODS = (
 
 
 class Scale(BaseModel):
-    """Hold one size of a study: settings of the task, and the seeds where they differ."""
+    """Hold one size of a study: settings of the task, and the seeds where they differ.
+
+    Example:
+        >>> from headwise.study import Scale
+        >>> Scale(settings={"epochs": 2}, seeds=6).seeds
+        6
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

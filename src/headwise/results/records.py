@@ -83,6 +83,11 @@ class ClaimTest(Record):
     strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
     With a `level` the arm is held against this published figure and no other arm; a figure of one setting says nothing of
     another, so that `scale` names the only scale at which it is judged.
+
+    Example:
+        >>> from headwise.study import ClaimTest
+        >>> ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher", effect=0.005).against
+        'baseline'
     """
 
     arm: str
@@ -136,7 +141,13 @@ class ClaimTest(Record):
 
 
 class Claim(Record):
-    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show it."""
+    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show it.
+
+    Example:
+        >>> from headwise.study import Claim, ClaimTest
+        >>> higher = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher", effect=0.005)
+        >>> Claim(text="DropHead helps.", source="arXiv 2004.13342", published={"gain": "+0.5 points"}, tests=(higher,)).needs
+    """
 
     text: str
     source: str = ""
@@ -156,6 +167,12 @@ class Premise(Record):
     """Hold what must be true for claims to mean anything, as tests like a claim's: that the baseline learned, that the failure arose.
 
     Of the outcome "diverged" with a level the share of these runs decides; everything else must be shown.
+
+    Example:
+        >>> from headwise.study import ClaimTest, Premise
+        >>> better_than_chance = ClaimTest(arm="baseline", outcome="test/accuracy", says="higher", level=0.2)
+        >>> Premise(name="learned", text="The baseline is better than chance.", tests=(better_than_chance,)).name
+        'learned'
     """
 
     name: str
