@@ -37,7 +37,7 @@ LM = {
 
 
 def study_of(name):
-    return importlib.import_module(f"headwise.studies.{name}").STUDY
+    return importlib.import_module(f"headwise_papers.{name}").STUDY
 
 
 def smaller(name, arms, **settings):

@@ -115,7 +115,8 @@ def test_image_classification_runs_to_figures_that_its_models_give(tmp_path):
     folder = read_study(tmp_path)
     assert not folder.missing()
     claims = judged_claims(folder)
-    assert len(claims) == 9 and {claim.verdict for claim in claims} == {"undecided"}
+    # a model of this size learns nothing, which a premise of the study asks
+    assert len(claims) == 9 and {claim.verdict for claim in claims} == {"not testable here"}
     run = folder.runs["baseline", 1]
     images, classes = study.task.data("test")
     chosen = torch.randperm(400, generator=torch.Generator().manual_seed(_seed_of_the_test()))[:40]
@@ -141,7 +142,8 @@ def test_kernel_attention_runs_to_a_map_that_is_no_softmax(tmp_path):
     folder = read_study(tmp_path)
     figures = {arm: folder.runs[arm, 0].metric("test/loss") for arm in study.arms}
     assert len(set(figures.values())) == 3
-    assert [claim.verdict for claim in judged_claims(folder)] == ["undecided"] * 2
+    # a model of this size learns nothing, which a premise of the study asks
+    assert [claim.verdict for claim in judged_claims(folder)] == ["not testable here"] * 2
 
 
 def test_incremental_learning_sees_each_class_in_one_task_alone():

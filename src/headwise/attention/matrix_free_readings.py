@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from headwise.attention.kernels.row_statistics import attend_rows
 from headwise.attention.softmax import fused
@@ -70,11 +71,12 @@ class MatrixFreeReadings:
 
     def entropy(self) -> Tensor:
         """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
-        entropy, share, allowed = self._all()[2], self._share(), self.call.allowed()
-        if share is None:
+        entropy, sinks, allowed = self._all()[2], self.call.sinks, self.call.allowed()
+        if sinks is None:
             return entropy
-        # Of weights c·p with Σp = 1: -Σ c·p·log(c·p) = c·(H - log c).
-        entropy = share * (entropy - share.log())
+        # Of weights c·p with Σp = 1: -Σ c·p·log(c·p) = c·(H - log c). The logarithm is that of the logits, for c may be 0 in fp32.
+        above = self.lse() - _of_heads(sinks, entropy)
+        entropy = above.sigmoid() * (entropy - logsigmoid(above))
         return entropy if allowed is None else entropy.masked_fill(~allowed.any(-1), 0.0)
 
     def sum_of_squares(self) -> Tensor:
@@ -101,4 +103,9 @@ class MatrixFreeReadings:
 
 def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
     """Return what a column of logit b (H,) and without a value leaves to the keys: sigmoid(lse - b), (B, H, T)."""
-    return torch.sigmoid(lse - sinks.to(lse.dtype).view(1, -1, 1))
+    return torch.sigmoid(lse - _of_heads(sinks, lse))
+
+
+def _of_heads(sinks: Tensor, rows: Tensor) -> Tensor:
+    """Return the logits of sinks (H,) beside figures of rows (B, H, T)."""
+    return sinks.to(rows.dtype).view(1, -1, 1)
