@@ -1,5 +1,7 @@
 """Statistics of attention, by family, computed together in one pass over blocks of queries."""
 
+import sys
+
 import torch
 
 from headwise.files.entry_points import entry_points, load
@@ -26,11 +28,10 @@ from headwise.statistics.similarity import (
     TokenCosine,
 )
 from headwise.statistics.smoothing import GradientCosine, NonlocalFunctional
-from headwise.statistics.statistic import Statistic
+from headwise.statistics.statistic import STATISTICS, Statistic
 from headwise.statistics.tally import Tally
 
-# The registry: tests, tables and `watch` walk it.
-STATISTICS: dict[str, type[Statistic]] = {
+STATISTICS |= {
     kind.name: kind
     for kind in (
         AttentionEntropy,
@@ -57,8 +58,12 @@ STATISTICS: dict[str, type[Statistic]] = {
         AttentionDistance,
     )
 }
-# those of installed packages, after the names that they import from here
-STATISTICS |= {name: load("headwise.statistics", name) for name in entry_points("headwise.statistics")}
+# those of installed packages, after the names that they import from here; a module that is being imported registers its own
+STATISTICS |= {
+    name: load("headwise.statistics", name)
+    for name, point in entry_points("headwise.statistics").items()
+    if point.module not in sys.modules
+}
 
 __all__ = ["STATISTICS", "Queries", "Reading", "RowFigures", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
 

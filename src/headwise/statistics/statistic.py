@@ -5,9 +5,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from headwise.files.entry_points import entry_points
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.tally import Tally
+
+# The registry: tests, tables and `watch` walk it.
+STATISTICS: dict[str, type["Statistic"]] = {}
 
 
 class Statistic(ABC):
@@ -25,6 +29,12 @@ class Statistic(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     # Whether a larger, a smaller or no value is the worrying one; colours and "worst first" follow it.
     worse: ClassVar[str | None] = None
+
+    def __init_subclass__(cls) -> None:
+        # An installed package may import this room while its own module, which an entry point names, is not yet whole.
+        point = entry_points("headwise.statistics").get(getattr(cls, "name", ""))
+        if point is not None and point.module == cls.__module__:
+            STATISTICS[cls.name] = cls
 
     def applies(self, facts: SiteFacts) -> str | None:
         """Return the reason why the figure has no meaning at a site, None where it has."""
