@@ -64,9 +64,14 @@ def found(tmp_path_factory):
     return cases
 
 
+# Methods that must ask the device in `after_step`, and why.
+WAITS = {"SpectralCap": "whether a matrix needs a singular value decomposition, which waits itself, is decided on the host"}
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_nothing_waits_for_the_device_and_no_tensor_lies_on_another(found, group):
     cases = found[group]
     assert len(cases) >= GROUPS[group], f"only {len(cases)} cases ran: {list(cases)}"
-    wrong = {name: told for name, told in cases.items() if told}
+    wrong = {name: told for name, told in cases.items() if told and name not in WAITS}
+    assert not [name for name in WAITS if name in cases and not cases[name]], "it waits no longer: take it off the list"
     assert not wrong, "\n".join(f"{group}, {name}:\n  " + "\n  ".join(told) for name, told in wrong.items())

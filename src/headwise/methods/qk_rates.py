@@ -137,7 +137,7 @@ def _by_row(found: dict[str, Piece], rates: dict[str, Tensor], module: nn.Module
     for kind, one in found.items():
         for owner, rows in ((one.weight, one.rows), (one.bias, one.bias_rows)):
             if owner is not None and rows is not None and owner[0] is module and owner[1] == name:
-                by_row[rows.to(like.device)] = rates[kind][:, None]
+                by_row[rows.to(like.device, non_blocking=True)] = rates[kind][:, None]
     shape = [1] * like.dim()
     shape[axis] = -1
     return by_row.view(shape)

@@ -24,7 +24,7 @@ class Piece:
         where: qualified name of the weight.
         weight, bias: the module and the name in it; the bias None where there is none.
         axis: the dimension of the weight that the rows stand along.
-        rows, bias_rows: (groups, rows of one group), on the CPU.
+        rows, bias_rows: (groups, rows of one group), where they were asked for last: on the CPU at first.
     """
 
     kind: str
@@ -38,7 +38,9 @@ class Piece:
     def norms(self, weight: Tensor) -> Tensor:
         """Return the Frobenius norm of each group (groups,) of the weight, whole."""
         rows = weight.detach().transpose(0, self.axis).flatten(1)
-        return rows[self.rows.to(weight.device)].float().flatten(1).norm(dim=1)
+        # moved once, without waiting for the device
+        self.rows = self.rows.to(weight.device, non_blocking=True)
+        return rows[self.rows].float().flatten(1).norm(dim=1)
 
 
 def piece_of(block: Block) -> Piece:
