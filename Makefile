@@ -1,4 +1,4 @@
-# make compare: set up and run the main job.   make test: set up and run the tests.   make demo: run the README's example.
+# make compare: set up and run the main job.   make test: set up and run the tests.   make test-all: the whole grid too.   make demo: run the README's example.
 # make docs: build the site into build/docs.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ WORKERS ?= 2
 CAPABILITIES ?= default avx2
 STUB := PYTHONPATH=tests
 
-.PHONY: compare demo docs test lint types pytest bits bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: compare demo docs test test-all lint types pytest bits bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 compare: $(VENV)/.study
 	$(PY) -m headwise compare $(ARGS)
@@ -23,7 +23,11 @@ docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -E -a -n -W --keep-going -q -c docs/site docs build/docs $(ARGS)
 	$(PY) docs/site/check_links.py build/docs
 
-test: lint types pytest
+# every promise once
+test: lint types
+	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
+
+test-all: lint types pytest
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import headwise
 from headwise import DropHead, EntropyPenalty
 
+pytestmark = pytest.mark.grid
+
 COUNT, TOKENS = 10, 8
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 PAIR = {k: 0.0 if v == "dropout" else v for k, v in SEQ2SEQ.items()} | {"max_position_embeddings": 64}

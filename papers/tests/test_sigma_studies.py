@@ -15,6 +15,8 @@ from headwise.comparing.request import Request
 from headwise.results.analysis import analyse
 from headwise.studies.registry import Installed
 
+pytestmark = pytest.mark.grid
+
 
 def small(name, *settings, methods=()):
     """Return the study as the command line would, at settings that take seconds; a seed is enough to see it run."""

@@ -8,6 +8,8 @@ import headwise
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
 
+pytestmark = pytest.mark.grid
+
 HOST = HOSTS["own"]
 NAMES = list(shelf.__all__)
 # Both would compute the same weights, or one compute and the other write them; everything else composes.

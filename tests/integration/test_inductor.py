@@ -6,7 +6,7 @@ from inductor import assert_inductor_gives_the_numbers_of_eager
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid]
 NAMES = [name for name in shelf.__all__ if not (REGISTRY[name].penalizes or REGISTRY[name].learns)]
 
 
