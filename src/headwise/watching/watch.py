@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
+from headwise.watching.replay_file import Keeper
 from headwise.watching.rules import Thresholds
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
@@ -42,6 +45,8 @@ def watch(
     thresholds: Thresholds | None = None,
     loss: Loss | None = None,
     log_heads: bool = False,
+    keep: int | None = None,
+    keep_in: str | os.PathLike[str] = "replays",
 ) -> Watch:
     """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
 
@@ -66,6 +71,10 @@ def watch(
             `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and costs about a
             hundred backward passes; see `headwise.sharpness`.
         log_heads: give loggers every head as a figure too.
+        keep: keep what it takes to run the last `keep` steps again, and write it where an alert comes, with the last `keep`
+            readings: weights, optimizers, each step's random state, settings and `batch`; `headwise replay` runs them again. It
+            holds two copies of weights and optimizers.
+        keep_in: the folder of these files, `step_<number>.pt`.
 
     Raises:
         ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched then.
@@ -91,8 +100,13 @@ def watch(
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep is the number of steps to run again, at least 1, got {keep}")
     names, logs = names_with(statistics, loss), logs_of(log, log_heads)
-    return Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    made = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    if keep is not None:
+        made.keep(keep, Path(keep_in))
+    return made
 
 
 class Watch:
@@ -111,7 +125,8 @@ class Watch:
         loss: Loss | None = None,
     ) -> None:
         self.every, self.on_alert, self.names = every, on_alert, names
-        self.steps, self.removed = 0, False
+        self.steps, self.rows, self.removed = 0, rows, False
+        self._keeper: Keeper | None = None
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
@@ -132,23 +147,46 @@ class Watch:
 
     # What the training loop calls
 
-    def step(self, loss: Tensor | float | None = None) -> None:
+    def keep(self, last: int, folder: Path) -> None:
+        """Keep from now on what it takes to run the last steps before an alert again."""
+        self._keeper = Keeper(self._places.model, self._places.regularized, last, folder)
+        self._keeper.begin(self.steps)
+
+    def step(self, loss: Tensor | float | None = None, batch: Any = None) -> None:
         """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
 
         Args:
             loss: of this step, for `loss_spike`; a tensor stays on its device until a step is read.
+            batch: names the examples of this step, as the training of a replay takes them: numbers, texts or tensors, or lists or
+                dicts of them.
 
         Raises:
+            ValueError: where steps are kept and no batch is named.
             HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
         self._forgotten.stop()
         if loss is not None:
             self._whole.updates.loss(loss)
+        if self._keeper is not None:
+            if batch is None:
+                raise ValueError(
+                    "watch(keep=...) cannot run a step again whose batch it does not know: watch.step(batch=ids)"
+                )
+            self._keeper.step(self.steps, loss, batch)
         alerts = self._take() if self._armed else []
+        if self._keeper is not None:
+            if alerts and is_first():
+                settings = {"statistics": self.names, "rows": self.rows, "every": self.every}
+                self._keeper.write(alerts, self._last_readings(self._keeper.last), settings)
+            self._keeper.after(self.steps)
         self.steps += 1
         self._arm()
         self._tell(alerts)
+
+    def _last_readings(self, many: int) -> list[Record]:
+        read = sorted({figure.step for figure in self._figures})[-many:]
+        return [record for figure in self._figures if figure.step in read for record in figure.records()]
 
     def step_to(self, step: int, known: Iterable[Line] = ()) -> None:
         """Go on at an optimizer step of a resumed run.
@@ -162,6 +200,8 @@ class Watch:
             self._judge.alerts(records)
         self._recorder.clear()
         self.steps = step
+        if self._keeper is not None:
+            self._keeper.begin(step)
         self._arm()
 
     def _arm(self) -> None:
@@ -257,6 +297,8 @@ class Watch:
         self._places.leave()
         self._forgotten.stop()
         self._whole.stop()
+        if self._keeper is not None:
+            self._keeper.stop()
         self._recorder.clear()
         self._observers = []
         self._logs.close()
