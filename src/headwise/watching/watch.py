@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -13,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.files.health_records import Alert, Line, Record, figures_among
+from headwise.pages.notebook import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
-from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
+from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge, told
 from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
@@ -55,8 +58,9 @@ def watch(
             (fused projections of a sharded model cannot be told apart).
         every: steps between readings; the first reading is of step 0, before any update.
         log: one or several of `JsonLines`, `TensorBoard`, `MLflowRun`, or the loggers that there are: objects with `log_metrics(dict, step)`
-            or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter, loggers of Lightning, an Accelerator. These get a
-            mean for each layer, heat maps of the heads, and alerts with what helps; `JsonLines` gets every record.
+            or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter, loggers of Lightning, an Accelerator. These get six
+            figures, two heat maps and alerts with what helps; where `statistics` names some, of each of these a mean for each layer and a
+            heat map of the heads. `JsonLines` gets every record.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
             are marked `sampled`. None reads all.
@@ -102,11 +106,17 @@ def watch(
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
     if keep is not None and keep < 1:
         raise ValueError(f"keep is the number of steps to run again, at least 1, got {keep}")
-    names, logs = names_with(statistics, loss), logs_of(log, log_heads)
+    names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None)
     made = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
     if keep is not None:
         made.keep(keep, Path(keep_in))
     return made
+
+
+def statistics_median(records: list[Record]) -> float:
+    """Return the median of records' values, NaN where one is."""
+    values = [record["value"] for record in records]
+    return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 class Watch:
@@ -276,9 +286,22 @@ class Watch:
         """Return every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
         return [record for figure in self._figures for record in figure.records()]
 
-    def alerts(self) -> list[Alert]:
-        """Return every alert: the fields of a record and threshold, sentence, remedy, source."""
-        return list(self._alerts)
+    def alerts(self) -> Alerts:
+        """Return every alert: the fields of a record and threshold, sentence, remedy, source. A notebook shows them as a table."""
+        return Alerts(self._alerts)
+
+    def plot(self, *names: str) -> Any:
+        """Return charts of the statistics named, or of the six that loggers show: a line for each head, alerts marked.
+
+        A notebook shows them; `watch.plot("max_logit").save("health.html")` writes a page.
+
+        Raises:
+            ValueError: where nothing was read of a name.
+            ImportError: where altair is missing: pip install 'headwise[study]'.
+        """
+        from headwise.watching.plots import plot
+
+        return plot(self.records(), self._alerts, names)
 
     def reasons(self) -> dict[str, dict[str, str]]:
         """Say, per site read so far and of the "model", which statistics have no meaning there and why."""
@@ -307,6 +330,22 @@ class Watch:
     def _alive(self) -> None:
         if self.removed:
             raise RuntimeError("this watch was removed; call headwise.watch(model) again")
+
+    def _repr_html_(self) -> str:
+        last = max((figure.step for figure in self._figures), default=None)
+        newest = [record for figure in self._figures if figure.step == last for record in figure.records()]
+        by_name: dict[str, list[Record]] = {}
+        for record in newest:
+            by_name.setdefault(record["statistic"], []).append(record)
+        rows = [
+            (name, min(r["value"] for r in found), statistics_median(found), max(r["value"] for r in found))
+            for name, found in by_name.items()
+        ]
+        when = "nothing was read yet" if last is None else f"reading of step {last}"
+        return (
+            html_table(f"{self!r}: {when}", ("statistic", "lowest", "median", "highest"), rows)
+            + self.alerts()._repr_html_()
+        )
 
     def __repr__(self) -> str:
         return f"Watch({len(self._places.sites)} sites, every {self.every} steps, at step {self.steps})"
