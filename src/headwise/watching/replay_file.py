@@ -202,7 +202,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def random_left_alone() -> Iterator[None]:
-    """Give the generators back as they were."""
+    """Leave the generators as they were."""
     before = random_state()
     try:
         yield
