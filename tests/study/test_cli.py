@@ -52,6 +52,7 @@ OPTIONS = {
     "methods": "--help",
     "studies": "--help",
     "audit": "--help --images --out --text",
+    "replay": "--help",
 }
 
 
