@@ -292,7 +292,7 @@ def loaded_again(model: nn.Module, path: Path) -> nn.Module:
     """Return a new model of the same class from a folder of transformers, on the same device and in the same dtype."""
     first = next(model.parameters())
     with quiet():
-        again: nn.Module = type(model).from_pretrained(path, dtype=first.dtype)  # type: ignore[attr-defined]
+        again: nn.Module = type(model).from_pretrained(path, dtype=first.dtype, use_safetensors=True)  # type: ignore[attr-defined]
     return again.to(first.device).eval()
 
 
