@@ -6,6 +6,7 @@ import torch.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,11 @@ def __getattr__(name: str) -> Any:
     if module is None and name[:1].isupper() and name in _methods():
         module = "methods"
     if module is None:
-        # with these two Python itself says what was meant
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time for a class only.
+        known = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1)
+        meant = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}{meant}", obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
