@@ -6,12 +6,11 @@ import importlib
 import json
 import math
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from headwise_papers.data import stories260k, tinyshakespeare
+from headwise_papers.data import stories260k
 from headwise_papers.tasks.character_lm import CHARACTERS, CharacterLM
 from headwise_papers.tasks.recall import KEYS, VALUES, AssociativeRecall
 from small_studies import carry
@@ -45,20 +44,6 @@ def smaller(name, arms, **settings):
     study = study_of(name)
     task = type(study.task)(**study.task.model_dump() | settings)
     return study.model_copy(update={"task": task, "seeds": 2, "sweeps": arms, "claims": (), "scales": {}})
-
-
-@pytest.fixture
-def text(tmp_path, monkeypatch):
-    """A text of as many different characters as tiny Shakespeare has, each followed by one of two."""
-    monkeypatch.setattr(tinyshakespeare, "SOURCE", replace(tinyshakespeare.SOURCE, files={"input.txt": None}))
-    rng, at, written = np.random.default_rng(0), 0, []
-    for _ in range(12_000):
-        written.append(chr(33 + at))
-        at = (at + 1 + int(rng.integers(2))) % CHARACTERS
-    folder = tmp_path / "data" / "tinyshakespeare"
-    folder.mkdir(parents=True)
-    (folder / "input.txt").write_text("".join(written), encoding="utf-8")
-    return folder.parent
 
 
 def located(study, folder):

@@ -96,12 +96,14 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        hidden, rest = [], []
+        hidden: list[dict[str, Any]] = []
+        rest: list[dict[str, Any]] = []
         for group in params:
-            for ours, parameters in ((True, []), (False, [])):
-                parameters += [p for p in group["params"] if (group["name"] in HIDDEN and p.ndim == 2) is ours]
-                if parameters:
-                    (hidden if ours else rest).append({**group, "params": parameters})
+            ours = [p for p in group["params"] if group["name"] in HIDDEN and p.ndim == 2]
+            known = set(map(id, ours))
+            others = [p for p in group["params"] if id(p) not in known]
+            hidden += [{**group, "params": ours}] if ours else []
+            rest += [{**group, "params": others}] if others else []
         if not hidden:
             raise StudyError(
                 "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can be told in this model. "

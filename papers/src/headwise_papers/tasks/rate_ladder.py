@@ -22,7 +22,7 @@ STATISTICS = ["entropy_share", "max_logit"]
 
 
 class RateLadder(CharacterLM):
-    """Train one model at each rate of a ladder, from the same weights and on the same batches, and tell where it fails.
+    """Train an untrained model at each rate of a ladder, and tell where it fails.
 
     A model has failed at a rate when its test loss lies above `level`. The critical rate is where the loss, a straight line in the
     logarithm of the rate between two rungs, first passes `level` above the arm's best rate; the highest rung where it never does. The
