@@ -19,6 +19,7 @@ _HOME = {
     "Regularized": "regularizing.handle",
     "regularize": "regularizing.regularize",
     "handle": "regularizing.handle",
+    "load_pretrained": "regularizing.load_pretrained",
     "sites": "hosts.finding",
     "parse": "methods.text",
     "parameter_groups": "regularizing.parameter_groups",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
+    from headwise.regularizing.load_pretrained import load_pretrained as load_pretrained
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness

@@ -202,6 +202,11 @@ def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | No
     return chain
 
 
+def is_reparametrized(module: nn.Module, name: str) -> bool:
+    """Return whether a method computes a parameter of a module from another one; torch's own parametrizations do not count."""
+    return _owner(module, name) is not None
+
+
 def _owner(module: nn.Module, name: str) -> str | None:
     """Name the method that put a parametrization on a weight; None where none did."""
     chain = _chain(module, name)
