@@ -245,3 +245,52 @@ def test_qk_clip_on_adapters_scales_them_along():
     assert float(tall.max()) > 0.3
     handle.after_step()
     torch.testing.assert_close(largest_logits(net), tall.clamp(max=0.3), rtol=1e-4, atol=1e-5)
+
+
+def hybrid(kind):
+    torch.manual_seed(0)
+    shared = {n: x for n, x in SIZES.items() if n not in ("n_routed_experts", "first_k_dense_replace")}
+    own = {
+        "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 2, "num_local_experts": 4, "mlp_layer_types": ["dense"] * 2},
+        "qwen3_next": {
+            "head_dim": 8, "num_experts": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
+        },
+    }[kind]  # fmt: skip
+    layers = {"layer_types": ["linear_attention", "full_attention"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.AutoConfig.for_model(kind, **{**shared, **own, **layers})
+    return transformers.AutoModelForCausalLM.from_config(config).train()
+
+
+def test_a_hybrid_has_its_latent_layers_clipped_and_the_others_listed():
+    net = hybrid("kimi_linear")
+    handle = headwise.regularize(net, QKClip(threshold=1e-3))
+    states = {row.name: (row.status, row.detail) for row in handle.report().rows}
+    assert states["model.layers.1.self_attn"][0] == "regularized"
+    status, reason = states["model.layers.0.self_attn"]
+    assert status == "unreachable" and "in the place of a softmax" in reason
+    net(batch(), use_cache=False).logits.square().mean().backward()
+    before = largest_hybrid(net)
+    handle.after_step()
+    torch.testing.assert_close(largest_hybrid(net), before.clamp(max=1e-3), rtol=1e-3, atol=1e-6)
+    # a step in which no forward came asks nothing of anybody
+    net(batch(), use_cache=False).logits.square().mean().backward()
+    handle.after_step()
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def largest_hybrid(net):
+    layer = net.model.layers[1].self_attn
+    with capture.untouched(net), capture.seen(layer) as calls:
+        net(batch(), use_cache=False)
+    s = calls[0].q @ calls[0].k.mT * layer.scaling
+    return s.masked_fill(~torch.ones(s.shape[-2:]).tril().bool(), float("-inf")).amax((0, 2, 3))
+
+
+def test_a_hybrid_that_normalises_queries_refuses_qk_clip_and_takes_other_methods_on_its_full_layers():
+    net = hybrid("qwen3_next")
+    with pytest.raises(ValueError, match="normalises queries and keys itself"):
+        headwise.regularize(net, QKClip())
+    handle = headwise.regularize(net, headwise.DropHead(p=0.2))
+    assert [f.site.name for f in handle.fitted] == ["model.layers.1.self_attn"]
+    assert net(batch(), use_cache=False).logits.isfinite().all()

@@ -10,7 +10,7 @@ from torch import nn
 from headwise.core.site import Site, number
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.code import forward_of, names_used
-from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels
+from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels, without_softmax
 from headwise.hosts.layers.remedies import LOAD_SDPA
 from headwise.hosts.sdpa import adapter as sdpa
 from headwise.hosts.torch_mha import adapter as torch_mha
@@ -44,7 +44,7 @@ def find(model: nn.Module) -> list[Candidate]:
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
         if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            reason = over_channels(module) or _by_processor(module) or EXPLICIT
+            reason = over_channels(module) or without_softmax(module) or _by_processor(module) or EXPLICIT
             found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])
