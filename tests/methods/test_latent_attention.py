@@ -226,7 +226,7 @@ def test_the_audit_reads_a_folder_of_latent_attention(tmp_path):
 
 def test_methods_that_need_plain_projections_name_the_factors():
     net = deepseek(12)
-    with pytest.raises(projections.ProjectionError, match="makes its q by factors, model.layers.0.self_attn.q_a_proj and .*q_b_proj"):
+    with pytest.raises(projections.ProjectionError, match=r"makes its q by factors, model.layers.0.self_attn.q_a_proj and .*q_b_proj"):
         projections.of(headwise.sites(net)[0]).need("q", "InputNoise")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise.core.site import Site, number
+from headwise.hosts.diffusers import adapter as diffusers
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.code import forward_of, names_used
 from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels, without_softmax
@@ -35,7 +36,7 @@ def find(model: nn.Module) -> list[Candidate]:
     found: list[Candidate] = []
     # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that the last
     # host looks for, and what one host took is not taken again.
-    for host in (torch_mha, transformers, sdpa):
+    for host in (torch_mha, transformers, diffusers, sdpa):
         taken = {inner for f in found for inner in f.site.module.modules()}
         found.extend(host.find(model, taken))
     # What looks like attention and belongs to no host is listed too, so that nothing is passed over in silence.

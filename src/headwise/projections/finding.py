@@ -10,6 +10,7 @@ from headwise.core.site import Site
 from headwise.projections import named
 from headwise.projections.adapted import base_of, is_adapted, obstacle
 from headwise.projections.block import Block, ProjectionError
+from headwise.projections.joint import with_context
 from headwise.projections.latent import MAKES, latent_blocks
 from headwise.projections.leaves import Leaf
 from headwise.projections.perturbation import probed
@@ -50,7 +51,7 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
     if {"q", "k", "v"} <= set(found):
         apart = named.separate(site, found)
         if isinstance(apart, Projections):
-            return apart
+            return with_context(site, apart)
         reason = apart
     try:
         return probed(site, model, example, parent)

@@ -96,9 +96,10 @@ def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
     sizes = [first_number(module, (size,)) for size in SIZES]
     heads = first_number(module, HEADS)
     names = (DOWN_KV, UP_KV, *((DOWN_Q, UP_Q) if getattr(module, DOWN_Q, None) is not None else (WHOLE_Q,)))
-    layers = {one: getattr(module, one, None) for one in names}
-    plain_layers = {one: base_of(layer) for one, layer in layers.items() if isinstance(layer, nn.Module)}
-    if heads is None or None in sizes or not all(isinstance(plain_layers.get(one), nn.Linear) for one in names):
+    held = {one: getattr(module, one, None) for one in names}
+    bases = {one: base_of(layer) for one, layer in held.items() if isinstance(layer, nn.Module)}
+    layers = {one: base for one, base in bases.items() if isinstance(base, nn.Linear)}
+    if heads is None or None in sizes or len(layers) < len(names):
         return None
     latent, plain, rotary, values = (size or 0 for size in sizes)
     up_q = names[-1]
@@ -113,9 +114,9 @@ def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
         "rotary_k": (DOWN_KV, down[:, latent:]),
     }
     if DOWN_Q in names:
-        rows["down_q"] = (DOWN_Q, torch.arange(plain_layers[DOWN_Q].weight.shape[0])[None])
+        rows["down_q"] = (DOWN_Q, torch.arange(layers[DOWN_Q].weight.shape[0])[None])
     made = {UP_KV: keys.numel(), DOWN_KV: down.numel(), up_q: queries.numel()}
-    if any(plain_layers[one].weight.shape[0] != size for one, size in made.items()):
+    if any(layers[one].weight.shape[0] != size for one, size in made.items()):
         return None
     return rows
 

@@ -12,6 +12,7 @@ from headwise.statistics.entropy import (
     EntropyShare,
     LowestEntropy,
 )
+from headwise.statistics.joint import ImageToTextMass, TextToImageMass
 from headwise.statistics.logits import LogitBound, MaxLogit
 from headwise.statistics.mass import AttentionDistance, PeakedRows, SinkMass
 from headwise.statistics.output_norm import OutputNorm
@@ -56,6 +57,8 @@ STATISTICS |= {
         GradientCosine,
         OutputNorm,
         AttentionDistance,
+        TextToImageMass,
+        ImageToTextMass,
     )
 }
 # those of installed packages, after the names that they import from here; a module that is being imported registers its own

@@ -52,7 +52,7 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
     except ProjectionError as error:
         return WeightReading({}, {"qk": str(error), "vo": str(error)})
     products: dict[str, Product] = {}
-    missing = {}
+    missing: dict[str, str] = {}
     kinds: tuple[Literal["qk"], Literal["vo"]] = ("qk", "vo")
     with torch.no_grad():
         for kind in kinds:
