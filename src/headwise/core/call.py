@@ -55,6 +55,7 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
         query_block: the slice of queries in a block, None when all are at hand.
+        text: where the tokens of a text stand among queries and keys that are those of an image otherwise, or None.
         is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
     """
@@ -76,8 +77,9 @@ class Call:
         hidden: Tensor | None = None,
         samples: int | None = None,
         cross: bool = False,
+        text: slice | None = None,
     ) -> None:
-        self.layer = layer
+        self.layer, self.text = layer, text
         self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
