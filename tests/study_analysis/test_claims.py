@@ -342,7 +342,7 @@ def test_divergence_and_numbers_are_each_judged_by_themselves():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"says": "same", "outcome": "diverged"}, "higher, lower, rises or falls"),
+        ({"says": "inside", "outcome": "diverged"}, "higher, lower, same, rises or falls"),
         ({"says": "rises", "arm": "A(p={1,2})", "margin": 0.1}, "along an axis a margin has no meaning"),
         ({"says": "same", "effect": 0.1}, "takes no effect"),
         ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),
