@@ -20,7 +20,7 @@ SOURCES = "sources.toml"
 KINDS = {
     "published": "published",
     "own": "own questions",
-    "text": "text, which the blog did not try",
+    "text": "text",
     "elsewhere": "other papers",
     "construction": "true by construction",
 }

@@ -80,15 +80,15 @@ def page(source: Source) -> str:
 
 
 def _table(parts: list[Part]) -> list[str]:
-    head = ["where", "claim", "verdict", "setting", "study"]
+    head = ["where", "claim", "verdict, setting", "study"]
     lines = [row_of(head), row_of(["---"] * len(head))]
     for part in parts:
         if part.missing or part.nothing:
-            lines.append(row_of([part.place, part.missing or f"nothing to test: {part.nothing}", "**not run**" if part.missing else "–", "–", "–"]))
+            lines.append(row_of([part.place, part.missing or f"nothing to test: {part.nothing}", "**not run**" if part.missing else "–", "–"]))
         for at, one in enumerate(part.claims):
             claim = f"{one.line} *{one.care}*" if one.care else one.line
             study = f"[{one.study}](../{one.study}/README.md)"
-            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}**", f"`{one.setting}`", study]))
+            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study]))
     return lines
 
 

@@ -87,7 +87,7 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
         # notes on a study are found from its page, and stand in no list of pages
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if "/sources/" in name:
-        source[0] = re.sub(r"\| \*\*([\w ,±.%()]+?)\*\* \| `?([^|`]+)`? \|", badges, source[0])
+        source[0] = re.sub(r"\| \*\*([^*|]+)\*\*(?: `([^`|]+)`)? \|", badges, source[0])
     if name.startswith("results/") and name.endswith("/README"):
         source[0] += gallery.figures_of(name.split("/")[1], up)
 
@@ -96,8 +96,8 @@ def badges(found: re.Match[str]) -> str:
     """Return the two badges of a claim's row: its verdict and its setting."""
     verdict, setting = found.groups()
     tone = next((tone for start, tone in BADGES.items() if verdict.startswith(start)), "left")
-    second = f"[{setting}]{{.badge .setting}}" if setting != "–" else "–"
-    return f"| [{verdict}]{{.badge .{tone}}} | {second} |"
+    second = f" [{setting}]{{.badge .setting}}" if setting else ""
+    return f"| [{verdict}]{{.badge .{tone}}}{second} |"
 
 
 def setup(app: Any) -> None:

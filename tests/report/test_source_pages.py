@@ -65,9 +65,9 @@ def test_a_source_is_shown_in_its_order_with_what_is_missing(kept):
     assert command("source_pages.py", "--check", "--results", kept).returncode == 0
     page = (kept / "sources" / "one.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ")][3:]
-    assert rows[2].startswith("| Fig. 1 | First of all. | **same direction, smaller** | `small, 10 seeds` | [study](../study/README.md) |")
-    assert rows[3].startswith("|  | Second \\| of all. *On few images.* | **contrary** |")
-    assert rows[4] == "| Fig. 2 | No GPU. | **not run** | – | – |"
+    assert rows[2].startswith("| Fig. 1 | First of all. | **same direction, smaller** `small, 10 seeds` | [study](../study/README.md) |")
+    assert rows[3].startswith("|  | Second \\| of all. *On few images.* | **contrary** `small, 10 seeds` |")
+    assert rows[4] == "| Fig. 2 | No GPU. | **not run** | – |"
     assert "## Apart: own questions" in page and page.index("Third of all") > page.index("## Apart")
     screen = (kept / "README.md").read_text(encoding="utf-8")
     assert "| [Somebody 2020](sources/one.md) | The first. | The second. | The third. |" in screen
