@@ -34,6 +34,8 @@ class Site:
         pooled: whether queries or keys are pooled, so that they are not the same tokens.
         qk_norm: whether the host normalises queries and keys itself.
         rope: whether rotary positions stand between the projections and the scores.
+        kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
+        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")` asks.
         model: the model the layer belongs to.
         example: a batch for it while methods are being fitted, None afterwards.
 
@@ -67,6 +69,8 @@ class Site:
     pooled: bool = False
     qk_norm: bool = False
     rope: bool = False
+    kernel: str = ""
+    own_attention: bool = False
     index: int = 0
     model: nn.Module | None = field(default=None, repr=False)
     example: Any = field(default=None, repr=False)

@@ -18,6 +18,7 @@ def regularize(
     example: Any = None,
     seed: int = 0,
     allow_none: bool = False,
+    attention: str | None = None,
 ) -> Regularized:
     """Fit methods onto the attention layers of a model, in place, and give the handle.
 
@@ -31,6 +32,9 @@ def regularize(
             with random state and buffers restored, where heads or shapes cannot be known otherwise.
         seed: of the methods' draws; they never touch torch's generators.
         allow_none: accept no methods at all (a handle that only reads).
+        attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one of the hub
+            or of your own): None keeps the kernel, and methods that edit logits or weights are refused there; "headwise"
+            computes it here, with every method. Layers without such a kernel are computed here either way.
 
     Raises:
         ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
@@ -45,7 +49,7 @@ def regularize(
         Regularized(DropHead(p=0.2) + EntropyPenalty(strength=0.01), 2 sites)
         >>> loss = model(torch.randn(4, 8, 16)).square().mean() + handle.loss()
     """
-    made = plan(model, list(methods), where, allow_none, example)
+    made = plan(model, list(methods), where, allow_none, example, attention)
     problems = _unknown(made)
     if problems:
         raise ValueError("\n".join(problems))
