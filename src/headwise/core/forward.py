@@ -49,7 +49,7 @@ class Forward:
         if torch.compiler.is_compiling():
             # One object that stays: a graph writes into it, and would guard on a new one at each call.
             latest = self.latest
-            latest.samples, latest.running, latest.compiled = samples, True, True
+            latest.samples, latest.running, latest.compiled, latest.may_pack = samples, True, True, may_pack
             latest.carried.clear()
         else:
             self.latest = self.mine.now = Running(samples, True, may_pack=may_pack)

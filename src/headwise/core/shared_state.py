@@ -92,6 +92,7 @@ TELL = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 def may_pack(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether the rows of a forward may hold several sequences: a model that takes positions and got none has one in each."""
-    if torch.compiler.is_compiling() or len(args) > 2 or any(kwargs.get(name) is not None for name in TELL):
+    if len(args) > 2 or any(kwargs.get(name) is not None for name in TELL):
         return True
-    return TELL[0] not in inspect.signature(model.forward).parameters
+    # A graph that is being compiled cannot ask for signatures.
+    return not torch.compiler.is_compiling() and TELL[0] not in inspect.signature(model.forward).parameters

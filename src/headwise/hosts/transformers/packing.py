@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.core.forward import Running
 from headwise.core.packed import Packed
+from headwise.core.recompute import in_backward
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.transformers.masks import is_block_mask, visible_at
 
@@ -41,16 +42,39 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED.format(name=name))
         return _kept(now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape))
-    if not now.may_pack or not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != shape[1]:
+    # What runs again in backward belongs to an earlier forward.
+    told = now.may_pack or (not torch.compiler.is_compiling() and in_backward())
+    if not told or not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != shape[1]:
         return None
     # Flash kernels look at positions where there is one row and no padding; the others told them to their masks.
     if shape[1] < 2 or (shape[0] != 1 or mask is not None if flash else not _tells(mask, shape[1])):
         return None
-    if torch.compiler.is_compiling() or type(positions).__name__ == "FakeTensor":
+    if torch.compiler.is_compiling():
+        one_sequence_a_row(_ran, positions, name)
+        return None
+    # Tensors without numbers, by which code for another device is tried.
+    if type(positions).__name__ == "FakeTensor":
         return None
     if flash:
         return _kept(now, (id(positions), shape), positions, lambda: _of_flash(positions))
     return _kept(now, (id(positions), id(mask), shape), (positions, mask), lambda: _of_mask(positions, mask, shape))
+
+
+# An operator that changes nothing would be cut out of a compiled graph: it counts its runs here.
+_ran = torch.zeros((), dtype=torch.int64)
+
+
+@torch.library.custom_op("headwise::one_sequence_a_row", mutates_args={"ran"})
+def one_sequence_a_row(ran: Tensor, positions: Tensor, name: str) -> None:
+    """Raise RuntimeError when a compiled graph runs on rows whose positions (B, T) start again."""
+    ran.add_(1)
+    if bool((positions.diff(dim=1) != 1).any()):
+        raise RuntimeError(COMPILED.format(name=name))
+
+
+@one_sequence_a_row.register_fake
+def _(*arguments: object) -> None:
+    return None
 
 
 def _kept(now: Running, key: Any, holds: Any, find: Any) -> Packed | None:
