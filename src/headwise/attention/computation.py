@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attention.matrix import on_matrix
 from headwise.attention.kept_kernel import by_kernel
+from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
 from headwise.core.method import Method, touches_call

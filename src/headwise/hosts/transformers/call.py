@@ -162,7 +162,7 @@ def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: 
 
 
 def _outside(method: Any) -> bool:
-    return any(map(method.overrides, ("hidden", "branch"))) or "hidden" in method.shapes and method.learns
+    return any(map(method.overrides, ("hidden", "branch"))) or ("hidden" in method.shapes and method.learns)
 
 
 def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
@@ -345,11 +345,12 @@ def verify(
         allowed = call.allowed()
         apart = (ours - theirs).abs()
         if allowed is not None:
-            apart = apart * allowed.any(-1, keepdim=True)
+            # What the host gives where there is no key may be anything, nan too.
+            apart = apart.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
         # Kernels leave padded queries out, and packed rows have none.
         real = call.real_queries_at_hand()
         if real is not None and (packed is not None or kernel):
-            apart = apart * real[:, None, :, None]
+            apart = apart.masked_fill(~real[:, None, :, None], 0.0)
         largest = float(apart.max())
         exact = q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type) and not kernel
         # An omitted term (a bias, a cap, a gate) shows at the size of the output. Rounding stays below: sums in another order in
