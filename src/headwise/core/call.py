@@ -206,6 +206,8 @@ class Call:
 
         A padded token of a self attention is one that no query may see; on any site, a query without a key is not real.
         """
+        if self.packed is not None:
+            return self.packed.real
         if self.mask is None:
             return None
         allowed = self.allowed()

@@ -100,7 +100,9 @@ def routed(
         "samples": fitted.samples_in(q.shape[0]) if packed is None else None,
     }
     if not torch.compiler.is_compiling() and not adapter.verified and (eager or (not plain and reads(adapter, fitted))):
-        theirs = host(query.detach(), key.detach(), value.detach(), 0.0)[0].transpose(1, 2)
+        with torch.no_grad():
+            # Cut off from the graph: flex attention looks at its input alone.
+            theirs = host(query.detach(), key.detach(), value.detach(), 0.0)[0].transpose(1, 2)
         verify(adapter, fitted, theirs, q, k, v, settings, packed)
     kept = not plain and not adapter.site.own_attention
     out, weights = fitted.attention(
@@ -260,7 +262,8 @@ def masking(
     if implementation not in PLAIN and (mask is None or is_block_mask(mask) or mask.dim() == 2):
         causal = bool(getattr(adapter.site.module, "is_causal", True) if is_causal is None else is_causal)
         causal = causal and q.shape[2] > 1
-        mask, causal = matrix_of(mask, q, k.shape[2], causal, kwargs.get("sliding_window"), packed)
+        window, kept = kwargs.get("sliding_window"), bias is None and not adapter.site.own_attention
+        mask, causal = matrix_of(mask, q, k.shape[2], causal, window, packed, kept)
         return _with_bias(mask, causal, bias if packed is None or bias is None else packed.unpack_matrix(bias), q, k)
     # The interface's rule: without a mask, causality is the module's own, and a single query sees all keys. The eager
     # functions know no causality but their mask's.

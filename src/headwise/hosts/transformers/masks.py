@@ -54,7 +54,7 @@ def seeing_themselves(mask: Any, tokens: int) -> Tensor | None:
 
 
 def matrix_of(
-    mask: Any, q: Tensor, keys: int, causal: bool, window: int | None, packed: Packed | None
+    mask: Any, q: Tensor, keys: int, causal: bool, window: int | None, packed: Packed | None, kept: bool
 ) -> tuple[Tensor | None, bool]:
     """Return the mask of a call and whether causality is to be added to it, for a mask that is no 4D tensor.
 
@@ -64,7 +64,8 @@ def matrix_of(
         keys: N.
         causal: whether a query sees no later key; the last query stands on the last key.
         window: so many places, its own included, a query sees to the left and right of it; None for all.
-        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L, L).
+        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L).
+        kept: whether the host's kernel computes; what reads beside it takes causality and a mask of keys at once, and no L x L.
     """
     rows, queries = q.shape[0], q.shape[2]
     if is_block_mask(mask):
@@ -78,7 +79,7 @@ def matrix_of(
     # A window as long as the row keeps nothing out: the host leaves it away too.
     window = None if window is None or keys <= window else window
     if packed is not None:
-        return packed.mask(causal, window), False
+        return (packed.mask(False, None), True) if kept and causal and window is None else (packed.mask(causal, window), False)
     if mask is None and window is None and (not causal or queries == keys):
         return None, causal
     seen = order(queries, keys, causal, window, q.device)[None, None]
