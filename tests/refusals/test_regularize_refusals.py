@@ -254,7 +254,7 @@ def test_a_refusal_names_the_method_once(monkeypatch, reason):
         ("target_modules", "choose layers with where="),
         ("batch", "pass a batch as example=batch"),
         ("method", "methods stand behind the model"),
-        ("strength", "its arguments: model, methods, where, example, seed, allow_none"),
+        ("strength", "its arguments: model, methods, where, example, seed, allow_none, attention"),
     ],
 )
 def test_an_argument_of_another_name_is_told_with_the_one_that_serves(name, words):

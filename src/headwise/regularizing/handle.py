@@ -107,7 +107,7 @@ class Regularized:
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
-        self.shared.begin(args, kwargs)
+        self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.

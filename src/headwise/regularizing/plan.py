@@ -32,15 +32,27 @@ class Plan:
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
 
 
-def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
+def plan(
+    model: nn.Module,
+    methods: list[Method],
+    where: Where,
+    allow_none: bool,
+    example: Any = None,
+    attention: str | None = None,
+) -> Plan:
     """Decide what goes where, or raise with all problems at once."""
+    if attention not in (None, "headwise"):
+        raise ValueError(
+            f'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got {attention!r}; to choose a '
+            "kernel, load the model with attn_implementation="
+        )
     _check_arguments(model, methods, allow_none)
     # A copy of a watched model carries sites that nobody reads: they give way.
     for bare in bare_layers(model).values():
         bare.detach()
     made = Plan(methods, hosts.find(model))
     for found in made.found:
-        found.site.example = example
+        found.site.example, found.site.own_attention = example, attention == "headwise"
     if example is not None:
         learn_from_example(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]

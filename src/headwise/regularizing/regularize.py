@@ -18,6 +18,7 @@ def regularize(
     example: Any = None,
     seed: int = 0,
     allow_none: bool = False,
+    attention: str | None = None,
     **unknown: Never,
 ) -> Regularized:
     """Fit methods onto the attention layers of a model, in place, and give the handle.
@@ -32,6 +33,9 @@ def regularize(
             with random state and buffers restored, where heads or shapes cannot be known otherwise.
         seed: of the methods' draws; they never touch torch's generators.
         allow_none: accept no methods at all (a handle that only reads).
+        attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one of the hub
+            or of your own): None keeps the kernel, and methods that edit logits or weights are refused there; "headwise"
+            computes it here, with every method. Layers without such a kernel are computed here either way.
         unknown: none; a name that is not known is told with the one that was meant.
 
     Raises:
@@ -50,7 +54,7 @@ def regularize(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
-    made = plan(model, list(methods), where, allow_none, example)
+    made = plan(model, list(methods), where, allow_none, example, attention)
     problems = _unknown(made)
     if problems:
         raise ValueError("\n".join(problems))
@@ -83,7 +87,7 @@ def no_argument(name: str) -> str:
         "methods": "methods stand behind the model: regularize(model, headwise.DropHead(p=0.2))",
     }
     known = OTHER_NAMES.get(name)
-    remedy = remedies[known] if known else "its arguments: model, methods, where, example, seed, allow_none"
+    remedy = remedies[known] if known else "its arguments: model, methods, where, example, seed, allow_none, attention"
     return f"regularize() has no argument {name!r}: {remedy}"
 
 
