@@ -34,6 +34,8 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
+    "run": "training.script_run",
+    "Run": "training.script_run",
 }
 
 # Out of `from headwise import *`, which must work without transformers.
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
+    from headwise.training.script_run import Run as Run
+    from headwise.training.script_run import run as run
     from headwise.watching.callbacks import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.callbacks import WatchCallback as WatchCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun

@@ -101,6 +101,24 @@ def compare(
     ] = None,
     scale: Annotated[str | None, typer.Option(help="The size at which the study is run, where it has several.")] = None,
     task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="Your own training script instead: the command that trains once, 'python train.py --epochs 3'."),
+    ] = None,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option(help="What the script records, and which direction is good: accuracy:higher; the first decides."),
+    ] = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(help="How the script takes changes after '|': argparse, hydra, environment or yaml:PATH."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds of silence after which a run of the script is ended as hanging.")
+    ] = None,
+    require_pairs: Annotated[
+        bool, typer.Option("--require-pairs", help="Stop where arms of a seed differ in initial weights or data.")
+    ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
@@ -134,13 +152,18 @@ def compare(
 
     run(
         Request(
-            study=_named(study, task),
+            study=_named(study, task, script),
             studies=Installed(),
             methods=tuple(method or ()),
             sweeps=tuple(sweep or ()),
             settings=tuple(settings or ()),
             scale=scale,
             task=task,
+            script=script,
+            arguments=arguments,
+            outcomes=tuple(outcome or ()),
+            timeout=timeout,
+            require_pairs=require_pairs,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
@@ -158,9 +181,11 @@ def compare(
     )
 
 
-def _named(study: str | None, task: str | None) -> str:
+def _named(study: str | None, task: str | None, script: str | None) -> str:
     from headwise.files.errors import StudyError
 
+    if study and script:
+        raise StudyError(f"{study} is a built-in study and --script {script!r} is your own: give one of the two.")
     if study and task:
         raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
     return study or "digits"

@@ -40,7 +40,7 @@ def run(request: Request) -> None:
     try:
         # one of several processes hears stops in a thread of its own
         with nullcontext() if rank.is_one_of_several() else raise_on_stops():
-            if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
+            if request.of_study and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
                 run_findings(request)
             else:
@@ -72,15 +72,19 @@ def start_engine(request: Request) -> Engine:
         return SlurmEngine(read_slurm_options(request.slurm), request.jobs)
     from headwise.engines.local import LocalEngine
 
+    if request.script is not None:
+        # a script takes the machine as it would alone, unless it is told to share it
+        return LocalEngine(request.jobs or 1, trains=False)
     return LocalEngine(request.jobs or usable_cores())
 
 
 def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
     from headwise.comparing.check_arms import check_arms
-    from headwise.comparing.choosing import choose_study
+    from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
+    from headwise.experiments.task import Task
 
     study = choose_study(request)
     folder = choose_folder(request, study)
@@ -93,7 +97,8 @@ def run_comparison(request: Request, engine: Engine) -> None:
             task.prepare(display.say)
         except OSError as error:
             raise explain(error, request.data or Path.cwd(), "--data") from error
-        check_arms(study.arms, task)
+        if isinstance(task, Task):
+            check_arms(study.arms, task)
         comparison = Comparison(
             study.model_copy(update={"task": task}),
             folder,
@@ -103,6 +108,8 @@ def run_comparison(request: Request, engine: Engine) -> None:
             watch=study.watch,
             trials=request.trials,
             command=request.command,
+            script=started(request) if request.script is not None else None,
+            require_pairs=request.require_pairs,
         )
         compare(comparison)
     if int(os.environ.get("RANK", "0")) == 0:

@@ -142,12 +142,15 @@ def title(order: Order) -> str:
     """Name a run for people."""
     configuration = order.configuration
     if configuration.purpose == "trial":
-        return f"trial of {configuration.arm}, learning rate {configuration.settings['learning_rate']:g}"
+        rate = configuration.settings.get("learning_rate")
+        return f"trial of {configuration.arm}" + (f", learning rate {rate:g}" if rate is not None else "")
     return f"{configuration.arm}, seed {configuration.seed}"
 
 
 def describe_progress(event: dict[str, Any]) -> str:
-    """Describe where a run stands."""
+    """Describe where a run stands; of a script, whose length is not known, what it logged last."""
+    if "step" in event:
+        return "  ".join([f"step {event['step']}", *(f"{name} {value:.3f}" for name, value in list(event["figures"].items())[:2])])
     metric = f"  {event['name']} {event['metric']:.3f}" if math.isfinite(event["metric"]) else ""
     return f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.3f}{metric}  {clock(event['left'])} left"
 

@@ -11,9 +11,9 @@ from headwise.experiments.configuration import RunConfiguration
 from headwise.files.errors import StudyError, is_for_users
 from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.built_model import build_model
+from headwise.training.fit import fit
 from headwise.training.job import Rehearsal
 from headwise.training.part import Part, part_of
-from headwise.training.prepare import fit
 from headwise.training.splits import training_examples
 
 
