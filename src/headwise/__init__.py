@@ -39,7 +39,7 @@ _HOME = {
 }
 
 # Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "watching.callbacks"}
+_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "training.trainer_callback"}
 
 
 def __getattr__(name: str) -> Any:
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
     from headwise.training.script_run import Run as Run
     from headwise.training.script_run import run as run
-    from headwise.watching.callbacks import HeadwiseCallback as HeadwiseCallback
+    from headwise.training.trainer_callback import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.callbacks import WatchCallback as WatchCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun
     from headwise.watching.logs import JsonLines as JsonLines

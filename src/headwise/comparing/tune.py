@@ -164,7 +164,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = comparison.study
-    _refuse_twins([read_arm(text, study.task) for text in study.arms])
+    _refuse_twins([read_arm(text, study.task) for text in study.arms], rate_of(study.task)[0])
     backend = JournalFileBackend(str(comparison.out / "tuning.journal"))
     storage = optuna.storages.JournalStorage(backend)
     arms = [Search(comparison, storage, text) for text in study.arms]
@@ -248,7 +248,7 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _refuse_twins(arms: list[Arm]) -> None:
+def _refuse_twins(arms: list[Arm], rate: str) -> None:
     """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
     seen: dict[str, str] = {}
     for arm in arms:
@@ -257,7 +257,7 @@ def _refuse_twins(arms: list[Arm]) -> None:
             (type(method).__name__, {k: v for k, v in method.settings().items() if k != strengths.get(index)})
             for index, method in enumerate(arm.methods)
         ]
-        shape = repr((arm.name, methods, arm.timed, arm.where, [c for c in arm.changes if c[0] not in (RATE, *RATES)]))
+        shape = repr((arm.name, methods, arm.timed, arm.where, [c for c in arm.changes if c[0] != rate]))
         if shape in seen:
             raise StudyError(
                 f"{seen[shape]} and {arm.text} differ only in what --tune searches, strength and learning rate. "

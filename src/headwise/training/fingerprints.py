@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import nn
 
 # numbers of a tensor that are read: all of a smaller one, evenly spread ones of a larger
 SAMPLE = 16_384
@@ -52,18 +53,26 @@ def _leaves(found: Any) -> Iterator[Any]:
     elif isinstance(found, (list, tuple)):
         for item in found:
             yield from _leaves(item)
-    elif isinstance(found, (Tensor, str, bytes, int, float)):
+    elif isinstance(found, (str, bytes, int, float)) or _is_tensor(found):
         yield found
     elif hasattr(found, "__array__"):
-        yield torch.as_tensor(found.__array__())
+        array = found.__array__()
+        yield f"{array.shape} {array.dtype}"
+        yield array.reshape(-1)[:: max(1, array.size // SAMPLE)].tobytes()
+
+
+def _is_tensor(found: Any) -> bool:
+    # a script that trains elsewhere need not have torch
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, torch.Tensor)
 
 
 def _add(digest: Any, leaf: Any) -> None:
-    if not isinstance(leaf, Tensor):
+    if not _is_tensor(leaf):
         digest.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode())
         return
     digest.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
-    local = leaf.to_local() if hasattr(leaf, "to_local") else leaf  # type: ignore[operator]  # a part of a sharded tensor
+    local = leaf.to_local() if hasattr(leaf, "to_local") else leaf  # a part of a sharded tensor
     if local.device.type == "meta" or local.numel() == 0:
         return
     flat = local.detach().reshape(-1)

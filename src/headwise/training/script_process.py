@@ -299,6 +299,7 @@ def _kill(processes: list[psutil.Process]) -> None:
         with contextlib.suppress(psutil.Error):
             # psutil compares the time at which it began: a number that another process has now is left alone
             process.kill()
+    psutil.wait_procs(processes, timeout=PATIENCE)
 
 
 def _end_leftover(attempt: Path) -> None:

@@ -129,6 +129,8 @@ def _outcomes(order: ScriptOrder, told: Telling) -> dict[str, float]:
     trial = configuration.purpose == "trial"
     if configuration.methods and told.first("regularized") is None:
         raise StudyError(f"{configuration.arm} was asked for and never acted: the script never called run.regularize(model).")
+    if configuration.methods and told.first("acted") is None:
+        raise StudyError(f"{configuration.arm} was asked for and never acted: the model that run.regularize fitted was not trained.")
     if not records:
         raise StudyError("it ended without an outcome. Call run.record(accuracy=...) when the training has ended.")
     seen: set[tuple[str, str]] = set()

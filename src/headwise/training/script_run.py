@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,9 +120,7 @@ class Run:
         """
         if self._watch is not None and not self._watch.steps and self.resumed:
             self._watch.step_to(step)
-        if self._handle is not None and not self._acted and not self._handle.removed and not self._handle.idle():
-            self._acted = True
-            self._told.tell("acted")
+        self._note_acting()
         self._told.log(step, figures)
 
     def record(self, *, split: str = "test", **figures: Any) -> None:
@@ -132,7 +131,20 @@ class Run:
             RuntimeError: where a method of this arm was asked for and never acted.
         """
         self._refuse_idle()
+        self._note_acting()
         self._told.record(split, figures)
+
+    def evaluated(self, split: str, figures: dict[str, float]) -> None:
+        """Keep what an evaluation gave; of several of one split the last counts, and what `record` says of it counts more."""
+        finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+        self._note_acting()
+        if finite:
+            self._told.tell("evaluate", split=split, figures=finite)
+
+    def _note_acting(self) -> None:
+        if self._handle is not None and not self._acted and not self._handle.removed and not self._handle.idle():
+            self._acted = True
+            self._told.tell("acted")
 
     def _refuse_idle(self) -> None:
         methods = self._told.terms.get("methods") or []
