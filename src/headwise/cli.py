@@ -195,15 +195,35 @@ def _named(study: str | None, task: str | None, script: str | None) -> str:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER...", help="The folder given by --out; of several, the arms are put together."),
+        typer.Argument(
+            metavar="FOLDER...",
+            help="The folder given by --out, of several the arms are put together; or a table of runs, CSV or JSONL, from anywhere.",
+        ),
     ],
+    outcome: Annotated[
+        list[str] | None, typer.Option(help="Of a table: what is compared, accuracy:higher; repeatable, the first decides.")
+    ] = None,
+    baseline: Annotated[str, typer.Option(help="Of a table: the arm that the others are held against.")] = "baseline",
+    arm: Annotated[str, typer.Option(help="Of a table: the column of the arms. Default: arm, method or group.")] = "",
+    seed_column: Annotated[str, typer.Option(help="Of a table: the column of the seeds. Default: seed.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Of a table: the folder of its report. Default: NAME-report.")] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
     ] = None,
 ) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.reporting.command import run
+    from headwise.files.errors import StudyError
+    from headwise.reporting.command import report_numbers, run
+    from headwise.reporting.numbers import is_table
 
+    tables = [path for path in folders if is_table(path)]
+    if tables and len(folders) > 1:
+        raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
+    if tables:
+        report_numbers(tables[0], outcome or [], baseline, arm=arm, seed=seed_column, out=out, export=export)
+        return
+    if outcome or arm or seed_column or out:
+        raise StudyError(f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it compares.")
     run(folders, export)
 
 
