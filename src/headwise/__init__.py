@@ -34,6 +34,9 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
+    "compare": "studies.from_python",
+    "StudyReport": "studies.from_python",
+    "StudyResult": "studies.from_python",
     "run": "training.script_run",
     "Run": "training.script_run",
 }
@@ -84,6 +87,9 @@ if TYPE_CHECKING:
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
+    from headwise.studies.from_python import StudyReport as StudyReport
+    from headwise.studies.from_python import StudyResult as StudyResult
+    from headwise.studies.from_python import compare as compare
     from headwise.training.script_run import Run as Run
     from headwise.training.script_run import run as run
     from headwise.training.trainer_callback import HeadwiseCallback as HeadwiseCallback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.progress import choose_display
+from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import Request, check, refuse_unused
 from headwise.engines import rank
 from headwise.engines.launch import launch
@@ -80,6 +81,13 @@ def start_engine(request: Request) -> Engine:
 
 def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
+    folder = carry_out(request, engine)
+    if int(os.environ.get("RANK", "0")) == 0:
+        write_report(folder)
+
+
+def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path:
+    """Carry out a study of arms × seeds and give its folder."""
     from headwise.comparing.check_arms import check_arms
     from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
@@ -89,7 +97,7 @@ def run_comparison(request: Request, engine: Engine) -> None:
     study = choose_study(request)
     folder = choose_folder(request, study)
     rank.name_folder(folder)
-    with choose_display() as display:
+    with PlainLines(io.StringIO()) if silent else choose_display() as display:
         for line in announce(study, folder, request.trials):
             display.say(line)
         task = study.task.located(request.data.resolve() if request.data else None)
@@ -112,8 +120,7 @@ def run_comparison(request: Request, engine: Engine) -> None:
             require_pairs=request.require_pairs,
         )
         compare(comparison)
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_report(folder)
+    return folder
 
 
 def choose_folder(request: Request, study: Study) -> Path:
