@@ -119,6 +119,12 @@ def compare(
     require_pairs: Annotated[
         bool, typer.Option("--require-pairs", help="Stop where arms of a seed differ in initial weights or data.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Try every arm for a batch, say what would follow, and stop.")
+    ] = False,
+    rehearsal: Annotated[
+        bool, typer.Option(" /--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
+    ] = True,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
@@ -164,6 +170,8 @@ def compare(
             outcomes=tuple(outcome or ()),
             timeout=timeout,
             require_pairs=require_pairs,
+            plan=plan,
+            rehearsal=rehearsal,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,

@@ -47,7 +47,7 @@ def test_help_takes_less_computing_than_importing_torch():
 
 
 OPTIONS = {
-    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --out --outcome --processes --ray-address --require-pairs "
+    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column",
     "methods": "--help",

@@ -33,7 +33,7 @@ def request_of(command=COMMAND, methods=(ARM,), **changes):
 def carry_script(out, command=COMMAND, methods=(ARM,), engine=None, listener=None, options=None, **changes):
     request = request_of(command, methods, **changes)
     check(request)
-    more = {"script": started(request), "trials": request.trials, "require_pairs": request.require_pairs} | (options or {})
+    more = {"script": started(request), "trials": request.trials, "require_pairs": request.require_pairs, "rehearse": request.plan} | (options or {})
     return carry(choose_study(request), out, engine, listener, **more)
 
 

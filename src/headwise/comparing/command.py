@@ -82,6 +82,8 @@ def start_engine(request: Request) -> Engine:
 def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
     folder = carry_out(request, engine)
+    if request.plan:
+        return
     if int(os.environ.get("RANK", "0")) == 0:
         write_report(folder)
 
@@ -118,6 +120,9 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
             command=request.command,
             script=started(request) if request.script is not None else None,
             require_pairs=request.require_pairs,
+            rehearse=request.rehearsal,
+            plan_only=request.plan,
+            jobs=request.jobs or (1 if request.script is not None else usable_cores()),
         )
         compare(comparison)
     return folder

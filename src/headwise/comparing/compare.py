@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
+from headwise.comparing.plan import rehearse
 from headwise.comparing.tune import tune
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
@@ -39,7 +40,7 @@ from headwise.results.records import (
     RunResult,
     StudyRecord,
 )
-from headwise.training.job import Order, Rehearsal, is_first_process
+from headwise.training.job import Order, is_first_process
 from headwise.training.part import part_of
 from headwise.training.preflight import check_task, evaluations_of
 
@@ -81,8 +82,10 @@ def compare(comparison: Comparison) -> list[RunResult]:
             notes = list(comparison.study.notes)
             if comparison.trials:
                 _refuse_several_processes(comparison.study)
-            if isinstance(subject, Task):
+            if comparison.rehearse or comparison.plan_only:
                 _rehearse(comparison)
+            if comparison.plan_only:
+                return []
             if comparison.trials:
                 configurations, found = tune(comparison)
                 notes += found
@@ -98,28 +101,8 @@ def compare(comparison: Comparison) -> list[RunResult]:
 
 
 def _rehearse(comparison: Comparison) -> None:
-    """Try every arm of which no run has begun, before any other trains. Raises StudyError naming those that cannot be."""
-    begun: set[str] = set()
-    first: dict[str, Order] = {}
-    for order in map(comparison.order, comparison.study.configurations()):
-        first.setdefault(order.configuration.arm, order)
-        if (order.folder / "metrics.jsonl").exists():
-            begun.add(order.configuration.arm)
-    arms = tuple(order.configuration for arm, order in first.items() if arm not in begun)
-    began_trials = bool(comparison.trials) and (comparison.out / "trials").exists()
-    if not comparison.engine.rehearses or began_trials or not any(read_arm(c.arm, comparison.study.task).methods for c in arms):
-        return
-    one = comparison.order(arms[0])
-    given = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    comparison.engine.submit(Rehearsal(**given | {"folder": one.folder.with_name("rehearsal")}, arms=arms))
-    for event in comparison.engine.events():
-        if event["event"] == "failed":
-            again = "Nothing was trained: repair it and start the same command again."
-            raise StudyError("\n".join(filter(None, (event["reason"], event["trace"].rstrip(), again))))
-        if event["event"] == "note":
-            comparison.listener.say(f"note: {event['text']}")
-        if event["event"] == "output":
-            comparison.listener.say(event["text"])
+    for line in rehearse(comparison):
+        comparison.listener.say(line)
 
 
 def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:

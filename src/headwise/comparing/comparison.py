@@ -66,6 +66,11 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=describe_environment)
     script: Started | None = None
     require_pairs: bool = False
+    # whether every arm is tried before the first run, and whether that is all
+    rehearse: bool = True
+    plan_only: bool = False
+    # runs at a time, for the estimate of the plan
+    jobs: int = 1
 
     def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
         """Return the order for one run of this study."""

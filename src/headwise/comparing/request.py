@@ -56,6 +56,8 @@ class Request:
     outcomes: tuple[str, ...] = ()
     timeout: float | None = None
     require_pairs: bool = False
+    plan: bool = False
+    rehearsal: bool = True
     changes: dict[str, Any] = field(default_factory=dict)
     # as written: name=value
     settings: tuple[str, ...] = ()
