@@ -54,8 +54,7 @@ class CompareCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the options, then the settings of the study or task that was named."""
-        super().format_help(ctx, formatter)
+        """Print the study or task that was named, with its settings, then the options."""
         given = ctx.meta.get("headwise.given", [])
         task, scale = (_after(option, given) for option in ("--task", "--scale"))
         study = next((word for word in given if word in study_names()), None)
@@ -68,6 +67,7 @@ class CompareCommand(TyperCommand):
             except StudyError as error:
                 print(f"error: {error}", file=sys.stderr)
                 ctx.exit(1)
+        super().format_help(ctx, formatter)
 
 
 def _after(option: str, given: list[str]) -> str | None:
@@ -237,18 +237,23 @@ def report(
 
 @app.command()
 def studies() -> None:
-    """List the studies: name, question, arms and seeds."""
-    from headwise.studies.listing import print_studies
+    """List the studies: name, question, arms and seeds, data, last verdict."""
+    from headwise.studies.catalogue import print_studies
 
     print_studies()
 
 
 @app.command()
-def methods() -> None:
-    """List the methods: name, operation, paper."""
-    from headwise.methods.listing import print_methods
+def methods(
+    name: Annotated[str | None, typer.Argument(help="All that is said of one method.")] = None,
+    purpose: Annotated[
+        str | None, typer.Option("--for", help="Those for overfitting, unstable training, oversmoothing, long contexts, ...")
+    ] = None,
+) -> None:
+    """List the methods: name, operation, paper, what they are for."""
+    from headwise.studies.catalogue import print_methods
 
-    print_methods()
+    print_methods(name, purpose)
 
 
 @app.command()

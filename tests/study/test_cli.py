@@ -50,7 +50,7 @@ OPTIONS = {
     "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column",
-    "methods": "--help",
+    "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
 }
