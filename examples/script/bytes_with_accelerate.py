@@ -46,7 +46,9 @@ for _epoch in range(args.epochs):
         run.log(step=step, loss=loss.item())  # headwise
 model.eval()
 with torch.no_grad():
-    loss = accelerator.unwrap_model(model)(input_ids=test.to(accelerator.device), labels=test.to(accelerator.device)).loss
+    loss = accelerator.unwrap_model(model)(
+        input_ids=test.to(accelerator.device), labels=test.to(accelerator.device)
+    ).loss
 accelerator.print(f"held-out loss {loss.item():.3f}")
 run.record(loss=loss.item())  # headwise
 accelerator.end_training()

@@ -21,7 +21,10 @@ def rows(path):
     with open(path, newline="", encoding="utf-8") as stream:
         found = list(csv.DictReader(stream))
     texts = tokenizer([row["text"] for row in found], truncation=True, padding="max_length", max_length=32)
-    return [{"input_ids": ids, "attention_mask": mask, "labels": int(row["label"])} for ids, mask, row in zip(*texts_of(texts), found)]
+    return [
+        {"input_ids": ids, "attention_mask": mask, "labels": int(row["label"])}
+        for ids, mask, row in zip(*texts_of(texts), found)
+    ]
 
 
 def texts_of(texts):

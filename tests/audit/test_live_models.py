@@ -36,12 +36,14 @@ def test_a_hubs_cache_is_read_by_folder_and_by_name(tmp_path, monkeypatch):
     (cache / "refs" / "main").write_text("abc")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert figures(headwise.audit(cache)) == figures(headwise.audit("me/tiny"))
-    with pytest.raises(CheckpointError, match=r"'me/other' is no folder here.*hf download me/other, then give the same name"):
+    with pytest.raises(
+        CheckpointError, match=r"'me/other' is no folder here.*hf download me/other, then give the same name"
+    ):
         headwise.audit("me/other")
 
 
 def test_a_cache_of_several_snapshots_without_a_main_one_is_told(tmp_path):
     for name in ("abc", "def"):
         (tmp_path / "snapshots" / name).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="names no main snapshot; it holds abc, def. Give one of"):
+    with pytest.raises(CheckpointError, match=r"names no main snapshot; it holds abc, def. Give one of"):
         snapshot_of(tmp_path)

@@ -49,20 +49,37 @@ def jsonl(path):
 
 
 def of_wandb(path):
-    more = {"State": "finished", "Notes": "-", "User": "me", "Tags": "", "Created": "2026-01-01T00:00:00.000Z", "Runtime": 17}
+    more = {
+        "State": "finished",
+        "Notes": "-",
+        "User": "me",
+        "Tags": "",
+        "Created": "2026-01-01T00:00:00.000Z",
+        "Runtime": 17,
+    }
     return table(path, [{"Name": f"run-{at}", **row, "lr": 0.1, **more} for at, row in enumerate(rows_of(arm="Group"))])
 
 
 def of_mlflow(path):
-    rows = rows_of(arm="params.arm", seed="params.seed", accuracy="metrics.accuracy", status="FINISHED", experiment_id="1")
-    return table(path, [{"run_id": f"{at:x}" * 8, **row, "params.lr": "0.1", "artifact_uri": f"a/{at}"} for at, row in enumerate(rows)])
+    rows = rows_of(
+        arm="params.arm", seed="params.seed", accuracy="metrics.accuracy", status="FINISHED", experiment_id="1"
+    )
+    return table(
+        path,
+        [
+            {"run_id": f"{at:x}" * 8, **row, "params.lr": "0.1", "artifact_uri": f"a/{at}"}
+            for at, row in enumerate(rows)
+        ],
+    )
 
 
 def of_trackio(path):
     rows = []
     for at, row in enumerate(rows_of()):
         for step, value in ((0, 0.1), (10, row["accuracy"])):
-            rows.append({"timestamp": f"2026-01-01T00:{at:02}", "run_name": f"run-{at}", "step": step, **row, "accuracy": value})
+            rows.append(
+                {"timestamp": f"2026-01-01T00:{at:02}", "run_name": f"run-{at}", "step": step, **row, "accuracy": value}
+            )
         rows[-1]["loss"] = 0.2
     return table(path, rows)
 
@@ -109,8 +126,14 @@ def mixed(rows):
         (mixed, "row 5 has lr 0.2, and row 2 of the same arm plain has 0.1. One arm is one configuration"),
         (lambda rows: [{**rows[0], "seed": "one"}, *rows[1:]], "row 2 has 'one' for seed, which is no whole number"),
         (lambda rows: [{**rows[0], "arm": ""}, *rows[1:]], "row 2 has no arm"),
-        (lambda rows: [{**rows[0], "accuracy": "good"}, *rows[1:]], "row 2 has 'good' for accuracy, which is no number"),
-        (lambda rows: [{"who": row["arm"], "seed": row["seed"], "accuracy": 1} for row in rows], "no column arm. Columns: who, seed, accuracy. .*--arm NAME"),
+        (
+            lambda rows: [{**rows[0], "accuracy": "good"}, *rows[1:]],
+            "row 2 has 'good' for accuracy, which is no number",
+        ),
+        (
+            lambda rows: [{"who": row["arm"], "seed": row["seed"], "accuracy": 1} for row in rows],
+            "no column arm. Columns: who, seed, accuracy. .*--arm NAME",
+        ),
         (lambda rows: [{**row, "accuracy": None, "acuracy": 1} for row in rows][:0], "holds no row"),
     ],
 )
@@ -123,9 +146,9 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
 
 def test_a_baseline_or_an_outcome_that_is_not_there_is_told_with_those_that_are(tmp_path):
     path = table(tmp_path / "runs.csv", rows_of())
-    with pytest.raises(StudyError, match="no arm 'plane'. Did you mean 'plain'. Arms: plain, dropped"):
+    with pytest.raises(StudyError, match=r"no arm 'plane'. Did you mean 'plain'. Arms: plain, dropped"):
         study_of_numbers(path, OUTCOME, "plane", tmp_path / "out")
-    with pytest.raises(StudyError, match="--outcome acuracy: .*no such column. Did you mean 'accuracy'"):
+    with pytest.raises(StudyError, match=r"--outcome acuracy: .*no such column. Did you mean 'accuracy'"):
         study_of_numbers(path, ["acuracy:higher"], "plain", tmp_path / "out")
 
 
@@ -140,5 +163,5 @@ def test_the_numbers_of_a_report_give_its_verdicts_again(tmp_path, capsys):
 
 def test_the_folder_of_a_study_is_not_written_over(tmp_path):
     (tmp_path / "study.json").write_text('{"kind": "compare"}')
-    with pytest.raises(StudyError, match="holds a study of its own. Choose another --out"):
+    with pytest.raises(StudyError, match=r"holds a study of its own. Choose another --out"):
         study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path)

@@ -15,7 +15,9 @@ run = headwise.run()
 torch.set_num_threads(1)
 task = Digits()
 images, digits = task.data("train")
-chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(derive(run.seed, "train_size")))[:train_size]
+chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(derive(run.seed, "train_size")))[
+    :train_size
+]
 images, digits = images[chosen], digits[chosen]
 torch.manual_seed(derive(run.seed, "weights"))
 model = task.model()

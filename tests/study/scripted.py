@@ -20,6 +20,8 @@ run = headwise.run()
 wrong = asked.wrong
 draw = random.Random(run.seed)
 kept = run.folder / "step.txt"
+if wrong == "early":
+    sys.exit("no such thing as --wrong early")
 begin = int(kept.read_text()) if run.resumed and kept.exists() else 0
 batches = [[draw.random() for _ in range(3)] for _ in range(asked.steps)]
 if wrong == "order" and run.arm != "baseline":
@@ -35,7 +37,9 @@ for step in range(begin + 1, asked.steps + 1):
     if wrong == "slow":
         time.sleep(0.2)
     if wrong == "spawns" and step == 2:
-        Path("child").write_text(str(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])))
+        Path("child").write_text(
+            str(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"]))
+        )
 if wrong in ("hangs", "spawns"):
     time.sleep(60)
 if wrong == "exits":

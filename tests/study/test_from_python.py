@@ -18,20 +18,22 @@ def test_a_script_gives_a_table_a_plot_verdicts_and_a_page(tmp_path):
     assert row.difference == pytest.approx(0.2) and row.pairs == 6 and row.verdict == "better"
     assert result.plot().to_dict()["$schema"] and result.report.path == tmp_path / "report.html"
     assert result.report._repr_html_().startswith("<iframe srcdoc=")
-    with pytest.raises(ValueError, match="the report has no figure 'nothing'. Figures: "):
+    with pytest.raises(ValueError, match=r"the report has no figure 'nothing'. Figures: "):
         result.plot("nothing")
 
 
 def test_what_is_compared_is_told_by_what_it_is():
     assert _named("digits") == {"study": "digits"} and _named("python train.py") == {"script": "python train.py"}
-    assert _named("my.py:Mine") == {"task": "my.py:Mine"} and _named(Digits) == {"task": "headwise.studies.digits:Digits"}
+    assert _named("my.py:Mine") == {"task": "my.py:Mine"} and _named(Digits) == {
+        "task": "headwise.studies.digits:Digits"
+    }
     assert _settings(Digits(epochs=2, learning_rate=0.01)) == ["epochs=2", "learning_rate=0.01"]
     assert _text((headwise.DropHead(p=0.2), headwise.LSA())) == "DropHead(p=0.2) + LSA(diagonal=True)"
 
 
 def test_a_task_that_stands_in_no_file_is_refused():
     kind = type("Mine", (Digits,), {"__module__": "__main__", "__annotations__": {}})
-    with pytest.raises(StudyError, match="Mine stands in no file|defined inside"):
+    with pytest.raises(StudyError, match=r"Mine stands in no file|defined inside"):
         _named(kind)
 
 

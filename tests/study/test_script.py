@@ -3,12 +3,11 @@
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from small_studies import ENVIRONMENT, Silent, carry
+from small_studies import Silent, carry
 
 from headwise.comparing.choosing import choose_study, started
 from headwise.comparing.request import Request, check
@@ -33,7 +32,12 @@ def request_of(command=COMMAND, methods=(ARM,), **changes):
 def carry_script(out, command=COMMAND, methods=(ARM,), engine=None, listener=None, options=None, **changes):
     request = request_of(command, methods, **changes)
     check(request)
-    more = {"script": started(request), "trials": request.trials, "require_pairs": request.require_pairs, "rehearse": request.plan} | (options or {})
+    more = {
+        "script": started(request),
+        "trials": request.trials,
+        "require_pairs": request.require_pairs,
+        "rehearse": request.plan,
+    } | (options or {})
     return carry(choose_study(request), out, engine, listener, **more)
 
 
@@ -52,7 +56,11 @@ def test_arms_are_arguments_and_every_run_is_kept_like_any_other(tmp_path):
     found = figures(results)
     assert [found[ARM, seed] - found["baseline", seed] for seed in (0, 1)] == pytest.approx([0.2, 0.2])
     assert found["baseline", 0] != found["baseline", 1]
-    (folder,) = (path.parent for path in tmp_path.glob("runs/*/result.json") if '"baseline | lr=0.3"' in path.read_text() and '"seed": 1' in path.read_text())
+    (folder,) = (
+        path.parent
+        for path in tmp_path.glob("runs/*/result.json")
+        if '"baseline | lr=0.3"' in path.read_text() and '"seed": 1' in path.read_text()
+    )
     assert json.loads((folder / "config.json").read_text())["settings"]["lr"] == 0.3
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4] and all(line["metrics"]["train/loss"] > 0 for line in lines)
@@ -72,7 +80,14 @@ def test_arms_are_arguments_and_every_run_is_kept_like_any_other(tmp_path):
     ],
 )
 def test_changes_are_handed_over_in_the_form_that_was_asked_for(tmp_path, form, words, environment):
-    settings = {"script": "train.py", "arguments": form, "divergence_factor": None, "lr": 3e-4, "opt.name": "sgd", "amp": True}
+    settings = {
+        "script": "train.py",
+        "arguments": form,
+        "divergence_factor": None,
+        "lr": 3e-4,
+        "opt.name": "sgd",
+        "amp": True,
+    }
     assert command_line(settings, tmp_path) == (words, environment)
 
 
@@ -90,7 +105,11 @@ def test_a_changed_yaml_file_is_a_copy_that_the_command_names(tmp_path, monkeypa
 
 
 def test_what_a_command_gives_by_name_is_known():
-    assert given_arguments("python t.py --lr 0.1 --amp --name=x optim.lr=2") == {"lr": "0.1", "name": "x", "optim.lr": "2"}
+    assert given_arguments("python t.py --lr 0.1 --amp --name=x optim.lr=2") == {
+        "lr": "0.1",
+        "name": "x",
+        "optim.lr": "2",
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,7 +146,10 @@ def test_options_of_scripts_are_refused_of_tasks():
         ("nothing", r"it ended without an outcome. Call run.record\(accuracy=...\).*step 4 of"),
         ("twice", r"ended with exit code 1.*accuracy=...\) of 'test' was called twice"),
         ("nan", r"exit code 1.*run.record\(accuracy=nan\) is no number that can be compared"),
-        ("other", r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change --outcome"),
+        (
+            "other",
+            r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change --outcome",
+        ),
         ("exits", r"exit code 1. Its last lines \(.*output.log\):.*step 4 of .*the disk of the script is on fire"),
     ],
 )
@@ -165,7 +187,9 @@ def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted
         carry_script(tmp_path / "cut", methods=(killed,))
     cut = carry_script(tmp_path / "cut", methods=(killed,))
     whole = carry_script(tmp_path / "whole", methods=("baseline | wrong=whole",))
-    assert [result["metrics"]["test/accuracy"] for result in cut] == [result["metrics"]["test/accuracy"] for result in whole]
+    assert [result["metrics"]["test/accuracy"] for result in cut] == [
+        result["metrics"]["test/accuracy"] for result in whole
+    ]
     assert cut[1]["steps"] == whole[1]["steps"] == 4 and cut[1]["epochs"] == 4
     # the first process showed two batches, and these are the same
     assert cut[1]["evidence"] == {key: whole[1]["evidence"][key] for key in ("data/1", "data/2")}
@@ -190,7 +214,10 @@ def test_arms_that_saw_other_data_are_not_paired_and_are_judged_so(tmp_path):
 
 
 def test_pairs_may_be_required(tmp_path):
-    with pytest.raises(StudyError, match=r"lr=0.3 and baseline, seed 0, are not paired: their first batches differ. Seed the script with run.seed"):
+    with pytest.raises(
+        StudyError,
+        match=r"lr=0.3 and baseline, seed 0, are not paired: their first batches differ. Seed the script with run.seed",
+    ):
         carry_script(tmp_path, f"{COMMAND} --wrong order", require_pairs=True)
 
 
@@ -213,6 +240,26 @@ def test_trials_are_judged_on_validation_alone(tmp_path):
 def test_a_search_without_a_learning_rate_is_refused(tmp_path):
     with pytest.raises(StudyError, match="--tune searches the learning rate, and the command of --script names none"):
         carry_script(tmp_path, methods=("baseline | steps=5",), trials=2)
+
+
+def test_a_plan_starts_every_arm_and_ends_it_after_its_second_step(tmp_path):
+    listener, options = Silent(), {"plan_only": True}
+    assert (
+        carry_script(tmp_path, f"{COMMAND} --wrong slow --steps 300", seeds=3, listener=listener, options=options) == []
+    )
+    assert (
+        listener.said[0] == "plan:   6 runs, each arm tried for a batch" and "baseline | lr=0.3: " in listener.said[2]
+    )
+    assert (
+        "ms a step" in listener.said[1] and not (tmp_path / "runs").exists() and not (tmp_path / "study.json").exists()
+    )
+
+
+def test_an_arm_that_cannot_be_is_told_before_the_first_run(tmp_path):
+    with pytest.raises(
+        StudyError, match=r"(?s)^baseline \| wrong=early: it ended with exit code 1.*--wrong early.*Nothing was trained"
+    ):
+        carry_script(tmp_path, methods=("baseline | wrong=early",), options={"plan_only": True})
 
 
 def test_jobs_of_slurm_carry_out_a_script(tmp_path, monkeypatch):
@@ -266,7 +313,11 @@ def test_only_the_first_process_records(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("figures", "message"),
-    [({}, "was given nothing"), ({"accuracy": float("inf")}, "no number that can be compared"), ({"accuracy": "good"}, "was given|no number|could not")],
+    [
+        ({}, "was given nothing"),
+        ({"accuracy": float("inf")}, "no number that can be compared"),
+        ({"accuracy": "good"}, "was given|no number|could not"),
+    ],
 )
 def test_what_is_no_outcome_is_refused_where_it_is_recorded(figures, message):
     with pytest.raises(ValueError, match=message):
@@ -324,7 +375,9 @@ def test_a_method_that_never_acted_fails_the_run_by_name(tmp_path, fitted):
 def test_an_arms_layers_are_those_of_the_script(tmp_path):
     run = dropping(tmp_path, "DropHead(p=0.5) @ 1")
     run.regularize(encoder())
-    assert [line for line in told(tmp_path / "told" / "1.json") if line["told"] == "regularized"][0]["layers"] == ["layers.1.self_attn"]
+    assert next(line for line in told(tmp_path / "told" / "1.json") if line["told"] == "regularized")["layers"] == [
+        "layers.1.self_attn"
+    ]
     with pytest.raises(StudyError, match=r"schedule.*run.regularize\(model, steps="):
         dropping(tmp_path, "DropHead(p=0 -> 0.5 over 20%)").regularize(encoder())
 

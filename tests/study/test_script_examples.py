@@ -22,11 +22,17 @@ MARK = "# headwise"
 ARM = "DropHead(p=0.3)"
 
 
-@pytest.mark.parametrize(("name", "most"), [("gpt", 8), ("finetune", 20), ("images", 20), ("bytes_with_accelerate", 20)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("gpt", 8), ("finetune", 20), ("images", 20), ("bytes_with_accelerate", 20)]
+)
 def test_few_lines_are_headwises(name, most):
     lines = (FOLDER / f"{name}.py").read_text().splitlines()
     assert 0 < sum(line.endswith(MARK) for line in lines) <= most
-    assert not [line for line in lines if ("headwise." in line or "handle." in line or "run." in line) and not line.endswith(MARK)]
+    assert not [
+        line
+        for line in lines
+        if ("headwise." in line or "handle." in line or "run." in line) and not line.endswith(MARK)
+    ]
 
 
 def test_the_script_of_the_guide_is_of_150_lines():
@@ -48,7 +54,9 @@ def carried(tmp_path, monkeypatch):
         place = tmp_path / "run" / "told" / "1.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         methods = [{"name": "DropHead"}] if arm != "baseline" else []
-        place.write_text(json.dumps({"arm": arm, "seed": seed, "methods": methods, "folder": str(tmp_path / "run" / "own")} | terms))
+        place.write_text(
+            json.dumps({"arm": arm, "seed": seed, "methods": methods, "folder": str(tmp_path / "run" / "own")} | terms)
+        )
         place.with_suffix(".jsonl").unlink(missing_ok=True)
         monkeypatch.setenv(files.VARIABLE, str(place))
         monkeypatch.setattr(files, "_current", [])
@@ -75,18 +83,28 @@ def test_a_trainer_that_fine_tunes_a_pretrained_folder(carried, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, max_position_embeddings=40
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=40,
     )
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "pretrained")
     transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "pretrained")
     for name in ("train.csv", "test.csv"):
         (tmp_path / name).write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
     data = ("--data", tmp_path / "train.csv", tmp_path / "test.csv")
-    told = {arm: carried("finetune.py", "--model", tmp_path / "pretrained", *data, "--steps", 2, arm=arm) for arm in ("baseline",)}
+    told = {
+        arm: carried("finetune.py", "--model", tmp_path / "pretrained", *data, "--steps", 2, arm=arm)
+        for arm in ("baseline",)
+    }
     shutil.rmtree(tmp_path / "run" / "own")
     told[ARM] = carried("finetune.py", "--model", tmp_path / "pretrained", *data, "--steps", 2, arm=ARM)
     for one in told.values():
-        assert 0 <= one.records()["test"]["accuracy"] <= 1 and one.records()["test"]["loss"] > 0 and len(one.logs()) == 2
+        assert (
+            0 <= one.records()["test"]["accuracy"] <= 1 and one.records()["test"]["loss"] > 0 and len(one.logs()) == 2
+        )
     assert told[ARM].first("acted") and told["baseline"].evidence() == told[ARM].evidence()
     assert {"weights", "data/1", "data/2"} <= told[ARM].evidence().keys()
 
@@ -108,6 +126,8 @@ def test_a_script_on_two_processes_records_once(tmp_path, monkeypatch):
     configuration = RunConfiguration(
         study="images", task="images", settings={"script": command}, arm=ARM, methods=[{"name": "DropHead"}], seed=0
     )
-    order = ScriptOrder(configuration, tmp_path / "run", "", started_in=tmp_path, primary="test/accuracy", outcomes=("accuracy",))
+    order = ScriptOrder(
+        configuration, tmp_path / "run", "", started_in=tmp_path, primary="test/accuracy", outcomes=("accuracy",)
+    )
     result = carry_script(order, lambda event: None)
     assert result.status == "finished" and result.steps == 1 and {"weights", "data/1"} <= result.evidence.keys()

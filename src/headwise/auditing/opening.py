@@ -22,7 +22,6 @@ from headwise.core.site import Site
 from headwise.files.optional_imports import load
 from headwise.projections import Projections
 
-
 # a model that its owner trains: it stays in the mode that it is in
 LIVE = "live model"
 

@@ -92,7 +92,11 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
     for order in left:
         runs[order.configuration.arm] += 1
     trials = len(comparison.study.arms) * comparison.trials
-    lines = [f"plan:   {count(len(left), 'run')}" + (f" after {count(trials, 'trial')}" if trials else "") + ", each arm tried for a batch"]
+    lines = [
+        f"plan:   {count(len(left), 'run')}"
+        + (f" after {count(trials, 'trial')}" if trials else "")
+        + ", each arm tried for a batch"
+    ]
     seconds: float | None = 0.0
     disk = 0
     for entry in found:
@@ -104,7 +108,11 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
         whole = time * entry["steps"] if time is not None and entry["steps"] is not None else None
         parts += [f"{clock(whole)} a run"] if whole is not None else []
         lines += textwrap.wrap(
-            f"{arm}: {', '.join(parts) or 'as it is'}", WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 10, break_long_words=False
+            f"{arm}: {', '.join(parts) or 'as it is'}",
+            WIDTH,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 10,
+            break_long_words=False,
         )
         repeats = runs[arm] + comparison.trials
         seconds = None if whole is None or seconds is None else seconds + whole * repeats

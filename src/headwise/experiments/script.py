@@ -31,7 +31,9 @@ class Script(Subject):
     script: str
     arguments: str = "argparse"
     divergence_factor: float | None = Field(
-        None, gt=1, description="a run whose smoothed loss exceeds this many times its minimum has diverged; None: NaN alone"
+        None,
+        gt=1,
+        description="a run whose smoothed loss exceeds this many times its minimum has diverged; None: NaN alone",
     )
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
 
@@ -196,7 +198,9 @@ def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) 
     except ModuleNotFoundError as error:
         raise StudyError("--arguments yaml:PATH needs PyYAML, which is not installed: pip install pyyaml.") from error
     if path not in words and not any(word.endswith(f"={path}") for word in words):
-        raise StudyError(f"--arguments yaml:{path}: the command of --script does not name {path}. Write it there as it is.")
+        raise StudyError(
+            f"--arguments yaml:{path}: the command of --script does not name {path}. Write it there as it is."
+        )
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
@@ -206,9 +210,14 @@ def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) 
         for key in keys[:-1]:
             at = at.setdefault(key, {}) if isinstance(at, dict) else None
         if not isinstance(at, dict):
-            raise StudyError(f"{name}: what stands there in {path} holds no names. Change a value that has a name of its own.")
+            raise StudyError(
+                f"{name}: what stands there in {path} holds no names. Change a value that has a name of its own."
+            )
         at[keys[-1]] = value
     target = own / Path(path).name
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return [word.removesuffix(path) + os.fspath(target) if word == path or word.endswith(f"={path}") else word for word in words]
+    return [
+        word.removesuffix(path) + os.fspath(target) if word == path or word.endswith(f"={path}") else word
+        for word in words
+    ]

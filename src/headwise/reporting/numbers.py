@@ -66,7 +66,9 @@ def is_table(path: Path) -> bool:
     return path.is_file() or path.suffix.lower() in SUFFIXES
 
 
-def study_of_numbers(path: Path, outcomes: Sequence[str], baseline: str, out: Path, *, arm: str = "", seed: str = "") -> list[str]:
+def study_of_numbers(
+    path: Path, outcomes: Sequence[str], baseline: str, out: Path, *, arm: str = "", seed: str = ""
+) -> list[str]:
     """Write the folder of a study from a table, and give what should be known of it, by row.
 
     Args:
@@ -83,15 +85,22 @@ def study_of_numbers(path: Path, outcomes: Sequence[str], baseline: str, out: Pa
     """
     metrics = [read_outcome(text) for text in outcomes]
     if not metrics:
-        raise StudyError(f"{path}: say what is compared: --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher.")
+        raise StudyError(
+            f"{path}: say what is compared: --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
+        )
     rows = _last_of_each_run(read_rows(path))
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    columns = {"arm": _column(names, arm, ARMS, "--arm", path), "seed": _column(names, seed, SEEDS, "--seed-column", path)}
+    columns = {
+        "arm": _column(names, arm, ARMS, "--arm", path),
+        "seed": _column(names, seed, SEEDS, "--seed-column", path),
+    }
     wanted = {metric.name: _figure_column(names, metric.name, path) for metric in metrics}
     cells = _cells(path, rows, columns, wanted)
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     if baseline not in arms:
-        raise StudyError(f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: --baseline {arms[0]!r}.")
+        raise StudyError(
+            f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: --baseline {arms[0]!r}."
+        )
     _refuse_doubles(path, cells)
     _refuse_mixed(path, cells, {*columns.values(), *wanted.values()})
     notes = _gaps(cells, [baseline, *(label for label in arms if label != baseline)], metrics[0].name)
@@ -124,7 +133,7 @@ def _of_json(path: Path, text: str) -> Iterable[Row]:
         except ValueError as error:
             raise StudyError(f"{path}, line {number}, is no JSON: {error}.") from error
         if not isinstance(found, dict):
-            raise StudyError(f"{path}, line {number}, is no object. Give one run a line: {{\"arm\": ..., \"seed\": ...}}.")
+            raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')
         yield Row(number, _flat(found))
 
 
@@ -149,7 +158,9 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
                 raise StudyError(f"{path} has two columns {twice[0]!r}. Rename one.")
         elif any(value.strip() for value in values):
             if len(values) != len(names):
-                raise StudyError(f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair the row.")
+                raise StudyError(
+                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair the row."
+                )
             yield Row(reader.line_num, dict(zip(names, (value.strip() for value in values))))
 
 
@@ -164,24 +175,35 @@ def _last_of_each_run(rows: list[Row]) -> list[Row]:
         before = found.get(str(row.values.get(run)))
         # a row of a course holds what was logged then: what was logged before stands
         kept = {name: value for name, value in before.values.items() if value not in ("", None)} if before else {}
-        found[str(row.values.get(run))] = Row(row.line, kept | {n: v for n, v in row.values.items() if v not in ("", None)})
+        found[str(row.values.get(run))] = Row(
+            row.line, kept | {n: v for n, v in row.values.items() if v not in ("", None)}
+        )
     return sorted(found.values(), key=lambda row: row.line)
 
 
 def _column(names: list[str], asked: str, known: Sequence[str], option: str, path: Path) -> str:
     if asked:
         if asked not in names:
-            raise StudyError(f"{option} {asked!r}: {path} has no such column.{suggest(asked, names)} Columns: {', '.join(names)}.")
+            raise StudyError(
+                f"{option} {asked!r}: {path} has no such column.{suggest(asked, names)} Columns: {', '.join(names)}."
+            )
         return asked
     plain = {_plain(name): name for name in reversed(names)}
     found = next((plain[name] for name in known if name in plain), None)
     if found is None:
-        raise StudyError(f"{path} has no column {known[0]}. Columns: {', '.join(names)}. Say which one it is: {option} NAME.")
+        raise StudyError(
+            f"{path} has no column {known[0]}. Columns: {', '.join(names)}. Say which one it is: {option} NAME."
+        )
     return found
 
 
 def _figure_column(names: list[str], name: str, path: Path) -> str:
-    for candidate in (name, f"test/{name}", *(f"{before}{name}" for before in FIGURES), *(f"{before}test/{name}" for before in FIGURES)):
+    for candidate in (
+        name,
+        f"test/{name}",
+        *(f"{before}{name}" for before in FIGURES),
+        *(f"{before}test/{name}" for before in FIGURES),
+    ):
         if candidate in names:
             return candidate
     raise StudyError(f"--outcome {name}: {path} has no such column.{suggest(name, names)} Columns: {', '.join(names)}.")
@@ -199,14 +221,24 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[st
         if not arm:
             wrong.append(f"row {row.line} has no {columns['arm']}")
         elif seed is None or seed != int(seed):
-            wrong.append(f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole number")
+            wrong.append(
+                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole number"
+            )
         else:
             state = _state(row)
             failed = any(word in state for word in FAILED) or "diverged" in state
             figures = {name: None if failed else _float(row.values.get(column)) for name, column in wanted.items()}
             for name, column in wanted.items():
                 given = row.values.get(column)
-                if _float(given) is None and str(given or "").strip().lower() not in ("", "nan", "none", "null", "inf", "-inf", "infinity"):
+                if _float(given) is None and str(given or "").strip().lower() not in (
+                    "",
+                    "nan",
+                    "none",
+                    "null",
+                    "inf",
+                    "-inf",
+                    "infinity",
+                ):
                     wrong.append(f"row {row.line} has {given!r} for {name}, which is no number")
             cells.append(Cell(row, arm, int(seed), figures, "diverged" in state))
     _refuse(path, wrong, "Repair the rows.")
@@ -222,7 +254,9 @@ def _refuse_doubles(path: Path, cells: list[Cell]) -> None:
     for cell in cells:
         by_cell[cell.arm, cell.seed].append(cell.row.line)
     wrong = [
-        f"rows {' and '.join(map(str, lines))} are both {arm}, seed {seed}" for (arm, seed), lines in by_cell.items() if len(lines) > 1
+        f"rows {' and '.join(map(str, lines))} are both {arm}, seed {seed}"
+        for (arm, seed), lines in by_cell.items()
+        if len(lines) > 1
     ]
     _refuse(path, wrong, "A pair needs one run of each arm: leave the others out.")
 
@@ -231,7 +265,9 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
     """Refuse rows of one arm with other settings than the arm's: by name where the export says what a setting is, else where one stands out."""
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
-    for name in (name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith(FIGURES)):
+    for name in (
+        name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith(FIGURES)
+    ):
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]
             counts = Counter(str(cell.row.values.get(name, "")) for cell in own)
@@ -246,7 +282,11 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
                 for cell in own
                 if (value := str(cell.row.values.get(name, ""))) != usual
             ]
-    _refuse(path, wrong, "One arm is one configuration: give them different arms, or leave the column out where it is no setting.")
+    _refuse(
+        path,
+        wrong,
+        "One arm is one configuration: give them different arms, or leave the column out where it is no setting.",
+    )
 
 
 def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
@@ -262,7 +302,9 @@ def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
             elif cell.figures[outcome] is None:
                 state = _state(cell.row)
                 why = f" ({state})" if state else ""
-                notes.append(f"row {cell.row.line} ({arm}, seed {seed}) has no {outcome}{why}: this seed makes no pair.")
+                notes.append(
+                    f"row {cell.row.line} ({arm}, seed {seed}) has no {outcome}{why}: this seed makes no pair."
+                )
     return notes
 
 
@@ -311,7 +353,8 @@ def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, 
         write_json(folder / RESULT, sealed(result.model_dump(mode="json")))
         entries.append(RunEntry(hash=identity, arm=cell.arm, seed=cell.seed))
     described = [
-        MetricRecord(name=m.name, label=m.label, higher_is_better=m.higher_is_better, unit=m.unit, failure=m.failure) for m in metrics
+        MetricRecord(name=m.name, label=m.label, higher_is_better=m.higher_is_better, unit=m.unit, failure=m.failure)
+        for m in metrics
     ]
     arms = [baseline, *dict.fromkeys(cell.arm for cell in cells if cell.arm != baseline)]
     record = StudyRecord(

@@ -26,7 +26,11 @@ def why_no_pair(one: RunResult, other: RunResult) -> str:
     different = [count for count in shared if ours[f"{DATA}{count}"] != theirs[f"{DATA}{count}"]]
     if different:
         first = different[0]
-        found.append("their first batches differ" if first == 1 else f"the order of their data differs within the first {first} batches")
+        found.append(
+            "their first batches differ"
+            if first == 1
+            else f"the order of their data differs within the first {first} batches"
+        )
     return " and ".join(found)
 
 

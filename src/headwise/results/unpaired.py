@@ -28,7 +28,15 @@ def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int)
     error = math.sqrt(sum(parts))
     if error <= 1e-12 * max(1.0, float(np.abs([*one, *other]).max())):
         p = float(mean == 0)
-        return {"mean": mean, "n": n, "low": mean, "high": mean, "how": "all values are equal", "p": p, "p_corrected": p}
+        return {
+            "mean": mean,
+            "n": n,
+            "low": mean,
+            "high": mean,
+            "how": "all values are equal",
+            "p": p,
+            "p_corrected": p,
+        }
     degrees = error**4 / (parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(other) - 1))
     half = float(stats.t.ppf(1 - ALPHA / 2 / arms, degrees)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, degrees))

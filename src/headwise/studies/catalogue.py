@@ -69,7 +69,13 @@ def _of_packages() -> dict[str, Any]:
     for name in names:
         find(name)
         cls = REGISTRY[name]
-        found[name] = {"written": repr(cls()), "summary": cls.summary(), "paper": cls.paper, "for": [], "about": cls.__doc__ or ""}
+        found[name] = {
+            "written": repr(cls()),
+            "summary": cls.summary(),
+            "paper": cls.paper,
+            "for": [],
+            "about": cls.__doc__ or "",
+        }
     return found
 
 
@@ -83,7 +89,7 @@ def print_studies() -> None:
     missing = [name for name in PAPERS if name not in names]
     if missing:
         print(f"\npip install headwise-papers adds {len(missing)} studies of the literature, such as {missing[0]}.")
-    print("\nheadwise compare STUDY --plan tries every arm here and says how long the study takes.")
+    print("\nheadwise compare STUDY --plan says how long a study takes on this machine.")
 
 
 def _about_study(name: str) -> list[str]:
@@ -110,4 +116,10 @@ def _of_another(name: str) -> dict[str, Any]:
     if study is None:
         return {"question": module.TITLE}
     scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
-    return {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales, "data": "its package says"}
+    return {
+        "question": study.question,
+        "arms": len(study.arms),
+        "seeds": study.seeds,
+        "scales": scales,
+        "data": "its package says",
+    }

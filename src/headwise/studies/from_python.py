@@ -101,7 +101,11 @@ class StudyResult:
                 row: dict[str, Any] = {"arm": arm.label, "outcome": name, "mean": mean.mean, "seeds": mean.n}
                 if entry is not None:
                     row |= {"difference": entry.mean, "low": entry.low, "high": entry.high}
-                    row |= {"p": entry.p_corrected, "pairs": entry.n if entry.paired else 0, "verdict": entry.verdict_text}
+                    row |= {
+                        "p": entry.p_corrected,
+                        "pairs": entry.n if entry.paired else 0,
+                        "verdict": entry.verdict_text,
+                    }
                 rows.append(row)
         columns = ("arm", "outcome", "mean", "seeds", "difference", "low", "high", "p", "pairs", "verdict")
         return pandas.DataFrame(rows, columns=list(columns))
@@ -221,8 +225,14 @@ def _place(kind: type[Subject]) -> str:
         file = inspect.getsourcefile(kind)
     except (TypeError, OSError):
         file = None
-    if file is None or not Path(file).is_file() or f"class {kind.__name__}" not in Path(file).read_text(encoding="utf-8"):
-        raise StudyError(f"{kind.__name__} stands in no file, from which a run could build it again. Write it into one: my_task.py.")
+    if (
+        file is None
+        or not Path(file).is_file()
+        or f"class {kind.__name__}" not in Path(file).read_text(encoding="utf-8")
+    ):
+        raise StudyError(
+            f"{kind.__name__} stands in no file, from which a run could build it again. Write it into one: my_task.py."
+        )
     return f"{file}:{kind.__name__}"
 
 
@@ -240,4 +250,3 @@ def _text(arm: Any) -> str:
     if isinstance(arm, str):
         return arm
     return " + ".join(map(repr, arm)) if isinstance(arm, (list, tuple)) else repr(arm)
-

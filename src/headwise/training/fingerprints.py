@@ -38,7 +38,9 @@ class Order:
         """
         held = list(_leaves(batch))
         if not held:
-            raise TypeError(f"run.saw() was given {type(batch).__name__}, which holds no tensor, number or text. Give the batch.")
+            raise TypeError(
+                f"run.saw() was given {type(batch).__name__}, which holds no tensor, number or text. Give the batch."
+            )
         for leaf in held:
             _add(self._found, leaf)
         self.count += 1

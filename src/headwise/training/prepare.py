@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +28,7 @@ from headwise.training.train import Training
 from headwise.training.watched import watch_run
 
 if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
+    pass
 
 
 @dataclass(frozen=True)

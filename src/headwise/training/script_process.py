@@ -77,7 +77,9 @@ def try_script(order: ScriptOrder) -> dict[str, Any]:
         raise StudyError(f"{_ended(code)}.{last_lines(order.folder)}")
     fitted = told.first("regularized")
     if order.configuration.methods and fitted is None:
-        raise StudyError(f"{order.configuration.arm} was asked for and never acted: the script never called run.regularize(model).")
+        raise StudyError(
+            f"{order.configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
+        )
     logs = told.logs()
     seconds = (logs[-1]["at"] - logs[0]["at"]) / (logs[-1]["step"] - logs[0]["step"]) if len(logs) > 1 else None
     return {"layers": (fitted or {}).get("layers", []), "seconds": seconds}
@@ -147,7 +149,9 @@ def _run(order: ScriptOrder, attempt: Path, tell: Tell) -> tuple[int | None, Div
         _end(process)
 
 
-def _start(words: list[str], order: ScriptOrder, environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    words: list[str], order: ScriptOrder, environment: dict[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             words,
@@ -252,7 +256,11 @@ class Ear:
             return
         if self._judge is None:
             # where it goes on, the loss of earlier starts counts up to there
-            earlier = [point for point in Telling(self._order.folder, leave_out=self._stream).logs() if point["step"] < line["step"]]
+            earlier = [
+                point
+                for point in Telling(self._order.folder, leave_out=self._stream).logs()
+                if point["step"] < line["step"]
+            ]
             self._judge = Judge(self._order.configuration.settings)
             self._judge.hear(earlier)
         self.point, self._points = line, self._points + 1
@@ -317,7 +325,11 @@ def _end_leftover(attempt: Path) -> None:
 
 def _ended(code: int | None) -> str:
     assert code is not None
-    return f"it was ended by signal {-code} (9 often means: out of memory)" if code < 0 else f"it ended with exit code {code}"
+    return (
+        f"it was ended by signal {-code} (9 often means: out of memory)"
+        if code < 0
+        else f"it ended with exit code {code}"
+    )
 
 
 def last_lines(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -128,16 +129,22 @@ def _outcomes(order: ScriptOrder, told: Telling) -> dict[str, float]:
     records, configuration = told.records(), order.configuration
     trial = configuration.purpose == "trial"
     if configuration.methods and told.first("regularized") is None:
-        raise StudyError(f"{configuration.arm} was asked for and never acted: the script never called run.regularize(model).")
+        raise StudyError(
+            f"{configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
+        )
     if configuration.methods and told.first("acted") is None:
-        raise StudyError(f"{configuration.arm} was asked for and never acted: the model that run.regularize fitted was not trained.")
+        raise StudyError(
+            f"{configuration.arm} was asked for and never acted: the model that run.regularize fitted was not trained."
+        )
     if not records:
         raise StudyError("it ended without an outcome. Call run.record(accuracy=...) when the training has ended.")
     seen: set[tuple[str, str]] = set()
     for line in told.last:
         names = {(line["split"], name) for name in line["figures"]} if line["told"] == "record" else set()
         if seen & names:
-            raise StudyError(f"it recorded {'/'.join(min(seen & names))} twice. Call run.record() once, when the training has ended.")
+            raise StudyError(
+                f"it recorded {'/'.join(min(seen & names))} twice. Call run.record() once, when the training has ended."
+            )
         seen |= names
     found = {f"{split}/{name}": value for split, figures in records.items() for name, value in figures.items()}
     if trial:
@@ -161,7 +168,7 @@ def _costs(told: Telling, logs: list[dict[str, Any]]) -> dict[str, float | None]
     # within one start: between two starts lies a wait
     times = [
         (after["at"] - before["at"]) / (after["step"] - before["step"])
-        for before, after in zip(logs, logs[1:])
+        for before, after in itertools.pairwise(logs)
         if after["step"] > before["step"] and after["at"] > before["at"]
     ]
     return found | ({"cost/seconds_per_step": statistics.median(times)} if times else {})
@@ -175,11 +182,20 @@ def curve(logs: list[dict[str, Any]]) -> list[EpochLine]:
     for number, at in enumerate(range(0, len(logs), width), 1):
         part = logs[at : at + width]
         names = dict.fromkeys(name for line in part for name in line["figures"])
-        metrics = {_outcome(name): _mean([line["figures"][name] for line in part if name in line["figures"]]) for name in names}
+        metrics = {
+            _outcome(name): _mean([line["figures"][name] for line in part if name in line["figures"]]) for name in names
+        }
         last = part[-1]["step"]
         seconds = max(0.0, part[-1]["at"] - (logs[at - 1]["at"] if at else part[0]["at"]))
         found.append(
-            EpochLine(epoch=number, phase="train", step=last, steps=max(0, last - before), seconds=round(seconds, 4), metrics=metrics)
+            EpochLine(
+                epoch=number,
+                phase="train",
+                step=last,
+                steps=max(0, last - before),
+                seconds=round(seconds, 4),
+                metrics=metrics,
+            )
         )
         before = last
     return found

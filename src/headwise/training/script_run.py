@@ -65,7 +65,9 @@ class Run:
         """Return whether a study started this process."""
         return self._told.path is not None
 
-    def regularize(self, model: nn.Module, *, example: Any = None, steps: int | None = None) -> Regularized | PlainHandle:
+    def regularize(
+        self, model: nn.Module, *, example: Any = None, steps: int | None = None
+    ) -> Regularized | PlainHandle:
         """Fit this arm's methods onto the model, on the layers that the arm names; give the handle.
 
         Call it once, on the model with its initial weights, before they are wrapped for distributed training, compiled, or
@@ -149,7 +151,9 @@ class Run:
     def _refuse_idle(self) -> None:
         methods = self._told.terms.get("methods") or []
         if methods and not self._fitted:
-            raise RuntimeError(f"{self.arm} was asked for and never acted: call run.regularize(model) on the model that is trained.")
+            raise RuntimeError(
+                f"{self.arm} was asked for and never acted: call run.regularize(model) on the model that is trained."
+            )
         idle = self._handle.idle() if self._handle is not None and not (self._acted or self._handle.removed) else ""
         if idle:
             raise RuntimeError(f"{self.arm} was asked for and never acted: {idle}")
@@ -160,7 +164,9 @@ class Run:
         from headwise.watching.watch import watch
 
         place = Path(self._told.terms["health"])
-        found = watch(model, every=self._told.terms.get("watch_every") or WATCHED_EVERY, log=[JsonLines(place)], on_alert=None)
+        found = watch(
+            model, every=self._told.terms.get("watch_every") or WATCHED_EVERY, log=[JsonLines(place)], on_alert=None
+        )
         self._watch = found
         # before an optimizer's step is as well as after it: no forward lies between
         self._steps = OptimizerSteps(model, lambda number, optimizer: found.step())

@@ -24,7 +24,15 @@ except ImportError as error:
     raise ImportError("HeadwiseCallback needs transformers: pip install 'headwise[hf]'") from error
 
 # of a batch, what models take as their inputs
-BATCH = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "attention_mask", "decoder_input_ids")
+BATCH = (
+    "input_ids",
+    "inputs_embeds",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "attention_mask",
+    "decoder_input_ids",
+)
 # what an evaluation says of itself
 TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
