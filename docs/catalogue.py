@@ -1,6 +1,8 @@
-"""Write what `headwise methods` and `headwise studies` print, so that neither imports torch: `python docs/catalogue.py [--check]`.
+"""Write what `headwise methods` and `headwise studies` print, so that neither imports torch: `python docs/catalogue.py
+[--check]`.
 
-Both are read from the classes and studies themselves, and verdicts from the kept results; what a method is for stands here.
+Both are read from the classes and studies themselves, and verdicts from the kept results; what a method is for stands
+here.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
 
 # What the methods' own papers propose them for.
 PURPOSES = {
-    "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey InputNoise LSA RelaxedAttention",
-    "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap SpectralNorm Temperature WeightNorm ZLoss",
+    "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey InputNoise LSA "
+    "RelaxedAttention",
+    "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap SpectralNorm "
+    "Temperature WeightNorm ZLoss",
     "oversmoothing": "AttnScale ContraNorm FeatScale GFSA NeuTRENO ReAttention ValueResidual",
     "heads that do the same": "Decorrelation Disagreement DropHead InterleavedHeads ReAttention",
     "attention sinks": "AttentionSink DifferentialAttention GatedOutput XSA",

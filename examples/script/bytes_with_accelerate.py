@@ -1,4 +1,4 @@
-"""Train a small GPT-2 on the bytes of a text with Accelerate: `accelerate launch bytes_with_accelerate.py --text input.txt`."""
+"""Train a GPT-2 on the bytes of a text: `accelerate launch bytes_with_accelerate.py --text input.txt`."""
 
 import argparse
 from pathlib import Path

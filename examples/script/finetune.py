@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained folder with transformers.Trainer: `python finetune.py --model FOLDER --data train.csv test.csv`."""
+"""Fine-tune a pretrained folder with a Trainer: `python finetune.py --model FOLDER --data train.csv test.csv`."""
 
 import argparse
 import csv

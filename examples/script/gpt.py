@@ -1,6 +1,7 @@
 """Train a small GPT on the bytes of a text: `python gpt.py --text input.txt`.
 
-A script as many are: its own model, schedule, evaluation and checkpoints. Lines that end in `# headwise` make it a study.
+A script as many are: its own model, schedule, evaluation and checkpoints. Lines that end in `# headwise` make it a
+study.
 """
 
 import argparse

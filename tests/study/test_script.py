@@ -181,6 +181,13 @@ def test_a_loss_that_rose_too_far_diverges_by_the_studys_rule(tmp_path):
     assert results[0]["divergence"]["why"] == "loss rose"
 
 
+def test_a_script_that_is_edited_while_the_study_runs_is_refused(tmp_path):
+    script = tmp_path / "edited.py"
+    script.write_text("import headwise\nheadwise.run().record(accuracy=1)\nopen(__file__, 'a').write('# again')\n")
+    with pytest.raises(StudyError, match=r"edited.py changed while the study runs. Start the command again"):
+        carry_script(tmp_path / "out", f"{sys.executable} {script}")
+
+
 def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted(tmp_path):
     killed = "baseline | wrong=killed"
     with pytest.raises(StudyError, match=r"ended by signal 9 \(9 often means: out of memory\)"):

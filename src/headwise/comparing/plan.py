@@ -1,4 +1,4 @@
-"""The rehearsal of a whole plan: every arm is fitted and trained for a batch before the first run, and one screen says what will follow."""
+"""The rehearsal of a whole plan: every arm is trained for a batch, and one screen says what follows."""
 
 from __future__ import annotations
 

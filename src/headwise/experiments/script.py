@@ -22,7 +22,7 @@ UNITS = ("%", "nats", "bits", "points")
 
 
 class Script(Subject):
-    """Hold a command line and what is changed of its arguments; `of` makes the class of one study, with its outcomes."""
+    """Hold a command line and what is changed of its arguments; `script_of` gives the class of a study its outcomes."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
     metrics: ClassVar[tuple[Metric, ...]] = ()
@@ -70,7 +70,8 @@ def script_of(outcomes: tuple[str, ...]) -> type[Script]:
     """
     if not outcomes:
         raise StudyError(
-            "--script needs --outcome: what run.record gives and which direction is good, such as --outcome accuracy:higher."
+            "--script needs --outcome: what run.record gives and which direction is good, such as "
+            "--outcome accuracy:higher."
         )
     found = tuple(map(read_outcome, outcomes))
     names = [metric.name for metric in found]
@@ -86,7 +87,8 @@ def read_outcome(text: str) -> Metric:
     direction, _, unit = rest.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name) or direction not in ("higher", "lower"):
         raise StudyError(
-            f"--outcome {text!r} does not say which direction is good. Write NAME:higher or NAME:lower, such as accuracy:higher; "
+            f"--outcome {text!r} does not say which direction is good. Write NAME:higher or NAME:lower, such as "
+            "accuracy:higher; "
             "a third part is the unit: accuracy:higher:% for shares in [0, 1]."
         )
     return Metric(name, higher_is_better=direction == "higher", unit=unit)
@@ -120,7 +122,7 @@ def split_command(command: str) -> list[str]:
 
 
 def source_of(command: str) -> Path | None:
-    """Return the Python file that a command runs, whose text is part of every run's identity; None for a module or program."""
+    """Return the Python file of a command, whose text is part of every run's identity; None for a module or program."""
     files = [Path(word) for word in split_command(command) if word.endswith(".py")]
     found = next((path for path in files if path.is_file()), None)
     if files and found is None:
@@ -158,7 +160,8 @@ def check_form(text: str) -> tuple[Form, str]:
 
 
 def command_line(settings: dict[str, Any], own: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the words of one run's command and what is added to its environment; a changed YAML file is written into `own`.
+    """Return the words of one run's command and what is added to its environment; a changed YAML file is written into
+    `own`.
 
     Of argparse `true` is the bare flag `--name` and `false` is `--no-name`; a text in quotes is handed over as it is.
     """
@@ -192,7 +195,7 @@ def _plain(value: Any) -> str:
 
 
 def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) -> list[str]:
-    """Write the YAML file with its changes (dots name what lies inside) and name the copy where the command names the file."""
+    """Write the YAML file with its changes (dots name what lies inside), and put the copy into the command."""
     try:
         import yaml
     except ModuleNotFoundError as error:

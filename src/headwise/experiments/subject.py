@@ -1,4 +1,4 @@
-"""Subject: what a study is about. Its settings, what is measured of it, and the files it reads; a `Task`, or a script."""
+"""Subject: what a study is about, with its settings, metrics and files. A `Task`, or a script."""
 
 from __future__ import annotations
 

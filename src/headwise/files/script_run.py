@@ -1,7 +1,8 @@
 """The running script's side of a study: where its run lies, and the stream into which it tells what it did.
 
-Light to import: a script that trains elsewhere than in torch needs nothing else. `HEADWISE_RUN` names the file that the study wrote
-for this attempt; the stream lies beside it, one for each attempt, so that what an earlier process still writes changes nothing.
+Light to import: a script that trains elsewhere than in torch needs nothing else. `HEADWISE_RUN` names the file that the
+study wrote for this attempt; the stream lies beside it, one for each attempt, so that what an earlier process still
+writes changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Told:
             found = read_json(self.path)
             if not isinstance(found, dict):
                 raise StudyError(
-                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it to run alone."
+                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it to "
+                    "run alone."
                 )
             self.terms = found
 
@@ -60,7 +62,8 @@ class Told:
         twice = sorted(numbers.keys() & self.recorded.get(split, {}).keys())
         if twice:
             raise ValueError(
-                f"run.record({twice[0]}=...) of {split!r} was called twice. A run is judged once: record when the training has ended."
+                f"run.record({twice[0]}=...) of {split!r} was called twice. A run is judged once: record when the "
+                "training has ended."
             )
         self.recorded.setdefault(split, {}).update(numbers)
         self.tell("record", split=split, figures=numbers)
@@ -108,7 +111,8 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"run.record({name}=...) was given {type(value).__name__}, which is no number.") from error
     if not math.isfinite(number):
         raise ValueError(
-            f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its loss: "
+            f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its "
+            "loss: "
             "run.log(step=..., loss=...)."
         )
     return number

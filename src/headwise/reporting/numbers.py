@@ -1,7 +1,8 @@
-"""Numbers from anywhere: a table of runs (CSV or JSON lines) becomes the folder of a study, and its report is that of any study.
+"""Numbers from anywhere: a table of runs (CSV or JSON lines) becomes the folder of a study, and its report is that of
+any study.
 
-Rows are runs: their arm, their seed, and what they scored. The tables that Weights & Biases, MLflow and trackio export are read as
-they are; what another tool calls the columns can be said.
+Rows are runs: their arm, their seed, and what they scored. The tables that Weights & Biases, MLflow and trackio export
+are read as they are; what another tool calls the columns can be said.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ SETTINGS = ("params.", "config.", "config/")
 FIGURES = ("metrics.", "summary.", "summary/")
 FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "damaged")
 # what tells one run from another, and is no setting of it
-OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, "created", "start time", "start_time", "end_time", "duration", "runtime", "notes", "user",
-    "tags", "updated", "timestamp", "_timestamp", "_runtime", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")  # fmt: skip
+TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
+NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
+OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *NOTES, "_timestamp")
 # how many of a kind of fault are told by row
 TOLD = 5
 
@@ -80,8 +82,8 @@ def study_of_numbers(
         seed: the column of the seeds; "" finds it.
 
     Raises:
-        StudyError: naming the rows, where a column is missing, a row has no arm or seed, two rows are of one arm and seed, or rows of one
-            arm have different settings.
+        StudyError: naming the rows, where a column is missing, a row has no arm or seed, two rows are of one arm and
+        seed, or rows of one arm have different settings.
     """
     metrics = [read_outcome(text) for text in outcomes]
     if not metrics:
@@ -99,7 +101,8 @@ def study_of_numbers(
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     if baseline not in arms:
         raise StudyError(
-            f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: --baseline {arms[0]!r}."
+            f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: "
+            f"--baseline {arms[0]!r}."
         )
     _refuse_doubles(path, cells)
     _refuse_mixed(path, cells, {*columns.values(), *wanted.values()})
@@ -159,7 +162,8 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
         elif any(value.strip() for value in values):
             if len(values) != len(names):
                 raise StudyError(
-                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair the row."
+                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair "
+                    "the row."
                 )
             yield Row(reader.line_num, dict(zip(names, (value.strip() for value in values))))
 
@@ -222,7 +226,8 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[st
             wrong.append(f"row {row.line} has no {columns['arm']}")
         elif seed is None or seed != int(seed):
             wrong.append(
-                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole number"
+                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole "
+                "number"
             )
         else:
             state = _state(row)
@@ -262,7 +267,7 @@ def _refuse_doubles(path: Path, cells: list[Cell]) -> None:
 
 
 def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
-    """Refuse rows of one arm with other settings than the arm's: by name where the export says what a setting is, else where one stands out."""
+    """Refuse rows of one arm with other settings: those that an export names so, else one that stands out."""
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
     for name in (
@@ -278,7 +283,8 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
                 continue
             of_usual = next(cell.row.line for cell in own if str(cell.row.values.get(name, "")) == usual)
             wrong += [
-                f"row {cell.row.line} has {name} {value or 'empty'}, and row {of_usual} of the same arm {arm} has {usual or 'empty'}"
+                f"row {cell.row.line} has {name} {value or 'empty'}, and row {of_usual} of the same arm {arm} has "
+                f"{usual or 'empty'}"
                 for cell in own
                 if (value := str(cell.row.values.get(name, ""))) != usual
             ]

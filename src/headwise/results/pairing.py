@@ -1,4 +1,4 @@
-"""Pairs by evidence: whether two runs of a seed began with the same weights and saw the same batches, as their scripts showed."""
+"""Pairs by evidence: whether runs of a seed began with the same weights and saw the same batches."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def not_paired(study: StudyFolder) -> dict[str, str]:
 
 
 def without_evidence(study: StudyFolder) -> bool:
-    """Return whether runs of a script ended without showing anything of weights or data: that they are pairs is then taken on trust."""
+    """Return whether runs of a script showed nothing of weights or data: that they are pairs is taken on trust."""
     results = [run.result for run in study.runs.values() if run.result is not None]
     return any("script" in result.config.get("settings", {}) and not result.evidence for result in results)

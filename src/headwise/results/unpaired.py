@@ -1,6 +1,8 @@
-"""Arms that are no pairs with the baseline: Welch's test of two independent samples, Bonferroni's correction over the arms.
+"""Arms that are no pairs with the baseline: Welch's test of two independent samples, Bonferroni's correction over the
+arms.
 
-Welch, The generalization of "Student's" problem when several different population variances are involved, Biometrika 34 (1947).
+Welch, The generalization of "Student's" problem when several different population variances are involved, Biometrika 34
+(1947).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `headwise methods` and `headwise studies` print: from a catalogue that is made of the code, so that torch is not imported."""
+"""What `headwise methods` and `headwise studies` print: from a catalogue made of the code, without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ WIDTH = 80
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return what is known of the methods and studies of headwise and headwise-papers, by name."""
-    return json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def print_methods(name: str | None = None, purpose: str | None = None) -> None:

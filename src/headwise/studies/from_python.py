@@ -1,4 +1,4 @@
-"""A study from Python: `compare` carries it out as the command line does, and gives its table, its plot, its verdicts and its page."""
+"""A study from Python: `compare` carries it out, and gives its table, its plot, its verdicts and its page."""
 
 from __future__ import annotations
 
@@ -60,10 +60,8 @@ class StudyResult:
         >>> from headwise.studies.digits import Digits
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = headwise.compare(
-        ...         Digits(epochs=1, train_size=50, test_size=50), methods=["DropHead(p=0.2)"], seeds=1, out=folder, silent=True
-        ...     )
-        ...     result.verdicts
-        {'DropHead(p=0.2)': 'undecided'}
+        ...         Digits(epochs=1, train_size=50, test_size=50), methods=["DropHead(p=0.2)"], seeds=1, out=folder,
+        silent=True ...     ) ...     result.verdicts {'DropHead(p=0.2)': 'undecided'}
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -148,18 +146,21 @@ def compare(
     require_pairs: bool = False,
     silent: bool = False,
 ) -> StudyResult:
-    """Carry out a study as `headwise compare` does, and give what it found; called again, it goes on where it was stopped.
+    """Carry out a study as `headwise compare` does, and give what it found; called again, it goes on where it was
+    stopped.
 
     Args:
-        subject: a task (class or object of an importable file), "file.py:Class", the name of an installed study, or the command of a
+        subject: a task (class or object of an importable file), "file.py:Class", the name of an installed study, or the
+            command of a
             training script: "python train.py --epochs 3".
         methods: the arms besides the baseline: methods, sequences of methods that act together, or texts of arms.
         seeds: None: as many as the study has, 10 otherwise.
         out: the folder of the results; None: `results/NAME`.
         outcome: of a script: what it records, "accuracy:higher"; the first decides.
-        sweeps, settings, trials, engine, watch, data, device, arguments, timeout, require_pairs: as on the command line.
-        jobs: runs at a time. One is carried out in this process; more take processes, which import the file of this program: there the
-            call stands under `if __name__ == "__main__"`.
+        sweeps, settings, trials, engine, watch, data, device, arguments, timeout, require_pairs: as on the command
+            line.
+        jobs: runs at a time. One is carried out in this process; more take processes, which import the file of this
+            program: there the call stands under `if __name__ == "__main__"`.
         silent: print nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Fingerprints: digests of initial weights and of the order of batches, by which arms of one seed are shown to be pairs."""
+"""Fingerprints: digests of initial weights and of the order of batches, which show that arms are pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLE = 16_384
 
 
 def of_weights(model: nn.Module) -> str:
-    """Return the digest of a model's parameters and buffers: names, shapes, types and values (of large tensors a sample)."""
+    """Return the digest of a model's parameters and buffers: names, shapes, types, values (of large ones a sample)."""
     found = hashlib.blake2b(digest_size=12)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         found.update(name.encode())

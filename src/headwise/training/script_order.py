@@ -1,4 +1,4 @@
-"""The order of one run that a script carries out: what the engine's worker needs to start it and to judge what it told."""
+"""The order of one run of a script: what a worker needs to start it and to judge what it told."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwise.training.job import Order
 class ScriptOrder(Order):
     """Ask for one run of a script.
 
-    `started_in` is the folder in which the command was given, `primary` the outcome that decides, `outcomes` the names of all that are
-    asked for. A script that prints and logs nothing for `timeout` seconds hangs. `environment_before` holds the variables that a
-    worker changed for itself, as they were.
+    `started_in` is the folder in which the command was given, `primary` the outcome that decides, `outcomes` the names
+    of all that are asked for. A script that prints and logs nothing for `timeout` seconds hangs. `environment_before`
+    holds the variables that a worker changed for itself, as they were.
     """
 
     started_in: Path = Path()

@@ -1,9 +1,10 @@
-"""One run of a script: started as a process of its own, listened to, ended with all that it started, and judged by what it told."""
+"""One run of a script: started, listened to, ended with all that it started, and judged by what it told."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from headwise.experiments.configuration import SAME
+from headwise.experiments.task_place import source_file
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError
 from headwise.files.script_run import TOLD, VARIABLE, as_told, read_told
@@ -48,7 +50,8 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
     """Carry out one run of a script, which goes on by itself where it was cut, and give its result.
 
     Raises:
-        StudyError: with the last lines of its output, where it fails, hangs, or does not record what the study asks for.
+        StudyError: with the last lines of its output, where it fails, hangs, or does not record what the study asks
+        for.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -62,7 +65,8 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
 
 
 def try_script(order: ScriptOrder) -> dict[str, Any]:
-    """Start a script and end it after its first step; give the layers it fitted and the seconds of a step, where it told any.
+    """Start a script and end it after its first step; give the layers it fitted and the seconds of a step, where it
+    told any.
 
     Raises:
         StudyError: with the last lines of its output, where it fails before.
@@ -86,6 +90,7 @@ def try_script(order: ScriptOrder) -> dict[str, Any]:
 
 
 def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
+    _refuse_changed(order)
     write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
     code, divergence = _run(order, attempt, tell)
@@ -100,13 +105,19 @@ def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
     return result
 
 
+def _refuse_changed(order: ScriptOrder) -> None:
+    file = source_file(order.task_place) if order.task_place else None
+    if file is not None and hashlib.sha256(file.read_bytes()).hexdigest() != order.configuration.task_source:
+        raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed script.")
+
+
 def _begin_anew(folder: Path) -> None:
     for path in (folder / RESULT, folder / "metrics.jsonl", folder / HEALTH, *(folder / TOLD).glob("*")):
         path.unlink(missing_ok=True)
 
 
 def _attempt(order: ScriptOrder) -> Path:
-    """Write what the next start of a run is told, and give the file; a process that an earlier start left behind is ended."""
+    """Write what the next start of a run is told, and give the file; what an earlier start left behind is ended."""
     before = order.attempts()
     if before:
         _end_leftover(before[-1])
@@ -133,7 +144,7 @@ def _attempt(order: ScriptOrder) -> Path:
 
 
 def _run(order: ScriptOrder, attempt: Path, tell: Tell) -> tuple[int | None, Divergence | None]:
-    """Start the script and listen until it ended or was ended; give its exit code, or the divergence for which it was ended."""
+    """Start the script and listen until it ended; give its exit code, or the divergence for which it was ended."""
     from headwise.experiments.script import command_line
 
     words, added = command_line(order.configuration.settings, order.folder)
@@ -166,7 +177,8 @@ def _start(
         )
     except OSError as error:
         raise StudyError(
-            f"{words[0]} could not be started ({error.strerror}). Check the command of --script, and start headwise where it runs."
+            f"{words[0]} could not be started ({error.strerror}). Check the command of --script, and start headwise "
+            "where it runs."
         ) from error
 
 
@@ -209,7 +221,8 @@ def _listen(
             return process.returncode, None
         if order.timeout is not None and time.monotonic() - heard > order.timeout:
             raise StudyError(
-                f"it printed and logged nothing for {order.timeout:g} s and was ended. Give a longer --timeout, or find what it waits "
+                f"it printed and logged nothing for {order.timeout:g} s and was ended. Give a longer --timeout, or "
+                f"find what it waits "
                 f"for.{last_lines(order.folder)}"
             )
 
@@ -280,7 +293,7 @@ def _size(path: Path) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a script and all that it started: launchers begin sessions of their own, which no signal to a group reaches."""
+    """End a script and all that it started: launchers begin sessions of their own, out of a group's reach."""
     if process.poll() is None:
         found = _below(process.pid)
         with contextlib.suppress(ProcessLookupError):

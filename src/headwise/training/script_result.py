@@ -1,4 +1,4 @@
-"""From what a script told to the result of its run: curves, outcomes, the evidence of pairs, or what is wrong, in words."""
+"""From what a script told to the result of its run: curves, outcomes, evidence of pairs, or what is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Telling:
         self.last = self.starts[-1] if self.starts else []
 
     def logs(self) -> list[dict[str, Any]]:
-        """Return the points in the order of their steps: a start that goes on at a step replaces what came from there on."""
+        """Return the points in the order of their steps: a start that goes on replaces what came from there on."""
         kept: list[dict[str, Any]] = []
         for lines in self.starts:
             found = [line for line in lines if line["told"] == "log"]
@@ -40,7 +40,7 @@ class Telling:
         return list({line["step"]: line for line in kept}.values())
 
     def records(self) -> dict[str, dict[str, float]]:
-        """Return by split what the last start recorded; what a Trainer evaluated last counts where the script records nothing itself."""
+        """Return by split what the last start recorded; what it evaluated counts where it records nothing."""
         found: dict[str, dict[str, float]] = {}
         for line in self.last:
             if line["told"] == "evaluate":
@@ -51,7 +51,7 @@ class Telling:
         return found
 
     def evidence(self) -> dict[str, str]:
-        """Return the digests of the initial weights, and of the first 1, 2, 4, … batches, as the first start that told any has them."""
+        """Return the digests of the initial weights and of the first 1, 2, 4, … batches, as first told."""
         found: dict[str, str] = {}
         for lines in self.starts:
             weights = next((line["digest"] for line in lines if line["told"] == "weights"), None)
@@ -88,7 +88,8 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
     """Write the curves of a run that ended and give its result.
 
     Raises:
-        StudyError: where the script recorded nothing, not what the study asks for, twice, or never fitted the arm's methods.
+        StudyError: where the script recorded nothing, not what the study asks for, twice, or never fitted the arm's
+        methods.
     """
     told = Telling(order.folder)
     logs = told.logs()

@@ -1,4 +1,4 @@
-"""What a training script asks of the study that started it: arm, seed and folder, the arm's methods, and where figures go."""
+"""What a training script asks of its study: arm, seed and folder, the arm's methods, and where figures go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ WATCHED_EVERY = 50
 
 
 class Run:
-    """Hold one run of a study as its script sees it; without a study it is the baseline with seed 0, and nothing is written.
+    """Hold one run of a study as its script sees it; without a study it is the baseline with seed 0, and nothing is
+    written.
 
     Attributes:
         arm: the text of the arm, "baseline" among them.
@@ -55,7 +56,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Return a folder of this run's own, for checkpoints; alone it is `headwise-alone` where the script was started."""
+        """Return a folder of this run's own, for checkpoints; alone it is `headwise-alone` in the working folder."""
         path = Path(self._told.terms.get("folder", "headwise-alone"))
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -70,9 +71,9 @@ class Run:
     ) -> Regularized | PlainHandle:
         """Fit this arm's methods onto the model, on the layers that the arm names; give the handle.
 
-        Call it once, on the model with its initial weights, before they are wrapped for distributed training, compiled, or
-        replaced by a checkpoint's: the digest of the weights shows that all arms of a seed begin with the same. The handle of an arm
-        without methods has the same calls, and does nothing.
+        Call it once, on the model with its initial weights, before they are wrapped for distributed training, compiled,
+        or replaced by a checkpoint's: the digest of the weights shows that all arms of a seed begin with the same. The
+        handle of an arm without methods has the same calls, and does nothing.
 
         Args:
             model: any module that `headwise.regularize` takes.
@@ -137,7 +138,7 @@ class Run:
         self._told.record(split, figures)
 
     def evaluated(self, split: str, figures: dict[str, float]) -> None:
-        """Keep what an evaluation gave; of several of one split the last counts, and what `record` says of it counts more."""
+        """Keep what an evaluation gave; of several of a split the last counts, and what `record` says counts more."""
         finite = {name: value for name, value in figures.items() if math.isfinite(value)}
         self._note_acting()
         if finite:

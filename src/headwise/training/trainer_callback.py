@@ -40,28 +40,32 @@ TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation
 class HeadwiseCallback(TrainerCallback):
     """Regularizes the model of a `transformers.Trainer`, adds the penalties to its loss and watches it.
 
-    `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health goes to whatever
-    `report_to` names; step, draws and strengths go into the Trainer's checkpoints and come back when a run is resumed.
+    `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health goes to
+    whatever `report_to` names; step, draws and strengths go into the Trainer's checkpoints and come back when a run is
+    resumed.
 
-    In a script that `headwise compare --script` started, `HeadwiseCallback()` finds the run: it fits the methods of the run's arm, tells
-    the initial weights, the order of the batches and the loss, and records what `evaluate` gives last under the name behind `eval_`
-    (of another `metric_key_prefix`, such as `validation`, as outcomes of that split).
+    In a script that `headwise compare --script` started, `HeadwiseCallback()` finds the run: it fits the methods of the
+    run's arm, tells the initial weights, the order of the batches and the loss, and records what `evaluate` gives last
+    under the name behind `eval_` (of another `metric_key_prefix`, such as `validation`, as outcomes of that split).
 
     Args:
-        methods: in order of action, as `headwise.regularize` takes them; none: those of the run's arm, else the model is only watched.
+        methods: in order of action, as `headwise.regularize` takes them; none: those of the run's arm, else the model
+            is only watched.
         watch: settings of `headwise.watch`; None: the model is not watched.
         where: which sites are regularized, as in `headwise.regularize`.
         seed: of the methods' draws.
-        base: the task's loss, as `compute_loss_func` of the handle takes it; None: the Trainer's own `compute_loss_func`, or the
-            model's loss.
+        base: the task's loss, as `compute_loss_func` of the handle takes it; None: the Trainer's own
+            `compute_loss_func`, or the model's loss.
 
     Raises:
-        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize` does.
-        RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made with.
+        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize`
+        does. RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made
+        with.
 
     Example:
         >>> from headwise import DropHead, HeadwiseCallback
-        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # Trainer(model, args, callbacks=[callback])
+        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # Trainer(model, args,
+        callbacks=[callback])
         >>> callback.methods
         (DropHead(p=0.2),)
     """
@@ -94,8 +98,9 @@ class HeadwiseCallback(TrainerCallback):
             return
         if (self.methods or current().path is not None) and trainer.model_init is not None:
             raise ValueError(
-                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes others: call "
-                "headwise.regularize in model_init, and give callbacks=[handle.callback()] and compute_loss_func=handle.compute_loss_func()"
+                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes others: "
+                "call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
+                "compute_loss_func=handle.compute_loss_func()"
             )
         self._stands = True
         if self.methods:
@@ -112,14 +117,16 @@ class HeadwiseCallback(TrainerCallback):
         """Refuse a training that this callback came too late for."""
         if not self._stands:
             raise RuntimeError(
-                "HeadwiseCallback was added after the Trainer was made: give it as Trainer(..., callbacks=[HeadwiseCallback(...)])"
+                "HeadwiseCallback was added after the Trainer was made: give it as "
+                "Trainer(..., callbacks=[HeadwiseCallback(...)])"
             )
 
     def _follow(self, found: Run, trainer: Any, model: Any, args: Any) -> None:
         """Fit the arm of a study's run, and look at what the model is trained on."""
         if args.seed != found.seed:
             raise ValueError(
-                f"the Trainer's seed is {args.seed} and the run's is {found.seed}, so that arms and seeds would be no pairs: "
+                f"the Trainer's seed is {args.seed} and the run's is {found.seed}, so that arms and seeds would be no "
+                "pairs: "
                 "TrainingArguments(seed=headwise.run().seed)"
             )
         self._run = found
