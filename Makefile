@@ -32,6 +32,8 @@ test-all: lint types pytest
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) docs/recompute.py
+	$(PY) docs/claims_table.py --check
+	$(PY) docs/source_pages.py --check
 	$(PY) docs/methods_table.py --check
 	$(PY) docs/method_contract.py --check
 

@@ -35,6 +35,8 @@ class Site:
         qk_norm: whether the host normalises queries and keys itself.
         joint: whether tokens of an image and of a text enter apart and attend to each other as one sequence.
         rope: whether rotary positions stand between the projections and the scores.
+        kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
+        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")` asks.
         model: the model the layer belongs to.
         example: a batch for it while methods are being fitted, None afterwards.
 
@@ -69,6 +71,8 @@ class Site:
     qk_norm: bool = False
     rope: bool = False
     joint: bool = False
+    kernel: str = ""
+    own_attention: bool = False
     index: int = 0
     model: nn.Module | None = field(default=None, repr=False)
     example: Any = field(default=None, repr=False)

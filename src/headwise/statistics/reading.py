@@ -219,6 +219,27 @@ class Reading:
         shape = (*mask.shape[:2], positions.shape[1], mask.shape[-1])
         return mask.gather(2, positions[:, None, :, None].expand(shape))
 
+    def seen_keys(self, block: int = 1 << 22) -> Tensor:
+        """Marks the keys that at least one real query may see: (B|1, H|1, N) bool, reading the mask in blocks of rows."""
+        device, mask = self.q.device, self.mask
+        real = self.real_queries
+        real = torch.ones(1, self.queries, dtype=torch.bool, device=device) if real is None else real
+        # by causality key j is seen by the queries from j on
+        later = real.flip(-1).cumsum(-1).flip(-1) > 0 if self.causal else real.any(-1, keepdim=True)
+        if self.causal:
+            later = torch.nn.functional.pad(later, (0, max(0, self.keys - self.queries)))[:, : self.keys]
+        if mask is None or mask.shape[-2] == 1:
+            seen = later[:, None].expand(-1, -1, self.keys)
+            return seen if mask is None else seen & visible(mask)[:, :, 0]
+        every = torch.arange(self.queries, device=device)[None]
+        size = max(1, block // (mask.shape[0] * mask.shape[1] * self.keys))
+        found = torch.zeros(1, 1, self.keys, dtype=torch.bool, device=device)
+        for rows in (slice(i, i + size) for i in range(0, self.queries, size)):
+            allowed = self.allowed(slice(None), every[:, rows], rows)
+            assert allowed is not None
+            found = found | (allowed & real[:, None, rows, None]).any(-2)
+        return found
+
     def allowed_counts(self, block: int = 1 << 22) -> Tensor:
         """Counts the keys that each query may see: (B|1, H|1, T|1) float, reading the mask in blocks of rows."""
         device = self.q.device
