@@ -175,9 +175,9 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
 
 @specification
 def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
-    """Return an outcome against a cost: a numbered point for each arm with its interval; the baseline is grey and square.
+    """Return an outcome against a cost: a named point for each arm with its interval; the baseline is grey and square.
 
-    A row has number, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
+    A row has name, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
@@ -199,6 +199,28 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
             x=across, y=up, color=colour, shape=shape, tooltip=words
         )
     )
-    text = base.mark_text(align="left", dx=8, dy=-7, fontSize=11.5, color="var(--ink)")
-    layers.append(text.encode(x=across, y=up, text="number:N"))
-    return alt.layer(*layers).properties(width="container", height=260)
+    places = _beside(rows)
+    for row in rows:
+        # a name stands on the side where there is room, and clear of the names beside it
+        name = base.transform_filter(alt.datum.label == row["label"])
+        text = name.mark_text(fontSize=11, color="var(--ink)", limit=210, **places[row["label"]])
+        layers.append(text.encode(x=across, y=up, text="name:N"))
+    return alt.layer(*layers).properties(width="container", height=300)
+
+
+def _beside(rows: Sequence[Row], height: float = 300.0, line: float = 13.0) -> dict[str, dict[str, Any]]:
+    """Return where each point's name stands: on the side that is farther from the edge, moved down until no name lies on another."""
+    low, high = min(row["x"] for row in rows), max(row["x"] for row in rows)
+    ends = [end for row in rows for end in (row["mean"], row["low"], row["high"]) if end is not None]
+    bottom, top = min(ends), max(ends)
+    places: dict[str, dict[str, Any]] = {}
+    taken: dict[str, list[float]] = {"left": [], "right": []}
+    for row in sorted(rows, key=lambda row: -row["mean"]):
+        side = "left" if row["x"] <= (low + high) / 2 else "right"
+        at = (top - row["mean"]) / ((top - bottom) or 1.0) * (height - 40) - 7
+        stands = at
+        while any(abs(stands - other) < line for other in taken[side]):
+            stands += 1
+        taken[side].append(stands)
+        places[row["label"]] = {"align": side, "dx": 8 if side == "left" else -8, "dy": round(stands - at - 7)}
+    return places
