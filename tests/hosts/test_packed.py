@@ -282,3 +282,18 @@ def test_what_is_unpacked_is_packed_again():
     assert torch.equal(laid[0, :3], x[0, :3])
     assert not laid[0, 3:].any()
     assert torch.equal(packing.pack(laid), x)
+
+
+def test_attention_weights_of_packed_rows_come_back_as_those_of_the_row(llama):
+    weights = []
+    for methods in ([], [RelaxedAttention(gamma=0.5)]):
+        twin = copy.deepcopy(llama).train()
+        if methods:
+            headwise.regularize(twin, *methods)
+        twin.set_attn_implementation("eager")
+        weights.append(twin(**packed(), use_cache=False, output_attentions=True).attentions[0])
+    plain, relaxed = weights
+    assert relaxed.shape == plain.shape == (1, 4, sum(LENGTHS), sum(LENGTHS))
+    seen = plain[0, 0] > 0
+    uniform = seen / seen.sum(-1, keepdim=True)
+    same(relaxed, 0.5 * plain + 0.5 * uniform, 1e-5)
