@@ -193,6 +193,11 @@ class FittedLayer:
             self.observer(call, out if packed is None else packed.unpack_heads(out))
         return out, weights
 
+    def untouched(self, training: bool) -> bool:
+        """Return whether nothing acts on, reads or carries this call, so that the host's own kernel runs."""
+        acts = any(touches_call(m) for m in self.active(training))
+        return not (acts or self.armed or self.shares_values or self.needs("branch"))
+
     def idle(self, training: bool) -> bool:
         """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
         if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
@@ -226,7 +231,8 @@ class FittedLayer:
                     given_by = {"samples": self.samples, "packed": packed, "tokens": self._real(x, packed)}
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, **given_by)
                 x = method.hidden(x, call)
-        self.entered.put(x)
+        # Of two kinds of tokens the layer's first argument is one alone.
+        self.entered.put(None if self.site.joint else x)
         if packed is None:
             return x
         return rows if x is given else packed.pack(x)

@@ -56,6 +56,7 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
         query_block: the slice of queries in a block, None when all are at hand.
+        text: where the tokens of a text stand among queries and keys that are those of an image otherwise, or None.
         is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
         kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights nobody edits.
@@ -80,11 +81,12 @@ class Call:
         hidden: Tensor | None = None,
         samples: int | None = None,
         cross: bool = False,
+        text: slice | None = None,
         kernel: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
         packed: Packed | None = None,
         tokens: Tensor | None = None,
     ) -> None:
-        self.layer = layer
+        self.layer, self.text = layer, text
         self.kernel, self.packed, self.tokens = kernel, packed, tokens
         self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v

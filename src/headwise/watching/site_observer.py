@@ -80,6 +80,7 @@ def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor |
         call.softcap,
         call.training,
         call.is_cross,
+        [] if call.text is None else [call.text.start, call.text.stop],
     )
 
 
@@ -100,6 +101,7 @@ def observed(
     softcap: float | None,
     training: bool,
     cross: bool,
+    text: list[int],
 ) -> None:
     """Bring the tensors of a call to the observer with this number when the graph runs."""
     # An operator that changes nothing and gives nothing would be cut out of the graph.
@@ -120,6 +122,7 @@ def observed(
         training=training,
         hidden=hidden,
         cross=cross,
+        text=slice(*text) if text else None,
     )
     observer.take(call, out, stream)
 

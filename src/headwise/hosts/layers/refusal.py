@@ -14,6 +14,8 @@ def refusal(method: Method, site: Site) -> str | None:
         return edits(method, site.kernel)
     if method.self_only and site.is_cross:
         return "has no meaning on cross attention"
+    if site.joint and (method.overrides("hidden") or method.overrides("branch")):
+        return "acts on the tokens that enter or leave a layer, and here those of an image and of a text do so apart"
     if method.carries and site.windowed:
         return (
             "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
