@@ -64,7 +64,12 @@ def batches() -> dict[str, dict[str, torch.Tensor]]:
 
 
 def step(
-    plain: LlamaForCausalLM, kind: str, method: Method, batch: dict[str, torch.Tensor], attention: str | None, grad: bool
+    plain: LlamaForCausalLM,
+    kind: str,
+    method: Method,
+    batch: dict[str, torch.Tensor],
+    attention: str | None,
+    grad: bool,
 ) -> list[torch.Tensor]:
     """Return what the real tokens give, the penalties, and the gradient of the embedding, after one step."""
     own = backend_functions.use(copy.deepcopy(plain).train(), kind)

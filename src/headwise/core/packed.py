@@ -104,7 +104,9 @@ class Packed:
 
     def pack_matrix(self, weights: Tensor) -> Tensor:
         """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences."""
-        sequence, place = (x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest))
+        sequence, place = (
+            x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest)
+        )
         laid = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
         return laid.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
 
