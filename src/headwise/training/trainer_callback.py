@@ -64,8 +64,7 @@ class HeadwiseCallback(TrainerCallback):
 
     Example:
         >>> from headwise import DropHead, HeadwiseCallback
-        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # Trainer(model, args,
-        callbacks=[callback])
+        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # given in Trainer(callbacks=[...])
         >>> callback.methods
         (DropHead(p=0.2),)
     """
