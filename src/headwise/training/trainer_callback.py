@@ -59,8 +59,8 @@ class HeadwiseCallback(TrainerCallback):
 
     Raises:
         ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize`
-        does. RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made
-        with.
+            does.
+        RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made with.
 
     Example:
         >>> from headwise import DropHead, HeadwiseCallback
