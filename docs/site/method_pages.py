@@ -67,8 +67,16 @@ def write(folder: Path) -> None:
 
 def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
     """Return the page that lists all methods by what they are good for."""
-    rows = [f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} |" for name in names]
-    table = "\n".join(["| method | what it does | when to use it |", "|---|---|---|", *rows])
+    tables = []
+    for family, members in methods_table.families().items():
+        rows = [
+            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} "
+            f"| {methods_table.ACTS[REGISTRY[name].acts]} | {methods_table.matrix_free(REGISTRY[name])} |"
+            for name in members
+        ]
+        head = ["| method | what it does | when to use it | acts in | matrix-free |", "|---|---|---|---|---|"]
+        tables.append("\n".join([f"## {methods_table.FAMILIES[family]}", "", *head, *rows]))
+    table = "\n\n".join(tables)
     intro = (
         f"{len(names)} methods of the literature. Each page has the formula, a picture of what the method does to a fixed attention map, the cost, "
         "the source, and the code of both forms: as in the paper, on the matrix, and as it runs, without it. All fit any model in one line:"

@@ -6,6 +6,7 @@ import torch.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ _HOME = {
     "Regularized": "regularizing.handle",
     "regularize": "regularizing.regularize",
     "handle": "regularizing.handle",
+    "load_pretrained": "regularizing.load_pretrained",
     "sites": "hosts.finding",
     "parse": "methods.text",
     "parameter_groups": "regularizing.parameter_groups",
@@ -56,8 +58,11 @@ def __getattr__(name: str) -> Any:
     if module is None and name[:1].isupper() and name in _methods():
         module = "methods"
     if module is None:
-        # with these two Python itself says what was meant
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time for a class only.
+        known = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1)
+        meant = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}{meant}", obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
@@ -87,6 +92,7 @@ if TYPE_CHECKING:
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
+    from headwise.regularizing.load_pretrained import load_pretrained as load_pretrained
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness

@@ -13,6 +13,7 @@ from headwise.files.script_run import current
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Where
 from headwise.regularizing.regularize import regularize
+from headwise.regularizing.trl_loss import is_trl, penalize
 from headwise.training.script_run import Run, run
 from headwise.watching.callbacks import WatchCallback
 from headwise.watching.trainer_reports import caller_of
@@ -54,6 +55,7 @@ class HeadwiseCallback(TrainerCallback):
         watch: settings of `headwise.watch`; None: the model is not watched.
         where: which sites are regularized, as in `headwise.regularize`.
         seed: of the methods' draws.
+        attention: who computes the attention of layers with a kernel of their own, as in `headwise.regularize`.
         base: the task's loss, as `compute_loss_func` of the handle takes it; None: the Trainer's own
             `compute_loss_func`, or the model's loss.
 
@@ -76,8 +78,10 @@ class HeadwiseCallback(TrainerCallback):
         where: Where = None,
         seed: int = 0,
         base: Callable[..., Tensor] | None = None,
+        attention: str | None = None,
     ) -> None:
         self.methods, self.where, self.seed, self.base = methods, where, seed, base
+        self.attention = attention
         self.regularized: Regularized | None = None
         self._watching = None if watch is None else WatchCallback(**watch)
         self._stands = False
@@ -103,14 +107,31 @@ class HeadwiseCallback(TrainerCallback):
             )
         self._stands = True
         if self.methods:
-            self.regularized = regularize(model, *self.methods, where=self.where, seed=self.seed)
+            settings = {"where": self.where, "seed": self.seed, "attention": self.attention}
+            self.regularized = regularize(model, *self.methods, **settings)
         elif current().path is not None:
             self._follow(run(), trainer, model, args)
         if self.regularized is not None:
-            trainer.compute_loss_func = self.regularized.compute_loss_func(self.base or trainer.compute_loss_func)
+            self._add_penalties(trainer, self.regularized)
             trainer.add_callback(self.regularized.callback())
         if self._watching is not None:
             trainer.add_callback(self._watching)
+
+    def _add_penalties(self, trainer: Any, regularized: Regularized) -> None:
+        if not is_trl(trainer):
+            trainer.compute_loss_func = regularized.compute_loss_func(self.base or trainer.compute_loss_func)
+            return
+        try:
+            if self.base is not None:
+                raise ValueError(
+                    f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its compute_loss "
+                    "for another one"
+                )
+            penalize(regularized, trainer)
+        except ValueError:
+            # A refusal changes nothing.
+            regularized.remove()
+            raise
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Refuse a training that this callback came too late for."""
