@@ -122,9 +122,9 @@ def compare(
     plan: Annotated[
         bool, typer.Option("--plan", help="Try every arm for a batch, say what would follow, and stop.")
     ] = False,
-    rehearsal: Annotated[
-        bool, typer.Option(" /--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
-    ] = True,
+    no_rehearsal: Annotated[
+        bool, typer.Option("--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
+    ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
@@ -171,7 +171,7 @@ def compare(
             timeout=timeout,
             require_pairs=require_pairs,
             plan=plan,
-            rehearsal=rehearsal,
+            rehearsal=not no_rehearsal,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
