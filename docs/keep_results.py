@@ -62,7 +62,9 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims)
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
-        text, copied = findings_page(findings, note), ("findings.json",)
+        # tables of numbers, and what other parts quote, stand beside the findings
+        beside = sorted(path.name for path in folder.glob("*.csv")) + ["alarms.json"] * (folder / "alarms.json").is_file()
+        text, copied = findings_page(findings, note), ("findings.json", *beside)
         claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=findings.claims)
     else:
         raise StudyError(f"{folder} holds neither analysis.json nor findings.json: carry out its study first.")

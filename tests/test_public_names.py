@@ -68,7 +68,7 @@ def test_a_folder_is_looked_for_without_torch() -> None:
 
 def test_python_says_which_name_was_meant() -> None:
     done = run_without(set(), "import headwise\nheadwise.DropHed")
-    assert "has no attribute 'DropHed'. Did you mean: 'DropHead'?" in done.stderr, done.stderr
+    assert "has no attribute 'DropHed'. Did you mean 'DropHead'?" in done.stderr, done.stderr
 
 
 def test_a_star_import_needs_nothing_but_torch() -> None:

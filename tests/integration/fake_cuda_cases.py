@@ -39,7 +39,7 @@ COMPILED = (
     "QKClip",
 )
 # read where they are named; they need their numbers to go on
-OF_MODEL = ["matrix_norm", "sharpness", "sharpness_share"]
+OF_MODEL = ["matrix_norm", "sharpness", "sharpness_share", "gradient_norm", "update_ratio", "update_entropy", "gradient_spike"]
 
 
 class Training:

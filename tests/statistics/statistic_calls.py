@@ -95,6 +95,14 @@ def _with_sinks_and_padding(seed):
     return _padded(seed) | {"sinks": torch.tensor([-1.0, 0.0, 2.0, 9.0])}
 
 
+def _packed(seed):
+    """Packs three documents into each sequence; the last holds padding that nobody sees."""
+    document = torch.bucketize(torch.arange(37), torch.tensor([8, 20, 32]))
+    real = document < 3
+    alike = (document[:, None] == document) & real & torch.ones(37, 37, dtype=torch.bool).tril()
+    return _tensors(seed) | {"mask": alike[None, None], "real_queries": real.expand(3, -1)}
+
+
 def _one_key_rows(seed):
     return _tensors(seed) | {"mask": torch.eye(37, dtype=torch.bool)[None, None]}
 

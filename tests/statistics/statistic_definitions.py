@@ -75,7 +75,10 @@ def logit_bound(whole, previous):
     for b in range(r.batch):
         for h in range(r.heads):
             q = r.q[b, h].double().norm(dim=-1)[whole.real[b, h]].max()
-            k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1).max()
+            k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1)
+            if r.self_attention and r.queries == r.keys and r.real_queries is not None:
+                k = k[r.real_queries.expand(r.batch, -1)[b]]
+            k = k.max()
             bounds[b, h] = q * k * r.scale
     return bounds.amax(0)
 
@@ -215,3 +218,35 @@ def entropy_floor_spectral(whole, previous):
             for i in range(r.queries):
                 rows[b, h, i] = _floor(r.scale * float(r.product_norm[h]) * norm, int(whole.counts[b, h, i]))
     return whole.mean(rows)
+
+
+def query_norm(whole, previous):
+    return whole.mean(whole.reading.q.double().norm(dim=-1))
+
+
+def _over_seen_keys(whole, tensor):
+    r, means = whole.reading, []
+    for h in range(r.heads):
+        found = []
+        for b in range(r.batch):
+            # a key counts once, where any real query of this sample and head may look at it
+            seen = (whole.allowed[b, h] & whole.real[b, h][:, None]).any(0)
+            found.append(tensor[b, h * tensor.shape[1] // r.heads].double().norm(dim=-1)[seen])
+        means.append(torch.cat(found).mean())
+    return torch.stack(means)
+
+
+def key_norm(whole, previous):
+    return _over_seen_keys(whole, whole.reading.k)
+
+
+def value_norm(whole, previous):
+    return _over_seen_keys(whole, whole.reading.v)
+
+
+def massive_activations(whole, previous):
+    ratios = []
+    for x in _real_tokens(whole.reading, whole.reading.stream):
+        sizes = sorted(x.abs().flatten().tolist())
+        ratios.append(sizes[-1] / sizes[(len(sizes) - 1) // 2])
+    return torch.tensor([max(ratios)], dtype=torch.float64)

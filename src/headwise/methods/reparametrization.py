@@ -69,13 +69,16 @@ def refusal(site: Site, who: str) -> str | None:
         return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
     try:
         found = projections.of(site)
-        found.need("qkv" if found.o is None else "qkvo", who, of="patches")
+        for one in found.streams():
+            one.need(("" if one.latent else "qkv") + ("" if one.o is None else "o"), who, of="patches")
     except ProjectionError as error:
         return str(error)
     for block in found.blocks:
         if block.adapted:
             # what scales the base would leave the adapter's part as it is
             return f"{who} scales whole weights, and {block.maker} is adapted: {MERGE}"
+        if reason := block.unreadable():
+            return f"{who} needs the whole weight; {block.where} {reason}"
     return None
 
 

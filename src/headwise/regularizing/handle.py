@@ -107,7 +107,7 @@ class Regularized:
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
-        self.shared.begin(args, kwargs)
+        self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
@@ -194,6 +194,19 @@ class Regularized:
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
         self._look_out()
+
+    def idle(self) -> str:
+        """Say which methods did nothing in this training so far, and why; nothing where all acted."""
+        never = [m for m in self.methods if not self._came_to(m)]
+        if never:
+            names = " and ".join(map(repr, never))
+            return f"no training forward came to the layers of {names}: train the model that was regularized, in training mode"
+        return self._forgotten.so_far()
+
+    def _came_to(self, method: Method) -> bool:
+        # after a step that was checked, every layer was reached once
+        on = [f for f in self.fitted if any(m is method for m in f.methods)]
+        return (self.checked and self.step > 0) or any(f.reached for f in on)
 
     def _check_reached(self) -> None:
         if self.fitted:

@@ -12,9 +12,12 @@ from headwise.statistics.entropy import (
     EntropyShare,
     LowestEntropy,
 )
+from headwise.statistics.joint import ImageToTextMass, TextToImageMass
 from headwise.statistics.logits import LogitBound, MaxLogit
 from headwise.statistics.mass import AttentionDistance, PeakedRows, SinkMass
+from headwise.statistics.massive_activations import MassiveActivations
 from headwise.statistics.output_norm import OutputNorm
+from headwise.statistics.projection_norms import KeyNorm, QueryNorm, ValueNorm
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import Reading, SiteFacts
 from headwise.statistics.redundancy import HeadRedundancy, LayerRedundancy, LayerRedundancyMean
@@ -55,7 +58,13 @@ STATISTICS |= {
         NonlocalFunctional,
         GradientCosine,
         OutputNorm,
+        QueryNorm,
+        KeyNorm,
+        ValueNorm,
+        MassiveActivations,
         AttentionDistance,
+        TextToImageMass,
+        ImageToTextMass,
     )
 }
 # those of installed packages, after the names that they import from here; a module that is being imported registers its own

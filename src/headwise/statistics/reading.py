@@ -30,6 +30,7 @@ class SiteFacts(NamedTuple):
     previous: bool = False
     product_norm: bool = False
     product_obstacle: str | None = None
+    text: bool = False
 
 
 class LogitBlock(NamedTuple):
@@ -57,7 +58,7 @@ class Reading:
     residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
     of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, block)` takes
     blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets. `known_bound` is what the logits are taken to
-    stay below, where asking their device would hold it up.
+    stay below, where asking their device would hold it up. `text` is where the tokens of a text stand among those of an image.
     """
 
     q: Tensor
@@ -80,6 +81,7 @@ class Reading:
     product_obstacle: str | None = None
     edit: Callable[[Tensor, LogitBlock], Tensor] | None = None
     known_bound: float | None = None
+    text: slice | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -189,6 +191,7 @@ class Reading:
             previous=previous,
             product_norm=self.product_norm is not None,
             product_obstacle=self.product_obstacle or (None if self.edit is None else "a method edits the logits"),
+            text=self.text is not None,
         )
 
     def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:
@@ -215,6 +218,27 @@ class Reading:
         mask = mask.expand(positions.shape[0], -1, -1, -1)
         shape = (*mask.shape[:2], positions.shape[1], mask.shape[-1])
         return mask.gather(2, positions[:, None, :, None].expand(shape))
+
+    def seen_keys(self, block: int = 1 << 22) -> Tensor:
+        """Marks the keys that at least one real query may see: (B|1, H|1, N) bool, reading the mask in blocks of rows."""
+        device, mask = self.q.device, self.mask
+        real = self.real_queries
+        real = torch.ones(1, self.queries, dtype=torch.bool, device=device) if real is None else real
+        # by causality key j is seen by the queries from j on
+        later = real.flip(-1).cumsum(-1).flip(-1) > 0 if self.causal else real.any(-1, keepdim=True)
+        if self.causal:
+            later = torch.nn.functional.pad(later, (0, max(0, self.keys - self.queries)))[:, : self.keys]
+        if mask is None or mask.shape[-2] == 1:
+            seen = later[:, None].expand(-1, -1, self.keys)
+            return seen if mask is None else seen & visible(mask)[:, :, 0]
+        every = torch.arange(self.queries, device=device)[None]
+        size = max(1, block // (mask.shape[0] * mask.shape[1] * self.keys))
+        found = torch.zeros(1, 1, self.keys, dtype=torch.bool, device=device)
+        for rows in (slice(i, i + size) for i in range(0, self.queries, size)):
+            allowed = self.allowed(slice(None), every[:, rows], rows)
+            assert allowed is not None
+            found = found | (allowed & real[:, None, rows, None]).any(-2)
+        return found
 
     def allowed_counts(self, block: int = 1 << 22) -> Tensor:
         """Counts the keys that each query may see: (B|1, H|1, T|1) float, reading the mask in blocks of rows."""

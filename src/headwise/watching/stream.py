@@ -12,8 +12,8 @@ from headwise.core.call import Call
 from headwise.core.forward import Entered
 from headwise.core.site import Site
 
-NAMES = ("stream_cosine", "stream_high_frequency", "final_cosine", "final_high_frequency")
-FINAL = NAMES[2:]
+FINAL = ("final_cosine", "final_high_frequency")
+NAMES = ("stream_cosine", "stream_high_frequency", "massive_activations", *FINAL)
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 NOT_LAST = "it is read behind the last block of a stack: what leaves this one enters the next"
 CROSS = "the stream of a block is read at its self attention"

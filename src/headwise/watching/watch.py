@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.files.health_records import Alert, Line, Record, figures_among
@@ -56,8 +56,11 @@ def watch(
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
             are marked `sampled`. None reads all.
         where: which sites are read, as in `regularize`.
-        statistics: names of statistics, of activations and weights; None for all. `matrix_norm`, the spectral norm of every
-            matrix of the model, is read where it is named.
+        statistics: names of statistics, of activations and weights; None for all. Read where they are named: `matrix_norm`, the
+            spectral norm of every matrix of the model; `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖ of a step) of each attention
+            layer, each block and what stands outside; `update_entropy`, the spectral entropy of what a step does to each head's
+            W_qᵀW_k; `gradient_spike` and `loss_spike`, the largest deviation of a step since the last reading from the thousand
+            steps before it, in their standard deviations.
         thresholds: limits of the alerts.
         loss: gives the loss of a fixed batch, for example `lambda: criterion(model(x), y)`: its `sharpness` is read, and the
             `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and costs about a
@@ -129,14 +132,19 @@ class Watch:
 
     # What the training loop calls
 
-    def step(self) -> None:
+    def step(self, loss: Tensor | float | None = None) -> None:
         """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
+
+        Args:
+            loss: of this step, for `loss_spike`; a tensor stays on its device until a step is read.
 
         Raises:
             HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
         self._forgotten.stop()
+        if loss is not None:
+            self._whole.updates.loss(loss)
         alerts = self._take() if self._armed else []
         self.steps += 1
         self._arm()

@@ -1,4 +1,4 @@
-"""Figures of the whole model: the norm of every matrix and the sharpness of the loss, read before an optimizer's step."""
+"""Figures of the whole model: norms, the sharpness of the loss, gradients and updates, read around an optimizer's step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from headwise.statistics.curvature import sharpness
 from headwise.watching.figures import Figures
 from headwise.watching.matrices import OUTSIDE, Matrices
 from headwise.watching.places import Places
+from headwise.watching.updates import OF_STEP, Updates
 from headwise.watching.weights import known_names
 
 MATRIX_NORM, SHARPNESS, SHARE = "matrix_norm", "sharpness", "sharpness_share"
 OF_LOSS = (SHARPNESS, SHARE)
-OF_MODEL = (MATRIX_NORM, *OF_LOSS)
+OF_MODEL = (MATRIX_NORM, *OF_LOSS, *OF_STEP)
 # The site of a figure that belongs to the model.
 MODEL = "model"
 Loss = Callable[[], Tensor]
@@ -59,15 +60,16 @@ class WholeModel:
         self.places, self.names, self.loss = places, [name for name in names if name in OF_MODEL], loss
         self.matrices = Matrices(places.model, places.all_sites) if MATRIX_NORM in self.names else None
         self.missing: dict[str, str] = {}
-        self._step = 0
+        self.updates = Updates(places.model, places.all_sites, self.names)
+        self._step, self._armed = 0, False
         self._figures: list[Figures] = []
         self._done = self._seen = self._told = False
         self._steps = OptimizerSteps(places.model, self._before)
 
     def arm(self, step: int, armed: bool) -> None:
         """Read before the next step of an optimizer, or leave it alone."""
-        self._step, self._done, self._figures = step, False, []
-        if armed and self.names:
+        self._step, self._armed, self._done, self._figures = step, armed, False, []
+        if (armed and self.names) or self.updates.every_step:
             self._steps.listen()
         else:
             self._steps.stop()
@@ -76,7 +78,7 @@ class WholeModel:
         """Return what was read of this step, and read no more of it."""
         self._steps.stop()
         found, self._figures = self._figures, []
-        return found
+        return found + self.updates.take(self._step)
 
     def unseen(self, step: int) -> str:
         """Say once that no optimizer was seen to step though one was to be read; a scaler may leave out the very first steps."""
@@ -90,7 +92,7 @@ class WholeModel:
 
     def reasons(self) -> dict[str, str]:
         """Say why a figure is missing, or a matrix is not read."""
-        return self.missing | (self.matrices.missing if self.matrices else {})
+        return self.missing | (self.matrices.missing if self.matrices else {}) | self.updates.reasons()
 
     def stop(self) -> None:
         """Read nothing more."""
@@ -100,6 +102,9 @@ class WholeModel:
         if self._done:
             return
         self._done = self._seen = True
+        self.updates.before(optimizer, self._armed)
+        if not self._armed:
+            return
         if self.matrices is not None:
             for one, value in self.matrices.norms().items():
                 self._keep(one.name, one.depth, MATRIX_NORM, value)

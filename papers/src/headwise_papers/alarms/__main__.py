@@ -1,0 +1,35 @@
+"""Run the study by itself: python -m headwise_papers.alarms --out FOLDER [--data FOLDER] [--seeds N] [--jobs N]."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from headwise.files.durable import write_json
+from headwise.files.provenance import describe_environment
+from headwise_papers.alarms import run
+
+
+def main() -> None:
+    """Carry out what is missing, write findings.json and the report."""
+    parser = argparse.ArgumentParser(prog="python -m headwise_papers.alarms", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study; what is there is not run again")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument("--seeds", type=int, help="seeds of each family with faults")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    say = lambda text: print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+    found = run(chosen.out, seeds=chosen.seeds, jobs=chosen.jobs, progress=say, data=chosen.data)
+    seconds = {"seconds": time.monotonic() - began}
+    command = "headwise compare alarms" + (f" --seeds {chosen.seeds}" if chosen.seeds else "")
+    write_json(chosen.out / "findings.json", {**describe_environment(), "command": command, **seconds, **found})
+    from headwise.reporting import write
+
+    print(write(chosen.out))
+
+
+if __name__ == "__main__":
+    main()

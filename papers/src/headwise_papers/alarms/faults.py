@@ -1,0 +1,150 @@
+"""Faults: what is done to a training that was well, when, and how hard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from headwise_papers.alarms.models import Attention, Family, Size
+
+# of every run; the fault of a running training comes at half of it
+STEPS, WARMUP = 256, 40
+DECAY, BETAS = 0.1, (0.9, 0.98)
+# steps that a falling temperature takes, and that batches stay corrupted
+FALL, CORRUPTED = 100, 20
+HEALTHY, UNLISTED = "healthy", "gradients kept"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault at one severity, or a healthy run at one multiple of the rate.
+
+    Attributes:
+        kind: what is done.
+        severity: how hard, in the unit of the kind.
+        at_start: whether it stands from the first step; else it comes at half of the run.
+    """
+
+    kind: str
+    severity: float
+    at_start: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return kind and severity as tables show them."""
+        return f"{self.kind} {self.severity:g}"
+
+    @property
+    def onset(self) -> int:
+        """Return the first step at which something is wrong."""
+        return 0 if self.at_start else STEPS // 2
+
+
+FAULTS = (
+    Fault("rate ×", 3),
+    Fault("rate ×", 10),
+    Fault("no warm-up, rate ×", 1, at_start=True),
+    Fault("no warm-up, rate ×", 3, at_start=True),
+    Fault("temperature to", 0.1),
+    Fault("temperature to", 0.02),
+    Fault("weights rounded up, bits", 8),
+    Fault("weights rounded up, bits", 2),
+    Fault("shuffled labels, share", 0.3),
+    Fault("shuffled labels, share", 1),
+    Fault("outlier tokens, share", 0.1),
+    Fault("outlier tokens, share", 1),
+    Fault("query/key init ×", 4, at_start=True),
+    Fault("query/key init ×", 16, at_start=True),
+    Fault("β₂ 0.999, then rate ×", 5),
+    Fault("β₂ 0.9999, then rate ×", 5),
+    Fault("gains' decay", 0),
+    Fault("gains' decay", -3),
+)
+# tried once, after everything was chosen: the gradients of former steps are never cleared
+SURPRISE = Fault(UNLISTED, 1)
+# multiples of the rate at which a run counts as healthy
+RATES = (0.3, 0.6, 1.0)
+
+
+def faults_of(family: Family, size: Size) -> Iterator[Fault]:
+    """Return the faults that can be brought upon a model."""
+    own = any(isinstance(module, Attention) for module in family.model(size).modules())
+    for fault in FAULTS:
+        if fault.kind.startswith("no warm-up") and size.norm != "post":
+            continue
+        if fault.kind.startswith("weights rounded") and not own:
+            continue
+        yield fault
+
+
+class Injection:
+    """Brings a fault upon one training: its weights, its batches, its optimizer."""
+
+    def __init__(self, fault: Fault, family: Family, model: nn.Module, seed: int) -> None:
+        self.fault, self.family, self.model = fault, family, model
+        self.kind, self.severity = fault.kind, fault.severity
+        self.draw = torch.Generator().manual_seed(10_000 + seed)
+        if self.kind.startswith("query/key init"):
+            scale_queries_and_keys(model, self.severity)
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> AdamW:
+        betas = BETAS
+        if self.kind.startswith("β₂"):
+            betas = (BETAS[0], float(self.kind.removeprefix("β₂ ").split(",")[0]))
+        gains = [p for p in self.model.parameters() if p.dim() < 2]
+        others = [p for p in self.model.parameters() if p.dim() >= 2]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": gains, "gains": True}]
+        return AdamW(groups, lr=self.family.rate, betas=betas, weight_decay=DECAY, fused=True)
+
+    def clear(self, step: int) -> None:
+        """Clear the gradients, unless the fault is to forget it."""
+        if self.kind != UNLISTED or step < self.fault.onset:
+            self.optimizer.zero_grad()
+
+    def before(self, step: int) -> None:
+        """Set rates, decay, temperature and rounding of a step."""
+        began = step >= self.fault.onset
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.family.rate * self._rate(step, began)
+            if group.get("gains"):
+                group["weight_decay"] = self.severity if began and self.kind == "gains' decay" else DECAY
+        if began and self.kind.startswith("temperature"):
+            done = min(1.0, (step - self.fault.onset + 1) / FALL)
+            self.family.set_temperature(self.model, 1 + done * (self.severity - 1))
+        if began and self.kind.startswith("weights rounded"):
+            for module in self.model.modules():
+                if isinstance(module, Attention):
+                    module.bits = int(self.severity)
+
+    def _rate(self, step: int, began: bool) -> float:
+        """Return the multiple of the family's rate."""
+        warm = 1.0 if self.kind.startswith("no warm-up") else min(1.0, (step + 1) / WARMUP)
+        many = self.kind == HEALTHY or (began and "rate ×" in self.kind)
+        return warm * (self.severity if many else 1.0)
+
+    def batch(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the batch of a step as it is trained on."""
+        if not self.fault.onset <= step < self.fault.onset + CORRUPTED:
+            return inputs, targets
+        if self.kind.startswith("shuffled labels"):
+            flat = targets.flatten()
+            mixed = flat[torch.randperm(len(flat), generator=self.draw)]
+            wrong = torch.rand(flat.shape, generator=self.draw) < self.severity
+            targets = torch.where(wrong, mixed, flat).view_as(targets)
+        if self.kind.startswith("outlier tokens"):
+            inputs = self.family.outliers(inputs, self.severity, self.draw)
+        return inputs, targets
+
+
+@torch.no_grad()
+def scale_queries_and_keys(model: nn.Module, factor: float) -> None:
+    """Multiply the weights of all queries and keys, which stand in layers of these names."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("query", "key", "q_proj", "k_proj"):
+            module.weight *= factor

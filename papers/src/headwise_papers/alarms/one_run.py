@@ -1,0 +1,168 @@
+"""One run: a training with a fault or without, what its signals said at every reading, and what became of its loss."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import headwise
+from headwise.statistics.spikes import Spikes
+from headwise_papers.alarms.faults import STEPS, Fault, Injection
+from headwise_papers.alarms.models import Family, Size
+
+# steps between readings, and between evaluations
+READ, EVALUATE = 8, 4
+# stands for what is not finite, in files that know no infinity
+BEYOND = 1e300
+STATISTICS = (
+    "entropy_share",
+    "lowest_entropy",
+    "max_logit",
+    "token_cosine",
+    "high_frequency",
+    "massive_activations",
+    "query_norm",
+    "key_norm",
+    "value_norm",
+    "output_norm",
+    "head_redundancy",
+    "spectral_norm_qk",
+    "effective_rank_qk",
+    "effective_rank_vo",
+    "gradient_norm",
+    "update_ratio",
+    "update_entropy",
+)
+# what is kept of a reading: the figure and how its places become one number
+KEPT = {
+    "largest logit": ("max_logit", "max"),
+    "least entropy": ("entropy_share", "min"),
+    "mean entropy": ("entropy_share", "mean"),
+    "entropy of the sharpest row": ("lowest_entropy", "min"),
+    "token cosine": ("token_cosine", "max"),
+    "massive activations": ("massive_activations", "max"),
+    "query norm": ("query_norm", "max"),
+    "key norm": ("key_norm", "max"),
+    "value norm": ("value_norm", "max"),
+    "spectral norm of QK": ("spectral_norm_qk", "max"),
+    "effective rank of QK": ("effective_rank_qk", "min"),
+    "update ratio": ("update_ratio", "max"),
+    "update entropy": ("update_entropy", "min"),
+    "gradient norm by layer": ("gradient_norm", "max"),
+    "head redundancy": ("head_redundancy", "max"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Name one run: family, size, fault and seed."""
+
+    family: str
+    size: Size
+    fault: Fault
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return the name of its file."""
+        size = f"{self.size.dim}x{self.size.depth}{self.size.norm}"
+        words = f"{self.family} {size} {self.fault.label} seed {self.seed}"
+        return "".join(c if c.isalnum() or c in ".-" else "_" for c in words)
+
+
+def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
+    """Train once; return losses of every step, evaluations, readings by signal, and the alerts of the rules as shipped."""
+    began = time.process_time()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(cell.seed)
+        model = family.model(cell.size).train()
+    injection = Injection(cell.fault, family, model, cell.seed)
+    draw = torch.Generator().manual_seed(1_000 + cell.seed)
+    # which runs are warned of is judged later: a warning would only fill the screen
+    watch = headwise.watch(model, every=READ, on_alert=None, statistics=list(STATISTICS))
+    losses: list[float] = []
+    gradients: list[float] = []
+    evaluated: list[tuple[int, float]] = []
+    held_out = family.held_out()
+    for step in range(steps):
+        injection.before(step)
+        inputs, targets = injection.batch(step, *family.batch(draw))
+        injection.clear(step)
+        loss = family.loss(model, inputs, targets)
+        loss.backward()
+        gradients.append(_size(model))
+        losses.append(loss.item())
+        injection.optimizer.step()
+        watch.step()
+        if step % EVALUATE == EVALUATE - 1:
+            evaluated.append((step, _evaluate(family, model, held_out)))
+        if not math.isfinite(losses[-1]):
+            break
+    watch.remove()
+    return {
+        "family": cell.family,
+        "size": f"{cell.size.dim} wide, {cell.size.depth} blocks, {cell.size.norm}-norm",
+        "kind": cell.fault.kind,
+        "severity": cell.fault.severity,
+        "onset": cell.fault.onset,
+        "seed": cell.seed,
+        "steps": len(losses),
+        "every step": {
+            "loss": [written(x) for x in losses],
+            "gradient norm": [written(x) for x in gradients],
+            "loss spike": [written(x) for x in Spikes().add(losses)],
+            "loss spike of 50": [written(x) for x in Spikes(50).add(losses)],
+            "gradient spike": [written(x) for x in Spikes().add(gradients)],
+            "gradient spike of 50": [written(x) for x in Spikes(50).add(gradients)],
+        },
+        "evaluated": [(step, written(x)) for step, x in evaluated],
+        **_readings(watch),
+        "alerts": sorted({(alert["step"], alert["alert"]) for alert in watch.alerts()}),
+        "seconds": time.process_time() - began,
+    }
+
+
+def _size(model: torch.nn.Module) -> float:
+    return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+
+@torch.no_grad()
+def _evaluate(family: Family, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    model.eval()
+    loss = family.loss(model, *batch).item()
+    model.train()
+    return loss
+
+
+def _readings(watch: headwise.Watch) -> dict[str, Any]:
+    """Return the steps that were read, and for each signal one number of each."""
+    figures: dict[tuple[str, int], list[float]] = {}
+    for record in watch.records():
+        figures.setdefault((record["statistic"], record["step"]), []).append(record["value"])
+    steps = sorted({step for _, step in figures})
+    readings = {
+        name: [written(_one(figures.get((statistic, step), []), how)) for step in steps]
+        for name, (statistic, how) in KEPT.items()
+    }
+    return {"read": steps, "readings": readings}
+
+
+def _one(values: list[float], how: str) -> float | None:
+    if not values:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    if how == "mean":
+        return math.fsum(values) / len(values)
+    return max(values) if how == "max" else min(values)
+
+
+def written(value: float | None) -> float | None:
+    """Return a number as a file holds it: what is not finite as `BEYOND`, what is unknown as None, others to six digits."""
+    if value is None:
+        return None
+    return float(f"{value:.6g}") if math.isfinite(value) else BEYOND

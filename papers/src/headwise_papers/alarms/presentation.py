@@ -1,0 +1,424 @@
+"""What the study of the alarms says of its runs: sentences, tables, curves, and the file that alerts quote."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwise.files.durable import write_json
+from headwise.results.intervals import share
+from headwise_papers.alarms.faults import BETAS, DECAY, HEALTHY, RATES, STEPS, UNLISTED, WARMUP
+from headwise_papers.alarms.models import HELD_OUT
+from headwise_papers.alarms.one_run import EVALUATE, READ
+from headwise_papers.alarms.scoring import (
+    ABOVE,
+    TARGET,
+    Pair,
+    Point,
+    Scored,
+    best_pair,
+    curve,
+    halves,
+    measured,
+    scored,
+    thresholds,
+)
+from headwise_papers.alarms.signals import DEVIATION, SLOPE
+
+# signals that pairs are made of, and columns of the table of faults
+PAIRED, COLUMNS = 8, 7
+EVERYBODYS = ("loss spike", "gradient spike", "gradient norm")
+CHARTS = {
+    "Loss and gradient": (
+        "loss spike",
+        "loss spike of 50",
+        "gradient spike",
+        "gradient spike of 50",
+        "gradient norm",
+        "gradient norm by layer",
+    ),
+    "Logits and entropy": ("largest logit", "least entropy", "mean entropy", "entropy of the sharpest row"),
+    "Norms of q, k and v": ("query norm", "key norm", "value norm"),
+    "Updates and weights": ("update entropy", "update ratio", "spectral norm of QK", "effective rank of QK"),
+    "Tokens and heads": ("token cosine", "massive activations", "head redundancy"),
+}
+
+
+def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str, Any]:
+    """Score the runs, write the tables and the file of measured alarms into `out`, and return the findings."""
+    from headwise_papers.alarms import QUESTION, TITLE
+
+    every = scored(runs)
+    held = [run for run in every if run.family == HELD_OUT.name and run.kind != UNLISTED]
+    fixing, reported = halves([run for run in every if run.family != HELD_OUT.name])
+    fixed = thresholds(fixing)
+    points = {
+        name: (measured(fixing, name, at), measured(reported, name, at), measured(held, name, at))
+        for name, at in fixed.items()
+    }
+    order = sorted(points, key=lambda name: _goodness(points[name][0]), reverse=True)
+    leading = _one_form_each(order)
+    pair = best_pair(fixing, leading[:PAIRED])
+    shipped = sorted({f"rule: {kind}" for run in every for kind in run.rules} | {"rule: any rule"})
+    ruled = {name: (measured(reported, name, math.nan), measured(held, name, math.nan)) for name in shipped}
+    curves = {name: curve(fixing, reported, name) for name in order}
+    write_csv(out / "signals.csv", points)
+    write_curves(out / "curves.csv", curves)
+    write_json(out / "alarms.json", quoted(fixed, reported + held, shipped))
+    chosen = _columns(leading)
+    surprise = [run for run in every if run.kind == UNLISTED]
+    return {
+        "kind": "findings",
+        "name": "alarms",
+        "scale": "small",
+        "title": TITLE,
+        "question": QUESTION,
+        "paragraphs": paragraphs(every, points, leading, ruled, pair, reported, fixed, surprise, chosen),
+        "claims": [],
+        "tables": [
+            signal_table(points, leading),
+            rule_table(ruled),
+            fault_table([*fixing, *reported], chosen, fixed),
+            surprise_table(surprise, chosen, fixed),
+        ],
+        "charts": charts(curves),
+        "settings": settings(runs, seeds),
+    }
+
+
+def _goodness(point: Point) -> tuple[float, float]:
+    return (0.0 if math.isnan(point.caught) else point.caught, float(np.median(point.leads)) if point.leads else -1.0)
+
+
+def base(name: str) -> str:
+    """Return the signal that a slope or a deviation is of."""
+    return name.removesuffix(SLOPE).removesuffix(DEVIATION)
+
+
+def _one_form_each(order: Sequence[str]) -> list[str]:
+    """Return of each signal the form that caught most on the half by which thresholds are fixed, the best first."""
+    best: dict[str, str] = {}
+    for name in order:
+        best.setdefault(base(name), name)
+    return list(best.values())
+
+
+def _columns(leading: Sequence[str]) -> list[str]:
+    """Return the best signals and the two that everybody has."""
+    usual = [name for name in leading if base(name) in ("loss spike", "gradient spike")]
+    return [*[name for name in leading if name not in usual][: COLUMNS - len(usual)], *usual]
+
+
+# Figures in words
+
+
+def caught_words(point: Point) -> str:
+    """Return how many of the faults were caught, with the exact interval of the share."""
+    if not point.faults:
+        return "–"
+    found = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
+    return f"{len(point.leads)} of {point.faults}, {100 * point.caught:.0f} % [{100 * (found.low or 0):.0f}, {100 * (found.high or 0):.0f}]"
+
+
+def lead_interval(leads: Sequence[int]) -> tuple[float, float, float] | None:
+    """Return the median of leads with the interval between two of them that holds it with 95 %; None below six."""
+    from scipy import stats
+
+    if len(leads) < 6:
+        return None
+    ordered = sorted(leads)
+    below = int(stats.binom.ppf(0.025, len(ordered), 0.5))
+    return (
+        float(np.median(ordered)),
+        float(ordered[below - 1 if below else 0]),
+        float(ordered[len(ordered) - max(below, 1)]),
+    )
+
+
+def lead_words(point: Point) -> str:
+    """Return the median lead, with its interval where there are enough."""
+    if not point.leads:
+        return "–"
+    found = lead_interval(point.leads)
+    return f"{np.median(point.leads):.0f}" + (f" [{found[1]:.0f}, {found[2]:.0f}]" if found else "")
+
+
+def false_interval(point: Point) -> tuple[float, float]:
+    """Return the exact interval of a Poisson rate (Garwood 1936), in alarms for each 1,000 steps."""
+    from scipy import stats
+
+    low = stats.chi2.ppf(0.025, 2 * point.false) / 2 if point.false else 0.0
+    high = stats.chi2.ppf(0.975, 2 * point.false + 2) / 2
+    return 1000 * low / point.healthy, 1000 * high / point.healthy
+
+
+def false_words(point: Point) -> str:
+    """Return false alarms for each 1,000 healthy steps."""
+    if not point.healthy:
+        return "–"
+    low, high = false_interval(point)
+    return f"{point.rate:.3f} [{low:.3f}, {high:.3f}]"
+
+
+# Tables
+
+
+def signal_table(points: dict[str, tuple[Point, Point, Point]], leading: Sequence[str]) -> dict[str, Any]:
+    """Return each signal in its best form at the operating point, on the half that it was not fixed by and on the family held out."""
+    rows = []
+    for name in leading:
+        _, other, held = points[name]
+        rows.append(
+            [name, _threshold(name, other.threshold), caught_words(other), lead_words(other), false_words(other)]
+            + [caught_words(held), lead_words(held), false_words(held)]
+        )
+    columns = ["signal", "alarm where", "caught", "lead in steps", "false alarms in 1,000 steps"]
+    columns += ["held-out family: caught", "lead", "false alarms"]
+    return {"title": "Signals at one false alarm in 10,000 healthy steps", "columns": columns, "rows": rows}
+
+
+def _threshold(name: str, value: float) -> str:
+    if not math.isfinite(value):
+        return "never: healthy runs reach what faults do"
+    from headwise_papers.alarms.signals import FALLS
+
+    return f"below {-value:.4g}" if name in FALLS else f"above {value:.4g}"
+
+
+def rule_table(ruled: dict[str, tuple[Point, Point]]) -> dict[str, Any]:
+    """Return the rules of `headwise.watch` as they are shipped."""
+    rows = []
+    for name, (other, held) in ruled.items():
+        rows.append([name.removeprefix("rule: "), caught_words(other), lead_words(other), false_words(other)])
+        rows[-1] += [caught_words(held), lead_words(held), false_words(held)]
+    columns = ["rule", "caught", "lead in steps", "false alarms in 1,000 steps"]
+    columns += ["held-out family: caught", "lead", "false alarms"]
+    return {"title": "The rules of headwise.watch as shipped", "columns": columns, "rows": rows}
+
+
+def fault_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> dict[str, Any]:
+    """Return for each fault how often it showed, and which signals caught it and how early, the first one named."""
+    rows = []
+    for label in dict.fromkeys(run.label for run in runs if not run.healthy):
+        like = [run for run in runs if run.label == label]
+        failing = [run for run in like if run.shows is not None]
+        cells, medians = [], {}
+        for name in columns:
+            leads = [lead for run in failing if (lead := run.lead(run.alarms(name, fixed[name]))) is not None]
+            if leads:
+                medians[name] = len(leads), float(np.median(leads))
+            cells.append(f"{len(leads)} · {np.median(leads):.0f}" if leads else "never" if failing else "–")
+        after = [run.shows - run.onset for run in failing if run.shows is not None]
+        first = max(medians, key=lambda name: medians[name]) if medians else "none" if failing else "–"
+        rows.append(
+            [label, f"{len(failing)} of {len(like)}", f"{np.median(after):.0f}" if after else "–", *cells, first]
+        )
+    head = ["fault", "showed in the loss", "steps until it did", *columns, "warns most, then first"]
+    return {"title": "Faults and signals: caught · median lead", "columns": head, "rows": rows}
+
+
+def surprise_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> dict[str, Any]:
+    """Return what the signals said of a fault that is not on the list."""
+    rows = []
+    for run in runs:
+        cells = []
+        for name in columns:
+            alarms = run.alarms(name, fixed[name])
+            lead, late = run.lead(alarms), alarms[alarms >= run.onset]
+            cells.append(f"{lead} before" if lead is not None else "late" if len(late) else "silent")
+        shows = "never" if run.shows is None else f"{run.shows - run.onset}"
+        told = sorted(kind for kind, steps in run.rules.items() if kind != "any rule" and (steps >= run.onset).any())
+        rows.append([run.family, run.seed, shows, *cells, ", ".join(told) or "silent"])
+    head = ["family", "seed", "steps until the loss shows it", *columns, "rules as shipped"]
+    return {"title": "A fault that is not on the list: gradients that are never cleared", "columns": head, "rows": rows}
+
+
+def charts(curves: dict[str, list[Point]]) -> list[dict[str, Any]]:
+    """Return the operating curves, a chart for each kind of signal."""
+    x, y = "false alarms in 1,000 healthy steps", "share of faults caught"
+    drawn = []
+    for title, names in CHARTS.items():
+        # no false alarm at all stands at half of one, for the axis is a logarithm
+        data = [
+            {x: max(point.rate, 500 / point.healthy), y: point.caught, "signal": name}
+            for name, points in curves.items()
+            if base(name) in names
+            for point in points
+            if point.healthy and point.faults
+        ]
+        chart = {"title": f"Operating curves: {title.lower()}", "x": x, "y": y, "series": "signal", "log_x": True}
+        drawn.append({**chart, "data": data})
+    return drawn
+
+
+# Sentences
+
+
+def paragraphs(
+    every: Sequence[Scored],
+    points: dict[str, tuple[Point, Point, Point]],
+    leading: Sequence[str],
+    ruled: dict[str, tuple[Point, Point]],
+    pair: Pair | None,
+    reported: Sequence[Scored],
+    fixed: dict[str, float],
+    surprise: Sequence[Scored],
+    columns: Sequence[str],
+) -> list[str]:
+    """Say what was found, the answer first."""
+    best = leading[0]
+    _, other, held = points[best]
+    usual = [f"{name} {caught_words(points[name][1])}" for name in EVERYBODYS if name in points]
+    faults = [run for run in every if not run.healthy]
+    shows = sum(run.shows is not None for run in faults)
+    any_rule, rule_held = ruled["rule: any rule"]
+    said = [
+        f"At one false alarm in 10,000 healthy steps the signal that catches most is {best}: {caught_words(other)} of the faults that showed, before "
+        f"or as the loss did, {lead_words(other)} steps ahead at the median, with {false_words(other)} false alarms in 1,000 healthy steps; on the family "
+        f"held out {caught_words(held)}, {lead_words(held)} steps, {false_words(held)}. What everybody has: {'; '.join(usual)}.",
+        f"The rules of headwise.watch as shipped, all together: {caught_words(any_rule)}, {lead_words(any_rule)} steps ahead, {false_words(any_rule)} false "
+        f"alarms in 1,000 healthy steps; on the family held out {caught_words(rule_held)}, {false_words(rule_held)}.",
+        f"{len(faults)} runs with a fault, of which {shows} showed it: the loss on a batch that is never trained on lay {100 * (ABOVE - 1):.0f} % above the "
+        f"healthy twin's at two evaluations in a row. The others are harmless here, and count neither as caught nor as missed. An alarm is a step "
+        "at which a signal comes to lie above its threshold; a fault is caught by an alarm after it began and not after the loss shows it.",
+        pair_words(pair, points[best][1], reported, best, fixed),
+        "Thresholds are fixed on the runs of even seeds of both families and reported on those of odd seeds. The family held out (a Llama on German captions) "
+        "had no part in any choice. Intervals of shares are Clopper and Pearson's, of false alarms Garwood's, of the median lead those between order "
+        "statistics; runs are counted as independent of each other.",
+        blind_words(every, columns, fixed),
+    ]
+    if surprise:
+        silent = [name for name in columns if all(run.lead(run.alarms(name, fixed[name])) is None for run in surprise)]
+        said.append(
+            "A fault that is not on the list was tried once, after everything was chosen: gradients of former steps that are never cleared. It showed in "
+            f"{sum(run.shows is not None for run in surprise)} of {len(surprise)} runs. Without a warning in any of them: {', '.join(silent) or 'none of the signals shown'}."
+        )
+    return said
+
+
+def pair_words(pair: Pair | None, single: Point, reported: Sequence[Scored], best: str, fixed: dict[str, float]) -> str:
+    """Say whether two signals together beat the best one, on the half that neither was fixed by."""
+    from scipy import stats
+
+    if pair is None:
+        return "No pair of signals keeps to the false alarms of one."
+    point = pair.measured(reported)
+    failing = [run for run in reported if run.shows is not None]
+    alone = [run.lead(run.alarms(best, fixed[best])) is not None for run in failing]
+    both = [run.lead(pair.alarms(run)) is not None for run in failing]
+    more, fewer = (
+        sum(b and not a for a, b in zip(alone, both, strict=True)),
+        sum(a and not b for a, b in zip(alone, both, strict=True)),
+    )
+    p = float(stats.binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
+    verdict = "beats" if more > fewer and p < 0.05 else "does not beat"
+    return (
+        f"The best pair, {pair.name} (either alarm, each at half of the false alarms), {verdict} the best single signal on the other half: "
+        f"{caught_words(point)} against {caught_words(single)}, {more} faults gained and {fewer} lost (McNemar's exact p = {p:.2g}), "
+        f"{false_words(point)} false alarms in 1,000 steps."
+    )
+
+
+def blind_words(every: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> str:
+    """Say which faults no signal shown here catches, and which never showed."""
+    never, harmless = [], []
+    for label in dict.fromkeys(run.label for run in every if not run.healthy and run.kind != UNLISTED):
+        failing = [run for run in every if run.label == label and run.shows is not None]
+        if not failing:
+            harmless.append(label)
+        elif all(run.lead(run.alarms(name, fixed[name])) is None for run in failing for name in columns):
+            never.append(label)
+    return (
+        f"Faults that showed and that none of the signals of the table caught in any run: {'; '.join(never) or 'none'}. Faults that never showed: "
+        f"{'; '.join(harmless) or 'none'}."
+    )
+
+
+def settings(runs: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any]:
+    """Return what the numbers hang on."""
+    healthy = [run for run in runs if run["kind"] == HEALTHY]
+    return {
+        "seeds": seeds,
+        "runs": len(runs),
+        "healthy runs": len(healthy),
+        "healthy steps": sum(run["steps"] for run in healthy),
+        "families": sorted({run["family"] for run in runs}),
+        "sizes": sorted({run["size"] for run in runs}),
+        "steps": STEPS,
+        "warm-up": WARMUP,
+        "readings every": READ,
+        "evaluations every": EVALUATE,
+        "rates of healthy runs": list(RATES),
+        "AdamW": f"betas {BETAS}, weight decay {DECAY}",
+        "operating point": TARGET,
+        "processor seconds": round(sum(run["seconds"] for run in runs)),
+    }
+
+
+# Files
+
+
+def quoted(fixed: dict[str, float], runs: Sequence[Scored], shipped: Sequence[str]) -> dict[str, Any]:
+    """Return what alerts quote: each rule and each signal on all runs that no threshold was fixed by."""
+    alarms = {name: measured(runs, name, math.nan) for name in shipped}
+    alarms |= {name: measured(runs, name, threshold) for name, threshold in fixed.items()}
+    return {name.removeprefix("rule: "): _quoted(point) for name, point in alarms.items()}
+
+
+def _quoted(point: Point) -> dict[str, Any]:
+    lead = lead_interval(point.leads)
+    found = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
+    low, high = false_interval(point) if point.healthy else (None, None)
+    return {
+        "threshold": point.threshold if math.isfinite(point.threshold) else None,
+        "faults": point.faults,
+        "caught": len(point.leads),
+        "share": [found.mean, found.low, found.high],
+        "lead": None if not point.leads else float(np.median(point.leads)),
+        "lead_interval": None if lead is None else list(lead[1:]),
+        "false_alarms": point.false,
+        "healthy_steps": point.healthy,
+        "per_1000": [point.rate if point.healthy else None, low, high],
+    }
+
+
+def write_csv(path: Path, points: dict[str, tuple[Point, Point, Point]]) -> None:
+    """Write every signal at its operating point, on each part of the runs."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(
+            ["signal", "threshold", "runs", "faults", "caught", "median lead", "false alarms", "healthy steps"]
+        )
+        for name, parts in points.items():
+            for part, point in zip(("fixed on", "other half", "held out"), parts, strict=True):
+                lead = float(np.median(point.leads)) if point.leads else ""
+                rows.writerow(
+                    [
+                        name,
+                        f"{point.threshold:.6g}",
+                        part,
+                        point.faults,
+                        len(point.leads),
+                        lead,
+                        point.false,
+                        point.healthy,
+                    ]
+                )
+
+
+def write_curves(path: Path, curves: dict[str, list[Point]]) -> None:
+    """Write the points of every operating curve."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["signal", "threshold", "false alarms in 1,000 steps", "faults", "caught", "median lead"])
+        for name, points in curves.items():
+            for point in points:
+                lead = float(np.median(point.leads)) if point.leads else ""
+                rows.writerow(
+                    [name, f"{point.threshold:.6g}", f"{point.rate:.6g}", point.faults, len(point.leads), lead]
+                )

@@ -1,0 +1,64 @@
+"""How large the queries, keys and values of a head are."""
+
+import torch
+from torch import Tensor
+
+from headwise.statistics.row_figures import RowFigures
+from headwise.statistics.statistic import Statistic
+from headwise.statistics.tally import Tally
+
+
+class QueryNorm(Statistic):
+    """Averages ‖q_i‖₂ over real queries, as the logits are made of them: after a rotation or a norm of the host.
+
+    Always in full. Together with `key_norm` it bounds the logits; their growth comes before that of the logits where training
+    diverges (Dehghani et al. 2023, arXiv 2302.05442).
+    """
+
+    name = "query_norm"
+    unit = "units of q"
+    reduction = "mean over real queries with a key"
+    worse = "high"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        valid = rows.queries.every_valid
+        norm = torch.where(valid > 0, rows.reading.query_norms, 0)
+        return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())
+
+
+class KeyNorm(Statistic):
+    """Averages ‖k_j‖₂ over the keys that a real query may see; heads that share keys have the same figure but for their masks.
+
+    Always in full. Dehghani et al. 2023, arXiv 2302.05442.
+    """
+
+    name = "key_norm"
+    unit = "units of k"
+    reduction = "mean over keys that a real query may see"
+    worse = "high"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return _over_seen(rows, rows.reading.key_norms)
+
+
+class ValueNorm(Statistic):
+    """Averages ‖v_j‖₂ over the tokens whose keys a real query may see.
+
+    Always in full. A first token with a large key and a value near zero is an attention sink (Guo et al. 2024, arXiv 2410.13835).
+    """
+
+    name = "value_norm"
+    unit = "units of v"
+    reduction = "mean over keys that a real query may see"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return _over_seen(rows, torch.linalg.vector_norm(rows.reading.v, dim=-1, dtype=torch.float32))
+
+
+def _over_seen(rows: RowFigures, norms: Tensor) -> Tally:
+    """Average the norms (B,H|Hkv,N) of each head over the keys that it sees."""
+    reading = rows.reading
+    norms = norms.repeat_interleave(reading.heads // norms.shape[1], 1)
+    seen = reading.seen_keys().expand(norms.shape)
+    # what nobody sees may hold anything
+    return Tally(torch.where(seen, norms, 0).sum((0, 2)), seen.sum((0, 2)).float())
