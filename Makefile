@@ -32,6 +32,8 @@ test-all: lint types pytest
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) docs/recompute.py
+	$(PY) docs/claims_table.py --check
+	$(PY) docs/source_pages.py --check
 	$(PY) docs/methods_table.py --check
 	$(PY) docs/method_contract.py --check
 
@@ -100,7 +102,7 @@ $(VENV)/.docs: $(VENV)/.demo papers/pyproject.toml
 
 # What breaks a user's imports goes to a folder that only the tests have on their path (tests/tests_only.py).
 $(VENV)/.test: $(VENV)/.demo papers/pyproject.toml requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
-	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,tensorboard]' -e papers -r requirements/test.txt
+	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,diffusers,tensorboard]' -e papers -r requirements/test.txt
 	$(PIP) uninstall -y -r requirements/test-no-deps.txt
 	rm -rf $(VENV)/tests-only
 	$(PIP) install --no-deps --target $(VENV)/tests-only -r requirements/test-no-deps.txt

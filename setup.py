@@ -15,6 +15,7 @@ RELATIVE = r"\((?!https?://|mailto:|#)[^()\s]+\)"
 
 def for_an_index(text: str) -> str:
     """Give a Markdown text without relative pictures, with the words of relative links, and without comments."""
+    text = re.sub(r"^<picture>.*?</picture>\n+", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(rf"^!\[[^\]]*\]{RELATIVE}\n+", "", text, flags=re.MULTILINE)
     text = re.sub(rf"!\[[^\]]*\]{RELATIVE}", "", text)
     text = re.sub(rf"\[([^\]]*)\]{RELATIVE}", r"\1", text)

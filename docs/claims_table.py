@@ -1,7 +1,7 @@
-"""Write the table of all kept studies, and one over all their claims, into docs/results/README.md, each between its two marks.
+"""Write the table of all claims and that of all kept studies into docs/results/claims.md, each between its two marks.
 
-python docs/claims_table.py            write it
-python docs/claims_table.py --check    say whether it is current
+python docs/claims_table.py            write them
+python docs/claims_table.py --check    say whether they are current
 """
 
 from __future__ import annotations
@@ -11,60 +11,47 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from pydantic import ValidationError
+from claims_forest import deciding
+from claims_placed import RESULTS, Placed, kept_claims, sources
 
 from headwise.experiments.arm import canonical_arms
 from headwise.experiments.configuration import BASELINE
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
-from headwise.results.claim_record import ClaimsRecord, Verdict
-from headwise.results.stored import checked_findings
+from headwise.results.claim_record import Verdict
 from headwise.studies.registry import load_study, study_names
 
-RESULTS = Path(__file__).parent / "results"
+PAGE = "claims.md"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 STUDIES = "<!-- studies -->", "<!-- end of studies -->"
 COMMAND = re.compile(r"Command: (`[^`]+`)")
 TRAINED = re.compile(r"\d+ runs, [\d.]+ minutes|[\d.]+ minutes(?=\.)")
-HEAD = ["claim", "published figure", "ours [95 %]", "verdict", "scale", "study"]
-
-
-def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
-    """Return the judged claims of every kept study, by the folder's name.
-
-    Raises:
-        StudyError: for a file that cannot be read.
-    """
-    found = {}
-    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-        claims, findings = folder / "claims.json", folder / "findings.json"
-        if claims.is_file():
-            try:
-                found[folder.name] = ClaimsRecord.model_validate_json(claims.read_text(encoding="utf-8"))
-            except ValidationError as error:
-                raise StudyError(f"{claims} does not hold claims: {error}. Keep the results again.") from error
-        elif findings.is_file():
-            record = checked_findings(findings)
-            found[folder.name] = ClaimsRecord(study=record.name, scale=record.scale, claims=record.claims)
-    return {name: record for name, record in found.items() if record.claims}
+HEAD = ["claim", "source", "method", "verdict", "setting", "published", "ours [95 %]", "study"]
 
 
 def table(results: Path) -> str:
-    """Return the table as Markdown, with the counts of the verdicts above it."""
-    kept = kept_claims(results)
-    verdicts = [claim.verdict for record in kept.values() for claim in record.claims]
+    """Return the table of all claims as Markdown, with the counts of the verdicts above it."""
+    placed = [(source.name, one) for source in sources(results) for part in source.parts for one in part.claims]
+    if not placed:
+        kept = kept_claims(results)
+        placed = [("–", Placed(name, record.scale, record.seeds, claim)) for name, record in kept.items() for claim in record.claims]
+    verdicts = [one.claim.verdict for _, one in placed]
     counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict) if verdict in verdicts]
-    said = f"{len(verdicts)} claims of {len(kept)} studies: {', '.join(counts)}."
-    rows = [HEAD, ["---"] * len(HEAD)]
-    for name, record in kept.items():
-        seeds = f", {record.seeds} seeds" if record.seeds else ""
-        for claim in record.claims:
-            verdict = claim.verdict_words + (f": {claim.why}" if claim.why else "")
-            text = f"{claim.text} ({claim.source})" if claim.source else claim.text
-            figures = [claim.published_words or "–", claim.ours or "–"]
-            rows.append([text, *figures, verdict, f"{record.scale or 'default'}{seeds}", f"[{name}]({name}/README.md)"])
+    many = len({one.study for _, one in placed})
+    rows = [HEAD, ["---"] * len(HEAD), *(_row(name, one) for name, one in placed)]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    said = f"{len(verdicts)} claims of {many} studies: {', '.join(counts)}."
     return "\n".join([said, "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
+
+
+def _row(source: str, one: Placed) -> list[str]:
+    """Return a claim with the part that decides it; the others stand on its study's page."""
+    test, kind = deciding(one), "" if one.kind == "published" else f" ({one.kind})"
+    ours = one.claim.ours if test is None else test.ours
+    more = f" (1 of {len(one.claim.tests)} parts)" if test is not None and len(one.claim.tests) > 1 else ""
+    figures = [one.claim.published_words or "–", f"{ours}{more}" or "–"]
+    study = f"[{one.study}]({one.study}/README.md)"
+    return [one.line, f"{source}{kind}", ", ".join(one.methods) or "–", one.claim.verdict_words, one.setting, *figures, study]
 
 
 def studies(results: Path) -> str:
@@ -133,7 +120,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the table is not current")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
     given = parser.parse_args()
-    path = given.results / "README.md"
+    path = given.results / PAGE
     try:
         page = path.read_text(encoding="utf-8")
         wanted = filled(page, table(given.results))

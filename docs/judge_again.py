@@ -16,7 +16,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keep_results import CLAIMS, claims_table, divergence_table, outcome_table, premises_table, write_differences
+from keep_results import (
+    CLAIMS,
+    claims_table,
+    divergence_table,
+    outcome_table,
+    premises_table,
+    trend_table,
+    write_differences,
+)
 from scipy import stats
 
 from headwise.comparing.claim_check import canonical_claims, canonical_premises
@@ -25,6 +33,7 @@ from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
 from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.answer import answer
+from headwise.results.axes import trends
 from headwise.results.claim_record import EARLIER, ClaimsRecord, JudgedClaim, JudgedPremise, JudgedTest
 from headwise.results.claim_tests import Ask, Seen, directed, same
 from headwise.results.claims_judged import SIGNS, claimed, judged_claims, judged_tests, premised
@@ -178,7 +187,9 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
             for name, one in arm.differences.items()
         }
         arms.append(arm.model_copy(update={"differences": kept, "divergence": tests.get(arm.label, arm.divergence)}))
-    made = analysis.model_copy(update={"arms": arms})
+    again = {(one.axis, one.outcome): one for one in trends(study, analysis.outcomes)}
+    courses = [again.get((one.axis, one.outcome), one) if one.step is not None else one for one in analysis.trends]
+    made = analysis.model_copy(update={"arms": arms, "trends": courses})
     return made.model_copy(update={"answer": answer(made)})
 
 
@@ -192,7 +203,7 @@ def renewed_page(page: str, before: Analysis, after: Analysis, premises: list[Ju
         if title == "## Claims":
             lines = [*premises_table(premises), *claims_table(claims)]
             part = "\n".join(lines) + "\n"
-        for lines in [divergence_table(after), *(outcome_table(after, name) for name in after.outcomes)]:
+        for lines in [trend_table(after) or [""], divergence_table(after), *(outcome_table(after, name) for name in after.outcomes)]:
             if title == lines[0]:
                 rest = part.partition("\n\n")[2].partition("\n\n")[2]
                 part = "\n".join(lines) + "\n" + rest

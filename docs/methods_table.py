@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tomllib
 from pathlib import Path
 
 import torch
@@ -12,22 +13,45 @@ from headwise import methods
 from headwise.core.method import REGISTRY, STAGES, TWINS, Method
 from headwise.regularizing.standalone import attend_with, fit_standalone, standalone_site
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+DOCS = Path(__file__).resolve().parent
+README = DOCS.parent / "README.md"
 BEGIN, END = "<!-- methods: begin (python docs/methods_table.py) -->", "<!-- methods: end -->"
 ACTS = {"train": "train", "both": "train, eval", "step": "after the step"}
 MATRIX = ("logits", "weights", "read")
 
 
+# in the order in which they are shown: what is wrong with a training, and what the methods against it have in common
+FAMILIES = {
+    "memorising": "The model memorises",
+    "collapse": "Attention collapses, or the loss diverges",
+    "over-smoothing": "Deep layers over-smooth",
+    "rank": "Heads lose rank, or repeat each other",
+    "logits": "Another shape of attention",
+    "controls": "Controls",
+}
+
+
+def families() -> dict[str, list[str]]:
+    """Return the names of the package's methods by family, as docs/site/methods.toml says.
+
+    Raises:
+        ValueError: where a method is in no family.
+    """
+    said = tomllib.loads((DOCS / "site" / "methods.toml").read_text(encoding="utf-8"))
+    lost = [name for name in methods.__all__ if said.get(name, {}).get("family") not in FAMILIES]
+    if lost:
+        raise ValueError(f"{', '.join(lost)}: docs/site/methods.toml names no family of {', '.join(FAMILIES)}")
+    return {one: sorted(name for name in methods.__all__ if said[name]["family"] == one) for one in FAMILIES}
+
+
 def table() -> str:
-    """Return the table in Markdown, one row per method of the package."""
-    lines = [
-        "| method | what it does | source | stage | acts in | matrix-free |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in sorted(methods.__all__):
-        cls = REGISTRY[name]
-        cells = (f"`{cls()!r}`", cls.summary(), source(cls), stages(cls), ACTS[cls.acts], matrix_free(cls))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    """Return the table in Markdown, one row a method, the families one after another."""
+    lines = ["| method | what it does | source |", "|---|---|---|"]
+    for family, names in families().items():
+        lines.append(f"| **{FAMILIES[family]}** | | |")
+        for name in names:
+            cells = (f"`{REGISTRY[name]()!r}`", REGISTRY[name].summary(), source(REGISTRY[name]))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 
@@ -40,7 +64,14 @@ def stages(cls: type[Method]) -> str:
     """Return the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
     # What is read without the matrix in its paper too has no other form.
     read = cls.overrides("read_free")
-    return ", ".join(f"`{stage}`" for stage in STAGES if (stage != "build" and cls.overrides(stage)) or (stage == "read" and read)) or "`build`"
+    return (
+        ", ".join(
+            f"`{stage}`"
+            for stage in STAGES
+            if (stage != "build" and cls.overrides(stage)) or (stage == "read" and read)
+        )
+        or "`build`"
+    )
 
 
 def matrix_free(cls: type[Method]) -> str:

@@ -2,8 +2,10 @@
 
 python docs/recompute.py    ends with 1 and names what does not agree
 
-Of each folder it reads differences.csv (outcome, arm, seed, difference), and holds what follows from it against analysis.json: the
-interval, the p and the verdict of every arm in every outcome. Nothing of the package is imported.
+Of each folder it reads differences.csv (outcome, arm, seed, difference) and, where it was kept, seeds.csv (outcome, arm, seed, value), and holds
+what follows from them against analysis.json and claims.json: the interval, the p and the verdict of every arm in every outcome, the trends
+along axes, how often runs diverged, and every test of a claim. A test against a level, whose figures by seed were not kept, is held against
+the interval in table.csv. Nothing of the package is imported.
 """
 
 from __future__ import annotations
@@ -136,33 +138,235 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
     return count, wrong
 
 
+def read_seeds(folder: Path) -> dict[str, dict[str, dict[str, float]]] | None:
+    """Return figures by outcome, arm and seed; None where they were not kept."""
+    if not (folder / "seeds.csv").is_file():
+        return None
+    found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    with (folder / "seeds.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            found[row["outcome"]][row["arm"]][row["seed"]] = float(row["value"])
+    return found
+
+
+def along(said: dict, figures: dict, values: dict | None, outcome: str, arms: list[str]) -> np.ndarray:
+    """Return the whole seeds × arms of an axis; without figures by seed up to what the baseline has, whose own column is 0."""
+    if values is not None:
+        known = values.get(outcome, {})
+        table = np.array([[known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in said["seeds"]], dtype=float)
+        return table[np.isfinite(table).all(axis=1)]
+    known = figures.get(outcome, {})
+    seeds = {seed for arm in known.values() for seed in arm}
+    rows = [[0.0 if arm == said["baseline"] else known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in said["seeds"] if str(seed) in seeds]
+    table = np.array(rows, dtype=float).reshape(-1, len(arms))
+    return table[np.isfinite(table).all(axis=1)]
+
+
+def slopes(table: np.ndarray) -> np.ndarray:
+    """Return each seed's slope of the straight line over the places of an axis."""
+    return np.polyfit(np.arange(table.shape[1]), table.T, 1)[0]
+
+
+def axis_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Hold every trend along an axis against what follows from the differences by seed."""
+    said, figures, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), read(folder), 0, []
+    values = read_seeds(folder)
+    for told in said["trends"]:
+        table = along(said, figures, values, told["outcome"], told["arms"])
+        if told["step"] is None or len(table) < 2:
+            continue
+        steps = slopes(table)
+        pages = [stats.page_trend_test(way).pvalue for way in (table, -table)] if told["page"] is not None else [0.0]
+        checks = {
+            "seeds": len(table) == told["seeds"],
+            "step": np.isclose(steps.mean(), told["step"], rtol=1e-6, atol=1e-9 * (1 + abs(table).max())),
+            # equal slopes tie but for rounding: each way of it is a right count
+            "p": np.isclose(Family(steps[:, None]).p(0, 0.0), told["p"], atol=1e-9) or abs(steps.mean()) < 1e-9 * (1 + abs(table).max()),
+            "Page": told["page"] is None or _ties(table) or np.isclose(min(1.0, 2 * min(pages)), told["page"], rtol=1e-6, atol=1e-12),
+        }
+        count += len(checks)
+        wrong += [f"{folder.name}: {what} of {told['outcome']} along {told['axis']}" for what, right in checks.items() if not right]
+    return count, wrong
+
+
+def _ties(table: np.ndarray) -> bool:
+    """Return whether a seed has equal figures: in differences they may tie otherwise than in the figures themselves."""
+    gaps = np.diff(np.sort(table, axis=1), axis=1)
+    return bool((gaps <= 1e-6 * (1e-12 + abs(table).max())).any())
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the exact two-sided p that the unlike pairs are as likely one way as the other."""
+    unlike = only_first + only_second
+    return min(1.0, 2 * float(stats.binom.cdf(min(only_first, only_second), unlike, 0.5))) if unlike else 1.0
+
+
+def diverged_seeds(said: dict) -> dict[str, dict[int, bool]]:
+    """Return of every arm whether each run that ended diverged."""
+    found = {}
+    for arm in said["arms"]:
+        lost = {run["seed"] for run in arm["runs"]["diverged"]}
+        found[arm["label"]] = {seed: seed in lost for seed in said["seeds"] if seed not in arm["runs"]["missing"]}
+    return found
+
+
+def divergence_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Hold the tests of who diverged more often against what follows from the runs: McNemar's, and the least p in joint flips, stepping down."""
+    said, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), 0, []
+    ended, arms = diverged_seeds(said), [arm for arm in said["arms"] if arm["divergence"]]
+    if not arms:
+        return 0, []
+    base = ended[said["baseline"]]
+    others = [arm["label"] for arm in said["arms"] if arm["label"] != said["baseline"]]
+    table = np.array([[ended[arm][seed] - base[seed] if seed in ended[arm] and seed in base else 0 for arm in others] for seed in said["seeds"]])
+    flipped = signs_of(len(table)) @ table
+    unlike = abs(table).sum(axis=0)
+    by_flip = np.array([[mcnemar(int((n + s) // 2), int((n - s) // 2)) for n, s in zip(unlike, row)] for row in flipped])
+    seen = np.array([mcnemar(int((column > 0).sum()), int((column < 0).sum())) for column in table.T])
+    corrected, left, last = {}, list(np.argsort(seen, kind="stable")), 0.0
+    while left:
+        at = left[0]
+        last = max(last, float((by_flip[:, left].min(axis=1) <= seen[at] * (1 + 1e-7)).mean()))
+        corrected[others[at]] = last
+        left = left[1:]
+    for arm in arms:
+        told, label = arm["divergence"], arm["label"]
+        column = table[:, others.index(label)]
+        checks = {
+            "only this arm": int((column > 0).sum()) == told["only_arm"],
+            "only the baseline": int((column < 0).sum()) == told["only_baseline"],
+            "p": np.isclose(seen[others.index(label)], told["p"], atol=1e-9),
+            "corrected p": np.isclose(corrected[label], told["p_corrected"], atol=1e-9),
+            "verdict": (told["verdict"] == "no evidence") == (told["p_corrected"] >= LEVEL),
+        }
+        count += len(checks)
+        wrong += [f"{folder.name}: {what} of diverged runs of {label}" for what, right in checks.items() if not right]
+    return count, wrong
+
+
 def claims_mismatches(folder: Path) -> tuple[int, list[str]]:
-    """Hold the tests of claims that are about a difference of two arms against what follows from the CSV, each by itself."""
+    """Hold every test of a claim or premise against what follows from the CSV, each by itself."""
     path = folder / "claims.json"
     if not path.is_file():
         return 0, []
-    base = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))["baseline"]
-    figures, count, wrong = read(folder), 0, []
-    for claim in json.loads(path.read_text(encoding="utf-8"))["claims"]:
+    said, kept = (json.loads(one.read_text(encoding="utf-8")) for one in (folder / "analysis.json", path))
+    figures, values, count, wrong = read(folder), read_seeds(folder), 0, []
+    for claim in [*kept["claims"], *kept.get("premises", [])]:
         for test in claim["tests"]:
-            aside = test["level"] is not None or test["against_outcome"] or test["outcome"] == "diverged" or not test["n"]
-            if aside or test["says"] not in ("higher", "lower", "same") or test["verdict"] == "not testable here":
+            if not test["n"] or test["verdict"] == "not testable here":
                 continue
-            sides = [figures.get(test["outcome"], {}).get(arm, {}) for arm in (test["arm"], test["against"])]
-            ours, other = (None if arm == base else side for arm, side in zip((test["arm"], test["against"]), sides))
-            seeds = [seed for seed in ours or other or {} if (ours is None or seed in ours) and (other is None or seed in other)]
-            if not seeds:
-                continue
-            column = [(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds]
-            family = Family(np.array(column)[:, None])
-            checks = {"n": len(seeds) == test["n"], "mean": np.isclose(np.mean(column), test["mean"], rtol=1e-6, atol=1e-9)}
-            checks["interval"] = family.agrees(0, test["low"], test["high"])
-            if test["says"] != "same":
-                checks["p"] = np.isclose(family.p(0, 0.0), test["p"], atol=1e-9)
-            checks["verdict"] = test["verdict"] in allowed(test, checks["interval"])
+            checks = _checks(folder, said, figures, values, test)
             count += len(checks)
-            wrong += [f"{folder.name}: {what} of {test['arm']} in {test['outcome']}, {claim['text']!r}" for what, right in checks.items() if not right]
+            name = claim.get("text") or claim["name"]
+            wrong += [f"{folder.name}: {what} of {test['arm']} in {test['outcome']}, {name!r}" for what, right in checks.items() if not right]
     return count, wrong
+
+
+def _checks(folder: Path, said: dict, figures: dict, values: dict | None, test: dict) -> dict[str, bool]:
+    """Return what was computed again of a test, and whether it agrees."""
+    if test["says"] in ("rises", "falls", "inside"):
+        axis = next((one for one in said["trends"] if one["outcome"] == test["outcome"] and _is_axis(test["arm"], one, said["baseline"])), None)
+        if axis is None:
+            return {}
+        table = along(said, figures, values, test["outcome"], axis["arms"])
+        if test["outcome"] == "diverged":
+            ended = diverged_seeds(said)
+            rows = [[ended[arm].get(seed, np.nan) for arm in axis["arms"]] for seed in said["seeds"]]
+            table = np.array(rows, dtype=float)
+            table = table[np.isfinite(table).all(axis=1)]
+        if not len(table):
+            return {}
+        return _inside(said, test, table) if test["says"] == "inside" else _column(test, slopes(table))
+    if test["outcome"] == "diverged" and test["level"] is None:
+        return _by_pairs(said, test)
+    if test["level"] is not None or test["against_outcome"]:
+        return _from_values(folder, said, values, test)
+    sides = [figures.get(test["outcome"], {}).get(arm, {}) for arm in (test["arm"], test["against"])]
+    ours, other = (None if arm == said["baseline"] else side for arm, side in zip((test["arm"], test["against"]), sides))
+    seeds = [seed for seed in ours or other or {} if (ours is None or seed in ours) and (other is None or seed in other)]
+    if not seeds:
+        return {}
+    return _column(test, np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds]))
+
+
+def _column(test: dict, column: np.ndarray) -> dict[str, bool]:
+    family = Family(column[:, None])
+    scale = abs(column).max()
+    checks = {"n": len(column) == test["n"], "mean": bool(np.isclose(column.mean(), test["mean"], rtol=1e-6, atol=1e-9 * (1 + scale)))}
+    checks["interval"] = family.agrees(0, test["low"], test["high"])
+    if test["says"] != "same":
+        checks["p"] = bool(np.isclose(family.p(0, 0.0), test["p"], atol=1e-9))
+    checks["verdict"] = test["verdict"] in allowed(test, checks["interval"])
+    return checks
+
+
+def _is_axis(text: str, axis: dict, baseline: str) -> bool:
+    """Return whether a sweep's text is of an axis: its values, and what stands around them in the arms."""
+    before, _, rest = text.partition("{")
+    inner, _, after = rest.partition("}")
+    same = sorted(map(float, inner.split(","))) == sorted(axis["values"])
+    return same and all(arm == baseline or (arm.startswith(before) and arm.endswith(after)) for arm in axis["arms"])
+
+
+def _inside(said: dict, test: dict, table: np.ndarray) -> dict[str, bool]:
+    sign = 1 if said["outcomes"][test["outcome"]]["higher_is_better"] else -1
+    inner = sign * table[:, 1:-1]
+    gains = np.concatenate([inner - sign * table[:, [0]], inner - sign * table[:, [-1]]], axis=1)
+    family, many = Family(gains), inner.shape[1]
+    best = max(range(many), key=lambda at: min(family.mean[at], family.mean[many + at]))
+    column = min((best, many + best), key=lambda at: family.mean[at])
+    # the flips that exclude 0 say on which side an interval lies
+    above = [family.mean[at] > 0 and family.p(at, 0.0) < LEVEL for at in range(2 * many)]
+    below = [family.mean[at] < 0 and family.p(at, 0.0) < LEVEL for at in range(2 * many)]
+    held = any(above[at] and above[many + at] for at in range(many))
+    lost = all(below[:many]) or all(below[many:])
+    return {
+        "n": len(table) == test["n"],
+        "mean": bool(np.isclose(family.mean[column], test["mean"], rtol=1e-6, atol=1e-9)),
+        "interval": family.agrees(column, test["low"], test["high"]),
+        "p": bool(np.isclose(family.p(column, 0.0), test["p"], atol=1e-9)),
+        "verdict": test["verdict"] == ("as published" if held else "contrary" if lost else "undecided"),
+    }
+
+
+def _by_pairs(said: dict, test: dict) -> dict[str, bool]:
+    ended = diverged_seeds(said)
+    both = [(ended[test["arm"]][seed], ended[test["against"]][seed]) for seed in ended[test["arm"]] if seed in ended[test["against"]]]
+    first, second = sum(one and not two for one, two in both), sum(two and not one for one, two in both)
+    p, pairs, sign = mcnemar(first, second), len(both), -1 if test["says"] == "lower" else 1
+    bound = max(1.0 if one == pairs else float(stats.beta.ppf(1 - LEVEL, one + 1, pairs - one)) for one in (first, second))
+    margin = test["margin"] if test["margin"] is not None else abs(test["effect"]) / 2 if test["effect"] else None
+    within = margin is not None and bound < margin
+    if test["says"] == "same":
+        verdict = "as published" if within else "contrary" if p < LEVEL and margin and abs(first - second) > margin * pairs else "undecided"
+    elif p < LEVEL and first != second:
+        verdict = "as published" if sign * (first - second) > 0 else "contrary"
+    else:
+        verdict = "no effect" if within else "undecided"
+    return {
+        "n": pairs == test["n"],
+        "mean": bool(np.isclose((first - second) / pairs, test["mean"])),
+        "p": bool(np.isclose(p, test["p"], atol=1e-9)),
+        "verdict": verdict == test["verdict"],
+    }
+
+
+def _from_values(folder: Path, said: dict, values: dict | None, test: dict) -> dict[str, bool]:
+    """Hold a test against a level, or of two outcomes of one arm, against figures by seed, or else against the arm's kept interval."""
+    if values is not None:
+        ours = values.get(test["outcome"], {}).get(test["arm"], {})
+        other = values.get(test["against_outcome"] or test["outcome"], {}).get(test["against"], {})
+        seeds = [seed for seed in ours if test["level"] is not None or seed in other]
+        return _column(test, np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds])) if seeds else {}
+    if test["level"] is None or test["low"] is None:
+        return {}
+    with (folder / "table.csv").open(encoding="utf-8", newline="") as stream:
+        row = next((one for one in csv.DictReader(stream) if (one["arm"], one["outcome"]) == (test["arm"], test["outcome"])), None)
+    if row is None or not row["low"]:
+        return {}
+    mean, low, high = (float(row[key]) - test["level"] for key in ("mean", "low", "high"))
+    close = bool(np.allclose((mean, low, high), (test["mean"], test["low"], test["high"]), rtol=1e-6, atol=1e-9))
+    return {"interval": close, "verdict": test["verdict"] in allowed(test, close)}
 
 
 def allowed(test: dict, holds: bool) -> tuple[str, ...]:
@@ -174,7 +378,7 @@ def allowed(test: dict, holds: bool) -> tuple[str, ...]:
         outside = test["margin"] is not None and (test["low"] > test["margin"] or test["high"] < -test["margin"])
         # a margin wider than an effect of the page shows nothing
         return ("as published", "undecided") if within else ("contrary", "undecided") if outside else ("undecided",)
-    low, high = (test["low"], test["high"]) if test["says"] == "higher" else (-test["high"], -test["low"])
+    low, high = (test["low"], test["high"]) if test["says"] in ("higher", "rises") else (-test["high"], -test["low"])
     if high < 0:
         return ("contrary",)
     if low <= 0:
@@ -194,7 +398,7 @@ def main() -> None:
     total, wrong = 0, []
     for path in sorted(given.results.glob("*/differences.csv")):
         if not given.studies or path.parent.name in given.studies:
-            for check in (mismatches, claims_mismatches):
+            for check in (mismatches, axis_mismatches, divergence_mismatches, claims_mismatches):
                 count, found = check(path.parent)
                 total, wrong = total + count, wrong + found
     print("\n".join([*wrong, f"{total} figures computed again, {len(wrong)} mismatches"]))

@@ -104,6 +104,16 @@ def test_timm(tmp_path, monkeypatch):
     left["watch"].remove()
 
 
+# peft asks diffusers' models for what these rename
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_diffusers_lora(monkeypatch):
+    pytest.importorskip("diffusers")
+    pytest.importorskip("peft")
+    left = run("diffusers_lora.py", "--layers", 2, "--width", 16, "--steps", 2, monkeypatch=monkeypatch)
+    assert {"text_to_image_mass", "attention_entropy"} <= {record["statistic"] for record in left["watch"].records()}
+    left["watch"].remove()
+
+
 def test_fsdp2_in_two_processes(text):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

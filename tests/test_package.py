@@ -70,8 +70,8 @@ def test_the_description_on_an_index_has_no_picture_or_link_that_leads_nowhere(w
     assert all(target.startswith(("https://", "http://", "#")) for target in targets), targets
     # the words of links stay, and the README itself has both
     written = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "docs/report.png)" in written and "](docs/start.md)" in written and "your first ten minutes" in shown
-    assert "<!--" not in shown and "docs/report.png)" not in shown
+    assert 'src="docs/report.png"' in written and "](docs/start.md)" in written and "your first ten minutes" in shown
+    assert "<!--" not in shown and "docs/report" not in shown
 
 
 def test_the_version_is_said_once_and_told_by_the_command():

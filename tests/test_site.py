@@ -52,7 +52,7 @@ def anchors(path: Path) -> set[str]:
 
 def made_by_the_build() -> set[Path]:
     """Return the pages that stand in docs/generated once the site is built."""
-    pages = {DOCS / "generated" / "results.md"}
+    pages = {DOCS / "generated" / "gallery.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
     return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line")}
 
@@ -127,8 +127,34 @@ def test_every_method_has_its_formula_and_says_when_to_use_it(site):
     said = site["methods"].entries()
     assert {*said} == {*methods.__all__}, "docs/site/methods.toml has an entry for each method: formula and when"
     for name, one in said.items():
-        assert {"formula", "when"} <= {*one} <= {"formula", "when", "picture"}, name
+        assert {"family", "formula", "when"} <= {*one} <= {"family", "formula", "when", "picture"}, name
         assert headwise.parse(one.get("picture", name))[0].__class__ is REGISTRY[name]
+
+
+def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_more_of_it(site):
+    import method_results
+
+    text = method_results.results_of("DropHead")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")][2:]
+    kept = [path.parent for path in (DOCS / "results").glob("*/analysis.json") if '"label": "DropHead(' in path.read_text(encoding="utf-8")]
+    assert {re.search(r"\[([\w-]+)\]", row[-1])[1] for row in rows} == {path.name for path in kept}
+    digits = next(row for row in rows if "digits" in row[-1])
+    page = (DOCS / "results" / "digits" / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"\| `DropHead\(p=0.2\)` \|[^|]+\| ([^|]+) \|", page)[1]
+    assert digits[3].replace(" points", "").strip() == shown and digits[4].strip() == "better"
+    # a method of a calculation alone, and one that nothing ran
+    assert "[sigma-bound]" in method_results.results_of("SigmaReparam") and method_results.results_of("XSA") == method_results.NONE
+    told = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
+    assert not [name for name, one in site["methods"].entries().items() if told.search(one["when"])]
+
+
+def test_notes_on_searches_stand_in_no_list_of_pages(site, tmp_path):
+    made = (DOCS / "site" / "gallery.py").read_text(encoding="utf-8")
+    assert "results/*/*" not in made
+    conf = (DOCS / "site" / "conf.py").read_text(encoding="utf-8")
+    assert "orphan: true" in conf
+    lists = [path.read_text(encoding="utf-8") for path in WRITTEN if path.parent == DOCS]
+    assert not [text for text in lists if re.search(r"^results/.*(search|quick|pre)$", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("name", methods.__all__)
@@ -168,16 +194,15 @@ def test_pictures_in_the_documentation_name_the_command_that_makes_them():
         assert re.search(command, said[results] if results in path.parents else text), f"{path}: the command that makes it"
 
 
-def test_the_four_lines_of_the_first_screen_run():
+def test_the_loop_of_the_first_screen_runs():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     screen = text.split("<!-- first screen: begin -->")[1].split("<!-- first screen: end -->")[0]
     code = screen.split("```python\n")[1].split("```")[0]
-    assert len(code.strip().splitlines()) == 4
+    assert len(code.strip().splitlines()) <= 12 and len(text.splitlines()) < 200
     before = (
         "import torch, headwise\nfrom transformers import BertConfig, BertForMaskedLM\n"
         "model = BertForMaskedLM(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9))\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "batch = {'input_ids': torch.randint(0, 9, (2, 4)), 'labels': torch.randint(0, 9, (2, 4))}\n"
+        "loader = [{'input_ids': torch.randint(0, 9, (2, 4)), 'labels': torch.randint(0, 9, (2, 4))}]\n"
     )
     done = subprocess.run([sys.executable, "-c", f"{before}{code}print(handle.step)"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.stdout == "1\n", done.stderr

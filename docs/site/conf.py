@@ -33,7 +33,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 exclude_patterns = ["site", "**.ipynb_checkpoints"]
 html_theme, html_title, html_static_path = "furo", f"headwise {release}", [str(SITE / "static")]
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], ["claims.js"]
 html_show_sphinx = html_copy_source = False
 html_theme_options = {"top_of_page_buttons": []}
 
@@ -59,6 +59,10 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_ivar = True
 
+# what stands in bold in a table of verdicts, and how a badge of it looks
+BADGES = {"as published": "held", "same direction": "held", "contrary": "against", "no effect": "against", "undecided": "open"}
+BADGES |= {"not testable": "left", "not run": "left"}
+
 # Pages of the repository that stand outside of docs/, and the page of the site that shows each.
 ELSEWHERE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
@@ -79,8 +83,21 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
     here = (DOCS / name).parent
     # a folder is no page: its words stay
     source[0] = re.sub(r"\[([^\]]+)\]\((\.[\w./-]+)\)", lambda m: m[1] if (here / m[2]).is_dir() else m[0], source[0])
+    if name.startswith("results/") and name.rpartition("/")[2] not in ("README", "claims", "changed_verdicts") and "/sources/" not in name:
+        # notes on a study are found from its page, and stand in no list of pages
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
+    if "/sources/" in name:
+        source[0] = re.sub(r"\| \*\*([^*|]+)\*\*(?: `([^`|]+)`)? \|", badges, source[0])
     if name.startswith("results/") and name.endswith("/README"):
         source[0] += gallery.figures_of(name.split("/")[1], up)
+
+
+def badges(found: re.Match[str]) -> str:
+    """Return the two badges of a claim's row: its verdict and its setting."""
+    verdict, setting = found.groups()
+    tone = next((tone for start, tone in BADGES.items() if verdict.startswith(start)), "left")
+    second = f" [{setting}]{{.badge .setting}}" if setting else ""
+    return f"| [{verdict}]{{.badge .{tone}}}{second} |"
 
 
 def setup(app: Any) -> None:

@@ -26,12 +26,15 @@ from headwise.results.claim_record import ClaimsRecord  # noqa: E402
 from headwise.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
 
 FIGURES = "figures"
+# folders that hold no study
+AUDITED = "audit"
+APART = (AUDITED, "sources")
 COMMAND = "python docs/site/gallery.py FOLDER"
 
 
 def write(results: Path, made: Path) -> None:
-    """Write results.md and figures/<study>/*.svg for all kept results into `made`."""
-    kept = [path for path in sorted(results.iterdir()) if (path / "README.md").is_file()]
+    """Write gallery.md and figures/<study>/*.svg for all kept results into `made`."""
+    kept = [path for path in sorted(results.iterdir()) if (path / "README.md").is_file() and path.name != AUDITED]
     cards, names = [], [path.name for path in sorted(kept, key=_rank)]
     for name in names:
         target = made / FIGURES / name
@@ -41,8 +44,8 @@ def write(results: Path, made: Path) -> None:
             if old.stem not in drawn:
                 old.unlink()
         cards.append(_card(results / name, drawn))
-    others = sorted(path.name for path in results.iterdir() if path.is_dir() and path.name not in names)
-    _put(made / "results.md", _gallery(cards, others))
+    others = sorted(path.name for path in results.iterdir() if path.is_dir() and path.name not in (*names, *APART))
+    _put(made / "gallery.md", _gallery(cards, names, others))
 
 
 def shown(folder: Path) -> list[str]:
@@ -103,7 +106,7 @@ def _rank(folder: Path) -> int:
 
 
 def _verdicts(path: Path) -> str | None:
-    """Say how many published claims the study agrees with."""
+    """Say which verdicts the study's claims have."""
     if not path.is_file():
         return None
     found = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
@@ -111,18 +114,18 @@ def _verdicts(path: Path) -> str | None:
     for claim in found.claims:
         counted[claim.verdict] = counted.get(claim.verdict, 0) + 1
     told = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
-    return f"Published claims that it judges: {told}." + (f" Scale: {found.scale}." if found.scale else "")
+    return f"Claims that it judges: {told}." + (f" Scale: {found.scale}." if found.scale else "")
 
 
-def _gallery(cards: list[str], others: list[str]) -> str:
+def _gallery(cards: list[str], names: list[str], others: list[str]) -> str:
     intro = (
         "Every result that is kept: what was asked, what was found, how its claims were judged, and its figures. Tables, intervals, settings and the "
-        "command that repeats it stand on its page. One table over all claims, and what was not run: [results](../results/README.md). "
+        "command that repeats it stand on its page. By source: [results](../results/README.md); one table over all: [claims](../results/claims.md). "
         f"Figures were kept with a result by `python docs/keep_results.py`, or are drawn from its kept files by `{COMMAND}`."
     )
-    toctree = "\n".join(["```{toctree}", ":hidden:", ":glob:", "../results/README", "../results/changed_verdicts", "../results/*/*", "```"])
+    toctree = "\n".join(["```{toctree}", ":hidden:", *(f"../results/{name}/README" for name in names), "```"])
     rest = f"No result is kept yet of: {', '.join(others)}." if others else ""
-    return "\n\n".join(["# Results", intro, *cards, rest, toctree]) + "\n"
+    return "\n\n".join(["# Gallery", intro, *cards, rest, toctree]) + "\n"
 
 
 def _words(name: str) -> str:

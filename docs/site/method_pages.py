@@ -1,4 +1,4 @@
-"""Write a page for each method of the registry: formula, picture, when to use it, cost, both forms in code.
+"""Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms in code.
 
     python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
 """
@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import methods_table  # noqa: E402
 from heat import heat_maps  # noqa: E402
+from method_results import results_of  # noqa: E402
 from pictured_layer import HEADS, learned_numbers, pictured  # noqa: E402
 
 from headwise import methods, parse  # noqa: E402
@@ -67,8 +68,16 @@ def write(folder: Path) -> None:
 
 def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
     """Return the page that lists all methods by what they are good for."""
-    rows = [f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} |" for name in names]
-    table = "\n".join(["| method | what it does | when to use it |", "|---|---|---|", *rows])
+    tables = []
+    for family, members in methods_table.families().items():
+        rows = [
+            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} "
+            f"| {methods_table.ACTS[REGISTRY[name].acts]} | {methods_table.matrix_free(REGISTRY[name])} |"
+            for name in members
+        ]
+        head = ["| method | what it does | when to use it | acts in | matrix-free |", "|---|---|---|---|---|"]
+        tables.append("\n".join([f"## {methods_table.FAMILIES[family]}", "", *head, *rows]))
+    table = "\n\n".join(tables)
     intro = (
         f"{len(names)} methods of the literature. Each page has the formula, a picture of what the method does to a fixed attention map, the cost, "
         "the source, and the code of both forms: as in the paper, on the matrix, and as it runs, without it. All fit any model in one line:"
@@ -88,6 +97,7 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
     parts.append(_picture(cls, parse(said.get("picture", name))[0], folder))
     if "when" in said:
         parts += ["## When to use it", said["when"]]
+    parts += ["## What was measured", results_of(name)]
     parts += ["## Cost and place", _facts(cls), "## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
     if rest:
         parts += ["## In full", *(_line(one) for one in rest)]

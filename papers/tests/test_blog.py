@@ -228,3 +228,19 @@ def test_no_word_sees_the_words_after_it():
     before, after = model(words), model(changed)
     torch.testing.assert_close(before[0, :4], after[0, :4], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(before[0, 4], after[0, 4])
+
+
+def test_every_number_of_images_is_trained_anew_and_measured_in_evaluation_mode(tmp_path, images):
+    settings = IMAGES[0].replace("epochs=12", "epochs=3")
+    study = small("blog-sizes", images, settings, "images=(8,40)", methods=("DropHead(p=0.9)",), seeds=1)
+    (plain, dropped) = carry(study, tmp_path / "out", data=images)
+    figures = plain["metrics"]
+    assert plain["phases"] == ["8 images", "40 images"]
+    # three epochs of one batch, then of five
+    assert plain["steps"] == 3 * (1 + 5)
+    for count in (8, 40):
+        train, test = (figures[f"{count} images/{split}/accuracy"] for split in ("train", "test"))
+        assert figures[f"{count} images/test/gap"] == pytest.approx(train - test)
+    assert figures["40 images/test/accuracy"] == figures["test/accuracy"]
+    assert 0 < figures["heads/head_redundancy/mean"] <= 1 + 1e-6
+    assert dropped["metrics"]["40 images/train/loss"] != figures["40 images/train/loss"]

@@ -6,12 +6,11 @@ import importlib
 import json
 import math
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from headwise_papers.data import stories260k, tinyshakespeare
+from headwise_papers.data import stories260k
 from headwise_papers.tasks.character_lm import CHARACTERS, CharacterLM
 from headwise_papers.tasks.recall import KEYS, VALUES, AssociativeRecall
 from small_studies import carry
@@ -45,20 +44,6 @@ def smaller(name, arms, **settings):
     study = study_of(name)
     task = type(study.task)(**study.task.model_dump() | settings)
     return study.model_copy(update={"task": task, "seeds": 2, "sweeps": arms, "claims": (), "scales": {}})
-
-
-@pytest.fixture
-def text(tmp_path, monkeypatch):
-    """A text of as many different characters as tiny Shakespeare has, each followed by one of two."""
-    monkeypatch.setattr(tinyshakespeare, "SOURCE", replace(tinyshakespeare.SOURCE, files={"input.txt": None}))
-    rng, at, written = np.random.default_rng(0), 0, []
-    for _ in range(12_000):
-        written.append(chr(33 + at))
-        at = (at + 1 + int(rng.integers(2))) % CHARACTERS
-    folder = tmp_path / "data" / "tinyshakespeare"
-    folder.mkdir(parents=True)
-    (folder / "input.txt").write_text("".join(written), encoding="utf-8")
-    return folder.parent
 
 
 def located(study, folder):
@@ -264,3 +249,20 @@ def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_them(tmp_pat
     assert not torch.allclose(turned.spectrum, products["stories260K"][0].spectrum)
     (tmp_path / "findings.json").write_text(json.dumps(found))
     assert checked_findings(tmp_path / "findings.json").claims[0].verdict == "contrary"
+
+
+def test_decoupled_decay_moves_each_group_by_its_own_decay(tmp_path, text):
+    study = study_of("decay_decoupled")
+    canonical_claims(study)
+    assert study.scales["small"].seeds == 8 and len(study.arms) == 6
+    task = type(study.task)(**study.task.model_dump() | LM | {"depth": 4, "steps": 25, "batch_size": 4})
+    arms = (
+        "baseline | attention_weight_decay=20.0, mlp_weight_decay=20.0",
+        "baseline | attention_weight_decay=0.0, mlp_weight_decay=20.0",
+    )
+    small = study.model_copy(update={"task": task, "methods": arms, "seeds": 1, "claims": (), "scales": {}})
+    results = carry(located(small, text), tmp_path / "out", data=text)
+    (both,), (apart,) = (metrics_of(results, arm) for arm in arms)
+    claimed = {test.outcome for claim in study.claims for test in claim.tests}
+    assert claimed <= both.keys()
+    assert both["heads/nuclear_gap_vo/mean"] < 0.5 * apart["heads/nuclear_gap_vo/mean"]

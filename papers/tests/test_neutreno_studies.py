@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from headwise_papers import neutreno_cifar, neutreno_incremental, neutreno_kernel
+from headwise_papers import neutreno_cifar, neutreno_depth, neutreno_incremental, neutreno_kernel, neutreno_length
 from headwise_papers.tasks import deit, incremental
 from headwise_papers.tasks.deit import moved
 from headwise_papers.tasks.incremental import Incremental
@@ -144,6 +144,33 @@ def test_kernel_attention_runs_to_a_map_that_is_no_softmax(tmp_path):
     assert len(set(figures.values())) == 3
     # a model of this size learns nothing, which a premise of the study asks
     assert [claim.verdict for claim in judged_claims(folder)] == ["not testable here"] * 2
+
+
+@pytest.mark.parametrize(
+    ("study", "axis", "arms"),
+    [
+        (neutreno_length.STUDY, "NeuTRENO(strength=0.6) | steps={2,3,5}", 4),
+        (neutreno_depth.STUDY, "NeuTRENO(strength=0.6) | depth={2,3,4}", 4),
+    ],
+    ids=["length", "depth"],
+)
+def test_length_and_depth_change_what_their_axis_says(tmp_path, study, axis, arms):
+    canonical_claims(study)
+    assert study.scales["small"].seeds == 8
+    task = type(study.task)(**study.task.model_dump() | TINY)
+    small = study.model_copy(update={"task": task, "sweeps": (axis,), "seeds": 1, "claims": (), "premises": ()})
+    carry(small, tmp_path)
+    folder = read_study(tmp_path)
+    assert len(small.arms) == arms and not folder.missing()
+    results = [folder.runs[arm, 0].result for arm in small.axes[0].arms]
+    if "steps" in axis:
+        assert [result.steps for result in results] == [2, 3, 5]
+        assert all("gap/accuracy" in result.metrics and "train/loss" in result.metrics for result in results)
+    else:
+        parameters = [result.metrics["cost/parameters"] for result in results]
+        assert parameters[2] - parameters[1] == parameters[1] - parameters[0] > 0
+    claimed = {test.outcome for claim in study.claims for test in claim.tests}
+    assert all(claimed <= result.metrics.keys() for result in results)
 
 
 def test_incremental_learning_sees_each_class_in_one_task_alone():

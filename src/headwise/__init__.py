@@ -6,6 +6,7 @@ import torch.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ _HOME = {
     "Regularized": "regularizing.handle",
     "regularize": "regularizing.regularize",
     "handle": "regularizing.handle",
+    "load_pretrained": "regularizing.load_pretrained",
     "sites": "hosts.finding",
     "parse": "methods.text",
     "parameter_groups": "regularizing.parameter_groups",
@@ -34,10 +36,18 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
+    "run": "training.script_run",
+    "Run": "training.script_run",
 }
 
-# Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "watching.callbacks"}
+# Out of `from headwise import *`, which must work with torch alone.
+_OPTIONAL = {
+    "WatchCallback": "watching.callbacks",
+    "HeadwiseCallback": "training.trainer_callback",
+    "compare": "studies.from_python",
+    "StudyReport": "studies.from_python",
+    "StudyResult": "studies.from_python",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -48,8 +58,11 @@ def __getattr__(name: str) -> Any:
     if module is None and name[:1].isupper() and name in _methods():
         module = "methods"
     if module is None:
-        # with these two Python itself says what was meant
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time for a class only.
+        known = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1)
+        meant = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}{meant}", obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
@@ -79,10 +92,16 @@ if TYPE_CHECKING:
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
+    from headwise.regularizing.load_pretrained import load_pretrained as load_pretrained
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
-    from headwise.watching.callbacks import HeadwiseCallback as HeadwiseCallback
+    from headwise.studies.from_python import StudyReport as StudyReport
+    from headwise.studies.from_python import StudyResult as StudyResult
+    from headwise.studies.from_python import compare as compare
+    from headwise.training.script_run import Run as Run
+    from headwise.training.script_run import run as run
+    from headwise.training.trainer_callback import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.callbacks import WatchCallback as WatchCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun
     from headwise.watching.logs import JsonLines as JsonLines

@@ -134,7 +134,7 @@ def test_each_of_mask_and_bias_keeps_its_meaning_alone():
 
 
 def test_blocks_that_a_mask_function_does_not_know_of_are_hidden():
-    from headwise.hosts.sdpa.flex import _allowed
+    from headwise.hosts.sdpa.flex import dense_mask
 
     kinds = {"kv_num_blocks": [[[1, 2]]], "kv_indices": [[[[0, 1], [0, 1]]]]}
     blocks = library.BlockMask.from_kv_blocks(
@@ -142,7 +142,7 @@ def test_blocks_that_a_mask_function_does_not_know_of_are_hidden():
     )
     x = torch.zeros(1, 1, 8, 2)
     place = torch.arange(8)
-    assert torch.equal(_allowed(blocks, x, x)[0, 0], (place[:, None] >= 4) | (place < 4))
+    assert torch.equal(dense_mask(blocks, x, x)[0, 0], (place[:, None] >= 4) | (place < 4))
 
 
 def test_nothing_stays_behind_and_where_nothing_acts_the_librarys_own_kernel_runs():

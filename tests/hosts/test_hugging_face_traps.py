@@ -128,24 +128,6 @@ def test_loading_a_plain_checkpoint_into_a_regularized_model_explains() -> None:
 # Implementations
 
 
-@pytest.mark.parametrize("kind", ["flash_attention_2", "flex_attention"])
-def test_kernels_without_a_mask_matrix_are_refused(kind: str) -> None:
-    model = LLAMA.build()
-    model.config._attn_implementation_internal = kind
-    with pytest.raises(
-        ValueError, match=rf"layers\.0\.self_attn.*attention implementation is '{kind}'.*attn_implementation='sdpa'"
-    ):
-        regularize(model, DropColumn())
-    model.config._attn_implementation_internal = "sdpa"
-    regularize(model, DropColumn())
-    model.config._attn_implementation_internal = kind
-    layer, q = model.model.layers[0].self_attn, torch.zeros(1, 4, 2, 8)
-    with pytest.raises(
-        RuntimeError, match=rf"now asks for the attention implementation '{kind}'.*set_attn_implementation\('sdpa'\)"
-    ):
-        routed(layer, q, q, q, None)
-
-
 def test_naming_our_implementation_by_hand_is_answered_with_the_call_to_make() -> None:
     model = LLAMA.build("sdpa")
     layer, q = model.model.layers[0].self_attn, torch.zeros(1, 4, 2, 8)

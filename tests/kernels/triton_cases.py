@@ -12,6 +12,8 @@ import sys
 
 import torch
 
+from headwise.core.packed import Packed
+
 CASES = {
     # name: (batch, heads, groups, queries, keys, size, size of values, mask, causal, dtype)
     "plain": (2, 2, 1, 20, 20, 32, 32, "none", False, "float32"),
@@ -32,6 +34,11 @@ CASES = {
     "bf16": (1, 2, 1, 40, 40, 32, 32, "padding", True, "bfloat16"),
     "bf16, grouped, additive": (1, 4, 2, 20, 20, 64, 64, "additive", False, "bfloat16"),
     "head size 80, three queries' heads to a head of keys": (1, 6, 3, 67, 67, 80, 80, "padding", True, "float32"),
+    "packed rows": (4, 2, 1, 33, 33, 32, 32, "sequences", True, "float32"),
+    "packed rows, grouped": (4, 4, 2, 33, 33, 32, 32, "sequences", True, "float32"),
+    "packed rows of an encoder": (4, 2, 1, 33, 33, 32, 32, "sequences", False, "float32"),
+    "packed rows with a window": (4, 2, 1, 33, 33, 32, 32, "windows", False, "float32"),
+    "packed rows, bf16": (4, 2, 1, 33, 33, 32, 32, "sequences", True, "bfloat16"),
     "large logits": (1, 1, 1, 40, 40, 32, 32, "sharp", False, "float32"),
 }
 
@@ -55,6 +62,12 @@ def inputs(batch, heads, groups, queries, keys, size, size_v, mask, causal, dtyp
         given[:, :, 3] = False
     if mask == "padding":
         given = (torch.arange(keys) < keys - 3).view(1, 1, 1, keys)
+    if mask in ("sequences", "windows"):
+        # As the rows of a packed batch come to the readings: its sequences are samples, padded on the right.
+        lengths = torch.tensor([33, 5, 1, 20])[:batch]
+        starts = lengths.cumsum(0) - lengths
+        packed = Packed(1, int(lengths.sum()), starts, lengths, int(lengths.max()))
+        given = packed.mask(mask == "windows", 4 if mask == "windows" else None)
     if mask == "additive":
         given = torch.randn(1, heads, queries, keys, generator=g).to(dtype)
     return q, k, v, given, causal, size**-0.5

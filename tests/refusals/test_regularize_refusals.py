@@ -245,3 +245,44 @@ def test_a_refusal_names_the_method_once(monkeypatch, reason):
     model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
     with pytest.raises(ValueError, match=r"not applicable: DropHead needs heads of equal size"):
         headwise.regularize(model, DropHead(p=0.1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("layers", r"no argument 'layers': choose layers with where="),
+        ("target_modules", "choose layers with where="),
+        ("batch", "pass a batch as example=batch"),
+        ("method", "methods stand behind the model"),
+        ("strength", "its arguments: model, methods, where, example, seed, allow_none, attention"),
+    ],
+)
+def test_an_argument_of_another_name_is_told_with_the_one_that_serves(name, words):
+    model = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    with pytest.raises(TypeError, match=words):
+        headwise.regularize(model, headwise.DropHead(p=0.2), **{name: 1})
+    assert not hasattr(model, "headwise")
+
+
+class UntoldShapes(torch.nn.Module):
+    """Attends without a word about heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, -1))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+
+
+def test_twelve_equal_layers_are_told_in_one_line():
+    model = torch.nn.Sequential(*(UntoldShapes() for _ in range(12)))
+    with pytest.raises(ValueError, match=r"^0 to 11 \(12 layers\): GatedOutput.*pass example=batch") as told:
+        headwise.regularize(model, headwise.GatedOutput())
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_the_model_itself_is_named_where_it_is_the_layer():
+    with pytest.raises(ValueError, match="the model: not applicable: DropHead always keeps one head"):
+        headwise.regularize(torch.nn.MultiheadAttention(8, 1), headwise.DropHead())

@@ -47,6 +47,7 @@ def command(name, *arguments):
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        patch.syspath_prepend(ROOT / "docs")
         try:
             runpy.run_path(str(ROOT / "docs" / name), run_name="__main__")
         except SystemExit as end:
@@ -63,10 +64,10 @@ def test_the_analysis_holds_every_claim_with_its_verdict_and_its_figures(folder)
     assert claims[2]["why"] == "outcome test/pleasure was not recorded"
 
 
-def test_the_page_says_the_claims_first(folder):
+def test_the_page_says_the_claims_below_the_plot_and_the_table_that_answer(folder):
     page = (folder / "report.html").read_text(encoding="utf-8")
     titles = re.findall(r"<h2[^>]*>(?:<a[^>]*>)?\s*([^<]+?)\s*<", page)
-    assert titles[0] == "Claims", titles
+    assert titles[:3] == ["Paired differences", "Result", "Claims"], titles
     section = html.unescape(page[page.index("Claims that this study tests") :])
     places = [section.index(f">{verdict}<") for verdict in VERDICTS]
     assert places == sorted(places)
@@ -112,18 +113,19 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     (tmp_path / "found").mkdir()
     own = {"text": "A law holds.", "verdict": "as published", "ours": "error 1e-6"}
     (tmp_path / "found" / "findings.json").write_text(json.dumps({"name": "found", "claims": [own]}))
-    (tmp_path / "README.md").write_text("Before.\n<!-- claims -->\nstale\n<!-- end of claims -->\nAfter.\n")
+    (tmp_path / "claims.md").write_text("Before.\n<!-- claims -->\nstale\n<!-- end of claims -->\nAfter.\n")
 
     assert command("claims_table.py", "--check", "--results", tmp_path).returncode == 1
     assert command("claims_table.py", "--results", tmp_path).returncode == 0
     assert command("claims_table.py", "--check", "--results", tmp_path).returncode == 0
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(
         "Before.\n<!-- claims -->\n4 claims of 2 studies: as published 1, same direction, larger 1, contrary 1, not testable here 1."
     )
     assert page.endswith("<!-- end of claims -->\nAfter.\n") and "stale" not in page
-    assert "| A law holds. | – | error 1e-6 | as published | default | [found](found/README.md) |" in page
-    assert page.count("| small, 10 seeds | [synthetic](synthetic/README.md) |") == 3
+    assert "| A law holds. | – | – | as published | calculation | – | error 1e-6 | [found](found/README.md) |" in page
+    assert page.count("| small, 10 seeds |") == page.count("| [synthetic](synthetic/README.md) |") == 3
+    assert "| – | DropHead | same direction, larger | small, 10 seeds | gain +0.84 points | test accuracy of DropHead(p=0.2)" in page
 
 
 def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
@@ -131,19 +133,19 @@ def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
     headwise.reporting.write(made)
     for name in ("entropy-collapse", "no-study"):
         assert command("keep_results.py", made, tmp_path / "kept" / name).returncode == 0
-    (tmp_path / "kept" / "README.md").write_text("<!-- claims -->\n<!-- end of claims -->\n")
+    (tmp_path / "kept" / "claims.md").write_text("<!-- claims -->\n<!-- end of claims -->\n")
     assert command("claims_table.py", "--results", tmp_path / "kept").returncode == 0
-    (line,) = [line for line in (tmp_path / "kept" / "README.md").read_text().splitlines() if "was made" in line]
+    (line,) = [line for line in (tmp_path / "kept" / "claims.md").read_text().splitlines() if "was made" in line]
     assert line.startswith("[entropy-collapse](entropy-collapse/README.md) was made with `DropHead(p=0.2)`, `QKNorm()` and without")
     assert 'without `QKNorm(norm="rms")`, `SigmaReparam(init="one")`, unlike' in line
 
 
 @pytest.mark.parametrize("page", ["no marks", "<!-- claims -->", "<!-- end of claims --><!-- claims -->"])
 def test_a_page_without_its_marks_is_refused(tmp_path, page):
-    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "claims.md").write_text(page)
     done = command("claims_table.py", "--results", tmp_path)
     assert done.returncode == 1 and "needs one line '<!-- claims -->'" in done.stderr
-    assert (tmp_path / "README.md").read_text() == page
+    assert (tmp_path / "claims.md").read_text() == page
 
 
 def test_claims_of_findings_are_shown_and_printed(tmp_path, capsys):
@@ -154,8 +156,3 @@ def test_claims_of_findings_are_shown_and_printed(tmp_path, capsys):
     print_answer(tmp_path)
     assert "claim, as published: A law holds." in capsys.readouterr().out
     assert "law exact" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_kept_results_of_every_version_can_be_put_into_the_table():
-    table = runpy.run_path(str(ROOT / "docs" / "claims_table.py"))["table"](ROOT / "docs" / "results")
-    assert table.splitlines()[0].endswith(".") and "| claim | published figure |" in table

@@ -75,7 +75,10 @@ def logit_bound(whole, previous):
     for b in range(r.batch):
         for h in range(r.heads):
             q = r.q[b, h].double().norm(dim=-1)[whole.real[b, h]].max()
-            k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1).max()
+            k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1)
+            if r.self_attention and r.queries == r.keys and r.real_queries is not None:
+                k = k[r.real_queries.expand(r.batch, -1)[b]]
+            k = k.max()
             bounds[b, h] = q * k * r.scale
     return bounds.amax(0)
 

@@ -48,7 +48,9 @@ def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"attention": 0.2, "mlp": 0.3, "undecayed": 0.0}
     for setting, value in recipe.optimizer_settings().items():
-        assert all(group[setting] == value for group in optimizer.param_groups)
+        # of muon each setting belongs to one of the two, and both have an eps
+        asked = [g for g in optimizer.param_groups if name != "muon" or ("betas" in g) == (setting in ("betas", "eps"))]
+        assert asked and all(group[setting] == value for group in asked)
     before = copy.deepcopy(model.state_dict())
     model(torch.randn(2, 3, 8)).square().sum().backward()
     optimizer.step()
@@ -189,3 +191,42 @@ def test_a_task_with_defaults_of_its_own_keeps_the_limits(settings, message):
 
     with pytest.raises(StudyError, match=message):
         build_task(Own, settings)
+
+
+def test_muon_moves_hidden_matrices_and_adamw_the_rest_as_the_two_would_alone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 8), *encoder(), nn.Linear(8, 3))
+    twin, tokens = copy.deepcopy(model), torch.randint(5, (2, 3))
+    both = build_optimizer(Recipe(optimizer="muon", learning_rate=0.01, weight_decay=0.1), model, tokens, CPU)
+    hidden = [p for name, p in twin.named_parameters() if p.ndim == 2 and name.startswith("1.")]
+    named = [name for name, p in twin.named_parameters() if any(p is one for one in hidden)]
+    assert named == [
+        "1.self_attn.in_proj_weight",
+        "1.self_attn.out_proj.weight",
+        "1.linear1.weight",
+        "1.linear2.weight",
+    ]
+    rest = [p for p in twin.parameters() if not any(p is one for one in hidden)]
+    vectors = [p for p in rest if p.ndim < 2]
+    alone = [
+        torch.optim.Muon(hidden, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in rest if p.ndim == 2], lr=0.01, weight_decay=0.1),
+        torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.0),
+    ]
+    for step in range(3):
+        for net, optimizers in ((model, [both]), (twin, alone)):
+            net.zero_grad()
+            net(tokens).square().sum().backward()
+            for one in optimizers:
+                one.step()
+        if step == 1:
+            both.load_state_dict(copy.deepcopy(both.state_dict()))
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_muon_without_a_matrix_of_its_own_is_refused():
+    with pytest.raises(
+        StudyError, match=r"optimizer=muon moves the matrices of attention layers.*Take optimizer=adamw"
+    ):
+        build_optimizer(Recipe(optimizer="muon"), nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), CPU)

@@ -340,9 +340,21 @@ def test_divergence_and_numbers_are_each_judged_by_themselves():
 
 
 @pytest.mark.parametrize(
+    ("diverged", "margin", "verdict"),
+    [(0, 0.5, "as published"), (2, 0.5, "undecided"), (9, 0.5, "contrary"), (0, 0.1, "undecided")],
+)
+def test_as_many_diverged_runs_are_shown_by_exact_bounds(diverged, margin, verdict):
+    made = study({"baseline": [0.5] * 10, "A()": ["diverged"] * diverged + [0.5] * (10 - diverged)}, failure=0.1)
+    found = judged(made, test_of("same", outcome="diverged", margin=margin))
+    assert found.verdict == verdict
+    # no more than a quarter of the seeds, where none of ten diverged
+    assert float(stats.beta.ppf(0.95, 1, 10)) == pytest.approx(0.2589, abs=1e-4)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"says": "same", "outcome": "diverged"}, "higher, lower, rises or falls"),
+        ({"says": "inside", "outcome": "diverged"}, "higher, lower, same, rises or falls"),
         ({"says": "rises", "arm": "A(p={1,2})", "margin": 0.1}, "along an axis a margin has no meaning"),
         ({"says": "same", "effect": 0.1}, "takes no effect"),
         ({"says": "higher", "effect": -0.1}, "not what says='higher' means"),

@@ -24,9 +24,7 @@ def _gain(
         ClaimTest(arm=arm, outcome=outcome, says="higher", against=against, effect=effect)
         for outcome, effect in zip((TOP1, TOP5), effects)
     )
-    return Claim(
-        text=text, source=f"{PAPER}, {where}", published=dict(zip(("top-1", "top-5"), published)), tests=tests
-    )
+    return Claim(text=text, source=f"{PAPER}, {where}", published=dict(zip(("top-1", "top-5"), published)), tests=tests)
 
 
 CLAIMS = (

@@ -62,6 +62,7 @@ def run(
             _chart(measured, "cosine", "token cosine"),
             _chart(measured, "high_frequency", "high-frequency ratio"),
         ],
+        "claims": [_claim(compared)],
         "settings": {
             "models": seeds,
             "width": WIDTH,
@@ -162,6 +163,19 @@ def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     for row, corrected in zip(rows[1:], holm([row["p"] for row in rows[1:]])):
         row["p_corrected"] = corrected
     return rows
+
+
+def _claim(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the claim of section G.3 with the verdict of its paired difference, corrected for all arms."""
+    row = next(one for one in compared if one["arm"].startswith("NeuTRENO"))
+    mean, decided = row["difference"]["mean"], row["p_corrected"] < 0.05
+    return {
+        "text": "A random transformer with NeuTRENO has less similar tokens than one without.",
+        "source": "Nguyen et al. 2023, arXiv 2312.00751, section G.3, figure 6, of which no figures are given",
+        "published": {"cosine": "significantly reduced (a figure)"},
+        "ours": f"final token cosine {mean:+.3f} {_span(row['difference'])}, lower in {row['lower']} of {row['seeds']} models",
+        "verdict": "undecided" if not decided else "as published" if mean < 0 else "contrary",
+    }
 
 
 def _paragraphs(compared: list[dict[str, Any]], measured: list[dict[str, Any]], seeds: int) -> list[str]:

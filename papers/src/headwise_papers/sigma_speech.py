@@ -79,12 +79,12 @@ STUDY = Study(
         ),
         Claim(
             text="A plain pre-LN transformer trains where a plain post-LN one does not.",
-            source=SOURCE,
+            source="ours: what a stable norm does without SigmaReparam",
             tests=(ClaimTest(arm=PRE, outcome="test/letter_error", says="lower"),),
         ),
         Claim(
             text="With SigmaReparam, post-LN reaches what pre-LN reaches.",
-            source=SOURCE,
+            source="ours: the source says that post-LN is stabilized",
             tests=(ClaimTest(arm=SIGMA, outcome="test/letter_error", says="same", against=PRE, margin=0.05),),
         ),
     ),

@@ -1,7 +1,7 @@
 """Temperature interventions: attention sharpened tenfold while a ViT trains, in its warm-up and later.
 
-Zhai et al. 2023, arXiv 2303.06296: low attention entropy comes with a sharpness above what the optimizer bears; in the warm-up it ends in
-divergence, later the model recovers.
+Zhai et al. 2023, arXiv 2303.06296: interventions at epochs 20, 30, 50 and 80 lower the attention entropy and cause no instability; sharpness is
+related to stability. Whether a run recovers, and what an intervention in the warm-up does, is asked here beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STUDY = Study(
     name="sigma-temperature",
     title="Temperature interventions: entropy, sharpness and divergence",
     question="When the temperature of attention falls from 1 to 0.1, do entropy and sharpness move together, does a run in its warm-up diverge, "
-    "and does a later one recover?",
+    "and does a later one stay stable and recover?",
     task=ShortCifar(
         dim=48,
         depth=4,
@@ -48,7 +48,7 @@ STUDY = Study(
     claims=(
         Claim(
             text="A lower temperature lowers the attention entropy.",
-            source=SOURCE,
+            source=f"{SOURCE}; true by construction: a lower temperature sharpens every map",
             tests=each("watched/attention_entropy/least", "lower", [EARLY, *LATE]),
         ),
         Claim(
@@ -58,14 +58,20 @@ STUDY = Study(
             tests=each("watched/sharpness_share/greatest", "higher", [EARLY, *LATE], level=1.0),
         ),
         Claim(
-            text="An intervention in the warm-up ends in divergence.",
+            text="Interventions at 20, 30, 50 and 80 % of training cause no instability.",
             source=SOURCE,
-            # published of every run
-            tests=each("diverged", "higher", [EARLY], effect=1.0),
+            # of less than half of the runs would be none
+            tests=each("diverged", "same", LATE, margin=0.5),
+        ),
+        Claim(
+            text="An intervention in the warm-up ends in divergence.",
+            source="ours: the source intervenes behind its warm-up",
+            # of less than half of the runs would be none
+            tests=each("diverged", "higher", [EARLY], margin=0.5),
         ),
         Claim(
             text="After an intervention behind the warm-up the model recovers.",
-            source=SOURCE,
+            source="ours: the source says of them that they cause no instability",
             tests=each("test/accuracy", "same", LATE),
         ),
         Claim(

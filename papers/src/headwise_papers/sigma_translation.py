@@ -101,7 +101,7 @@ STUDY = Study(
         ),
         Claim(
             text="At 50 layers a side post-LN diverges more often without SigmaReparam than with it.",
-            source=SOURCE,
+            source="ours: the source says that entropy collapse is resolved in deep models",
             tests=(ClaimTest(arm=arm(50, sigma=True), outcome="diverged", says="lower", against=arm(50)),),
         ),
     ),

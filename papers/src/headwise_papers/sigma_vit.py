@@ -48,7 +48,7 @@ STUDY = Study(
         ),
         Claim(
             text="Spectral norm and weight norm do not reach the accuracy of SigmaReparam.",
-            source=SOURCE,
+            source="ours: the source says that SpectralNorm constrains the model's capacity",
             tests=tuple(
                 ClaimTest(arm=SIGMA, outcome="test/accuracy", says="higher", against=other) for other in (SPECTRAL, WEIGHT)
             ),

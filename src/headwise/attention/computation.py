@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headwise.attention.kept_kernel import by_kernel
 from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
@@ -43,6 +44,7 @@ def attention(
     Returns:
         The per-head output (B, H, T, Dv) and the weights or None.
     """
+    sinks = call.sinks
     for method in active:
         if method.overrides("inputs"):
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
@@ -51,6 +53,9 @@ def attention(
     if any((m.draws() or m.penalizes) and touches_call(m) for m in active):
         # Before any block, for a block may be run again.
         call.open_pass()
+    limit = WHOLE if whole is None else whole
+    if call.kernel is not None:
+        return after(call, active, ahead, by_kernel(call, active, sinks, limit)), None
     out, weights, made = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None
     if form == "fast" and not matrix and not _small(call, active):
@@ -59,12 +64,17 @@ def attention(
         # A matrix-free try that gave up half-way may have penalised already; the matrix does it again.
         del call.penalties[made:]
         call.norms.clear()
-        out, weights = on_matrix(call, active, need_weights, WHOLE if whole is None else whole)
+        out, weights = on_matrix(call, active, need_weights, limit)
         call.layer.ran.explicit = True
+    return after(call, active, ahead, out), weights
+
+
+def after(call: Call, active: Sequence[Method], ahead: Sequence[Tensor | None], out: Tensor) -> Tensor:
+    """Take the output per head (B, H, T, Dv) through the `output` stages."""
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)
-    return out, weights
+    return out
 
 
 def _small(call: Call, active: Sequence[Method]) -> bool:

@@ -17,12 +17,15 @@ from headwise.core.forward import Entered, Running
 from headwise.core.kernels_ran import KernelsRan
 from headwise.core.method import Method, touches_call
 from headwise.core.method_state import MethodState
+from headwise.core.packed import Packed
 from headwise.core.passes import Passes
 from headwise.core.random_draws import mix
 from headwise.core.recompute import Pass
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
 from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Weak: a layer that nobody holds any more is gone.
 _layers: weakref.WeakValueDictionary[int, FittedLayer] = weakref.WeakValueDictionary()
@@ -55,6 +58,8 @@ class FittedLayer:
         armed: whether `observer` is to see the next calls.
         ran: which kernels served its calls.
         later: says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs no such word.
+        packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
+        real: of the pass that runs, which of its tokens are real (B, T), or None where that is not known.
     """
 
     def __init__(self, site: Site, methods: list[Method], shared: SharedState, adapter: Adapter | None = None) -> None:
@@ -69,6 +74,7 @@ class FittedLayer:
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
         self.later: Entered | None = None
+        self.packing, self.real = Entered(), Entered()
         _layers[self.passes.number] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FittedLayer:
@@ -116,6 +122,8 @@ class FittedLayer:
         original: Callable[[], tuple[Tensor, Tensor | None]],
         *,
         training: bool,
+        kernel: Kernel | None = None,
+        packed: Packed | None = None,
         need_weights: bool = False,
         **settings: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -123,6 +131,8 @@ class FittedLayer:
 
         Args:
             q, k, v: (B, H, T, D), (B, Hk, N, D), (B, Hk, N, Dv); Hk divides H.
+            kernel: the host's own computation for other q, k and v, where it is kept: methods act around it.
+            packed: how the rows of q, k and v hold several sequences; the settings are then those of the samples in it.
             original: the host's own computation, run where nothing acts: the same bits as without headwise.
             training: the site's mode.
             need_weights: whether the host wants the weights (B, H, T, N) too.
@@ -136,12 +146,16 @@ class FittedLayer:
         self._check_heads(q)
         if self.needs("branch"):
             given = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
-            self.called.put((q.shape[2], k.shape[2], *given))
+            sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
+            self.called.put((*sizes, *given))
         if settings.get("causal") and self.site.causal is None:
             self._learn_causal()
         active = [m for m in self.active(training) if touches_call(m) and not self._adds_nothing(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
+        if packed is not None:
+            q, k, v = packed.unpack_heads(q), packed.unpack_heads(k), packed.unpack_heads(v)
+        own = k, v
         # Methods see one key per query head; hosts with grouped queries share them.
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
@@ -149,18 +163,40 @@ class FittedLayer:
         if not torch.compiler.is_compiling() and tokens_split(q):
             acting = " + ".join(map(repr, active)) or "a watch"
             raise RuntimeError(f"{self.site.name} cannot be reached by {acting}: {CONTEXT_PARALLEL}")
-        call = Call(self, q, k, v, training=training, hidden=hidden, **settings)
+        if kernel is not None:
+            kernel = _around(kernel, packed, own, (k, v))
+        call = Call(
+            self,
+            q,
+            k,
+            v,
+            training=training,
+            hidden=hidden,
+            kernel=kernel,
+            packed=packed,
+            tokens=None if hidden is None else self._real(hidden, packed),
+            **settings,
+        )
         if self.shares_values:
             shared_values.share(self.shared.forward, call)
         if active:
             out, weights = attention(call, active, need_weights=need_weights)
             if call.penalties or call.norms:
                 self.shared.penalties.record(call)
-        else:
-            out, weights = original()
+            if self.armed and self.observer is not None:
+                self.observer(call, out)
+            if packed is None:
+                return out, weights
+            return packed.pack_heads(out), None if weights is None else packed.pack_matrix(weights)
+        out, weights = original()
         if self.armed and self.observer is not None:
-            self.observer(call, out)
+            self.observer(call, out if packed is None else packed.unpack_heads(out))
         return out, weights
+
+    def untouched(self, training: bool) -> bool:
+        """Return whether nothing acts on, reads or carries this call, so that the host's own kernel runs."""
+        acts = any(touches_call(m) for m in self.active(training))
+        return not (acts or self.armed or self.shares_values or self.needs("branch"))
 
     def idle(self, training: bool) -> bool:
         """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
@@ -182,26 +218,45 @@ class FittedLayer:
     def enter(self, x: Tensor) -> Tensor:
         """Take what enters the layer (B, T, C) through the `hidden` stages."""
         training = self.site.module.training
+        packed: Packed | None = self.packing.look()
+        packed = packed if packed is not None and packed.holds(x) else None
+        rows, given = x, x if packed is None else packed.unpack(x)
+        x = given
         call: Call | None = None
         for method in self.active(training):
             if method.overrides("hidden"):
                 if call is None:
                     # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
-                    call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, samples=self.samples)
+                    given_by = {"samples": self.samples, "packed": packed, "tokens": self._real(x, packed)}
+                    call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, **given_by)
                 x = method.hidden(x, call)
-        self.entered.put(x)
-        return x
+        # Of two kinds of tokens the layer's first argument is one alone.
+        self.entered.put(None if self.site.joint else x)
+        if packed is None:
+            return x
+        return rows if x is given else packed.pack(x)
+
+    def _real(self, x: Tensor, packed: Packed | None) -> Tensor | None:
+        """Return which of the tokens x (B, T, C) are real, or None where that is not known."""
+        real: Tensor | None = self.real.look() if packed is None else packed.real
+        return real if real is not None and real.shape == x.shape[:2] else None
 
     def leave(self, y: Tensor) -> Tensor:
         """Take what leaves the layer (B, T, C), before the residual, through the `branch` stages."""
         training = self.site.module.training
+        packed: Packed | None = self.packing.look()
+        packed = packed if packed is not None and packed.holds(y) else None
+        rows, given = y, y if packed is None else packed.unpack(y)
+        y = given
         call: Call | None = None
         for method in self.active(training):
             if method.overrides("branch"):
                 call = self._as_called(y, training) if call is None else call
                 y = method.branch(y, call)
-        return y
+        if packed is None:
+            return y
+        return rows if y is given else packed.pack(y)
 
     def _as_called(self, y: Tensor, training: bool) -> Call:
         """Return a call of one head with the mask of the attention call whose result y (B, T, C) is."""
@@ -302,6 +357,22 @@ class FittedLayer:
     def first_values(self, call: Call) -> Tensor | None:
         """Return the values of the stack's first self attention, or None on that layer itself."""
         return shared_values.first_values(self.shared.forward, call)
+
+
+def _around(
+    kernel: Kernel, packed: Packed | None, own: tuple[Tensor, Tensor], repeated: tuple[Tensor, Tensor]
+) -> Kernel:
+    """Return the host's kernel for the samples that methods see: packed again, and grouped where no method edited keys or values."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if k is repeated[0] and v is repeated[1]:
+            k, v = own
+        if packed is None:
+            return kernel(q, k, v)
+        rows = (packed.pack_heads(x) for x in (q, k, v))
+        return packed.unpack_heads(kernel(*rows))
+
+    return run
 
 
 def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:

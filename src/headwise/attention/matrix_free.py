@@ -50,7 +50,10 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     if edits is None:
         return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
-    if not _read(call, active, readings, edits.replaced):
+    if edits.replaced and any(_reads(m) for m in active):
+        # The closed forms are those of a softmax.
+        return None
+    if not read_without_matrix(call, active, readings):
         return None
     made = readings.output()
     if made is not None and not edits.of_weights and call.dropout == 0:
@@ -118,12 +121,13 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a & b
 
 
-def _read(call: Call, active: Sequence[Method], readings: MatrixFreeReadings, replaced: bool) -> bool:
+def _reads(method: Method) -> bool:
+    return method.overrides("read") or method.overrides("read_free")
+
+
+def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) -> bool:
     """Let the methods read what they read of A; tell whether all of them could."""
-    readers = [m for m in active if m.overrides("read") or m.overrides("read_free")]
-    # The closed forms are those of a softmax.
-    if readers and replaced:
-        return False
+    readers = [m for m in active if _reads(m)]
     # The closed form gives no gradient to a mask, such as a learned bias of positions.
     if readers and call.mask is not None and call.mask.requires_grad:
         return False

@@ -18,6 +18,7 @@ from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.weight_statistic import unbalanced
 
 # Widths up to which one thread is faster.
 SMALL = 2048
@@ -101,7 +102,7 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                 read.records += _records(site, name, values, found.heads)
             for kind, product in reading.products.items():
                 _keep_spectra(read, site, kind, product)
-                if not product.normed:
+                if unbalanced(product) is None:
                     read.balances |= {(site.name, at, kind): one for at, one in enumerate(balances_of(product))}
 
 

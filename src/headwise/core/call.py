@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from headwise.core import key_means, random_draws
 from headwise.core.kernels_ran import KernelsRan
 from headwise.core.masked import allowed_keys
 from headwise.core.method_state import MethodState
+from headwise.core.packed import Packed
 from headwise.core.precision import at_least_fp32
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
@@ -55,8 +56,12 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: (B, T, C) what entered the layer, where a host tells.
         query_block: the slice of queries in a block, None when all are at hand.
+        text: where the tokens of a text stand among queries and keys that are those of an image otherwise, or None.
         is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
+        kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights nobody edits.
+        packed: how the host's rows hold the samples of this call, where they hold several.
+        tokens: which of the tokens that entered the layer are real, bool (B, T), where the host tells it before attention.
     """
 
     def __init__(
@@ -76,8 +81,13 @@ class Call:
         hidden: Tensor | None = None,
         samples: int | None = None,
         cross: bool = False,
+        text: slice | None = None,
+        kernel: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        packed: Packed | None = None,
+        tokens: Tensor | None = None,
     ) -> None:
-        self.layer = layer
+        self.layer, self.text = layer, text
+        self.kernel, self.packed, self.tokens = kernel, packed, tokens
         self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
@@ -198,6 +208,8 @@ class Call:
 
         A padded token of a self attention is one that no query may see; on any site, a query without a key is not real.
         """
+        if self.packed is not None:
+            return self.packed.real
         if self.mask is None:
             return None
         allowed = self.allowed()

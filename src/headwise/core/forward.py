@@ -24,6 +24,8 @@ class Running:
         carried: by stack, the values of its first self attention.
         given: the sites, by index, that got these values outside the model's own forward.
         compiled: whether compiled code began it.
+        may_pack: whether its rows may hold several sequences each, as far as its arguments tell.
+        packings: by what tells them, the packings seen in it.
     """
 
     samples: int | None = None
@@ -31,6 +33,8 @@ class Running:
     carried: dict[str, Tensor] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
     compiled: bool = False
+    may_pack: bool = True
+    packings: dict[Any, Any] = field(default_factory=dict)
 
 
 class Forward:
@@ -40,15 +44,15 @@ class Forward:
         self.latest = Running()
         self.mine = threading.local()
 
-    def begin(self, samples: int | None) -> None:
-        """Begin a forward on a batch of so many samples."""
+    def begin(self, samples: int | None, may_pack: bool = True) -> None:
+        """Begin a forward on a batch of so many samples, whose rows may hold several sequences each or do not."""
         if torch.compiler.is_compiling():
             # One object that stays: a graph writes into it, and would guard on a new one at each call.
             latest = self.latest
-            latest.samples, latest.running, latest.compiled = samples, True, True
+            latest.samples, latest.running, latest.compiled, latest.may_pack = samples, True, True, may_pack
             latest.carried.clear()
         else:
-            self.latest = self.mine.now = Running(samples, True)
+            self.latest = self.mine.now = Running(samples, True, may_pack=may_pack)
 
     def end(self) -> None:
         """End the forward; the batch size stays known for what backward runs again."""
@@ -93,6 +97,10 @@ class Entered:
             # A graph that put it has no storage of this thread: then the plain attribute holds it.
             return x if mine is None else mine
         return x
+
+    def look(self) -> Any:
+        """Return what was kept, and keep it."""
+        return self.latest if torch.compiler.is_compiling() else getattr(self.mine, "x", self.latest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entered:
         return Entered()

@@ -18,6 +18,7 @@ class KernelsRan:
     fused_wider: bool = False
     row_statistics: bool = False
     own_map: bool = False
+    host: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Return the names that reports show, sorted."""
@@ -27,5 +28,6 @@ class KernelsRan:
             "fused, one coordinate wider": self.fused_wider,
             "rows": self.row_statistics,
             "a map of its own": self.own_map,
+            "the host's": self.host,
         }
         return tuple(name for name, ran in shown.items() if ran)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -59,10 +60,10 @@ class SharedState:
         self.fresh = self.differentiates = False
         self._hooks: list[Any] = []
 
-    def begin(self, args: Any, kwargs: dict[str, Any]) -> None:
+    def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Begin a forward of the whole model with these arguments: the first tensor tells how many samples it holds."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.forward.begin(tensors[0].size(0) if tensors else None)
+        self.forward.begin(tensors[0].size(0) if tensors else None, may_pack(model, args, kwargs))
 
     def follow(self, model: nn.Module) -> None:
         """Follow the forwards of a model that has no handle."""
@@ -79,7 +80,19 @@ class SharedState:
         self._hooks = []
 
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.begin(args, kwargs)
+        self.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         self.forward.end()
+
+
+# What tells where the sequences of a packed row begin, among a model's arguments.
+TELL = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+
+
+def may_pack(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether the rows of a forward may hold several sequences: a model that takes positions and got none has one in each."""
+    if len(args) > 2 or any(kwargs.get(name) is not None for name in TELL):
+        return True
+    # A graph that is being compiled cannot ask for signatures.
+    return not torch.compiler.is_compiling() and TELL[0] not in inspect.signature(model.forward).parameters

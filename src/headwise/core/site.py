@@ -26,14 +26,17 @@ class Site:
         hidden: size of the tokens that enter the layer.
         layers: number of sites in the same stack and kind.
         causal: whether the host declares the layer causal; None where it does not say.
-        host: "transformers", "torch" or "fused".
+        host: "transformers", "torch", "diffusers" or "fused".
         windowed: whether a call sees windows of the sample instead of the whole of it.
         shifted: whether its windows are shifted, so that an additive mask of -100 keeps regions apart.
         row_order: how the rows of a call belong to samples where they are not one to one, as far as it was seen
             ("sample-major", "window-major", ...); empty where it was not.
         pooled: whether queries or keys are pooled, so that they are not the same tokens.
         qk_norm: whether the host normalises queries and keys itself.
+        joint: whether tokens of an image and of a text enter apart and attend to each other as one sequence.
         rope: whether rotary positions stand between the projections and the scores.
+        kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
+        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")` asks.
         model: the model the layer belongs to.
         example: a batch for it while methods are being fitted, None afterwards.
 
@@ -67,6 +70,9 @@ class Site:
     pooled: bool = False
     qk_norm: bool = False
     rope: bool = False
+    joint: bool = False
+    kernel: str = ""
+    own_attention: bool = False
     index: int = 0
     model: nn.Module | None = field(default=None, repr=False)
     example: Any = field(default=None, repr=False)

@@ -6,17 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad"]
+OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad", "muon"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # What each optimizer takes, with the value that None stands for: torch's own defaults, but momentum 0.9, which is what
-# papers mean by SGD. LARS: You et al. 2017, arXiv 1708.03888.
+# papers mean by SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention and MLPs, with
+# AdamW for the rest; betas and eps are AdamW's.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9, "nesterov": False},
     "lars": {"momentum": 0.9, "nesterov": False, "trust": 0.001},
     "adagrad": {"eps": 1e-10},
+    "muon": {"momentum": 0.95, "nesterov": True, "betas": (0.9, 0.999), "eps": 1e-8},
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -41,12 +43,14 @@ class Recipe(BaseModel):
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
     optimizer: OptimizerName = "adamw"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="after the warm-up")
-    betas: tuple[Share, Share] | None = Field(None, description="of adamw and adam; None: (0.9, 0.999)")
+    betas: tuple[Share, Share] | None = Field(None, description="of adamw, adam and muon's AdamW; None: (0.9, 0.999)")
     eps: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="of adamw, adam and adagrad; None: torch's own"
+        None, gt=0, allow_inf_nan=False, description="of adamw, adam, muon's AdamW and adagrad; None: torch's own"
     )
-    momentum: Share | None = Field(None, description="of sgd and lars; None: 0.9")
-    nesterov: bool | None = Field(None, description="Nesterov's momentum, of sgd and lars; None: false")
+    momentum: Share | None = Field(None, description="of sgd, lars and muon; None: 0.9, of muon 0.95")
+    nesterov: bool | None = Field(
+        None, description="Nesterov's momentum, of sgd, lars and muon; None: false, of muon true"
+    )
     trust: float | None = Field(None, gt=0, allow_inf_nan=False, description="trust coefficient of lars; None: 0.001")
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "constant"
     warmup: float = Field(

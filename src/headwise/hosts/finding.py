@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from headwise.core.site import Site, number
+from headwise.hosts.diffusers import adapter as diffusers
 from headwise.hosts.layers.candidate import Candidate
 from headwise.hosts.layers.code import forward_of, names_used
-from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels
+from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels, without_softmax
 from headwise.hosts.layers.remedies import LOAD_SDPA
 from headwise.hosts.sdpa import adapter as sdpa
 from headwise.hosts.torch_mha import adapter as torch_mha
@@ -35,7 +36,7 @@ def find(model: nn.Module) -> list[Candidate]:
     found: list[Candidate] = []
     # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that the last
     # host looks for, and what one host took is not taken again.
-    for host in (torch_mha, transformers, sdpa):
+    for host in (torch_mha, transformers, diffusers, sdpa):
         taken = {inner for f in found for inner in f.site.module.modules()}
         found.extend(host.find(model, taken))
     # What looks like attention and belongs to no host is listed too, so that nothing is passed over in silence.
@@ -44,7 +45,7 @@ def find(model: nn.Module) -> list[Candidate]:
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
         if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            reason = over_channels(module) or _by_processor(module) or EXPLICIT
+            reason = over_channels(module) or without_softmax(module) or _by_processor(module) or EXPLICIT
             found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])

@@ -12,7 +12,7 @@ from headwise.core.site import Site
 
 
 class AttentionSink(Method):
-    """Return every query one more key, with a logit per head and without a value, so that a head may attend to nothing.
+    """Gives every query one more key, with a logit per head and without a value, so that a head may attend to nothing.
 
     The learned sink of gpt-oss (OpenAI 2025); with `learned=False` and logit 0 the off-by-one softmax (Miller 2023).
 

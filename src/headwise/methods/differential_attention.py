@@ -14,7 +14,7 @@ from headwise.core.method import Attend, Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
-from headwise.methods.layer_input import tokens_of_queries
+from headwise.methods.layer_input import JOINT, tokens_of_queries
 
 # of the root-mean-square norm, as in the authors' code
 EPS = 1e-5
@@ -68,7 +68,7 @@ class DifferentialAttention(Method):
         for what, heads in counts.items():
             if heads is not None and heads % 2:
                 return f"pairs heads, and this layer has {heads} {what}"
-        return None
+        return JOINT if site.joint and self.version == 2 else None
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None and site.head_dim is not None  # the plan refuses sites without what `shapes` names

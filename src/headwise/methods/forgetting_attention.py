@@ -11,7 +11,7 @@ from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
-from headwise.methods.layer_input import tokens_of_queries
+from headwise.methods.layer_input import JOINT, tokens_of_queries
 
 # Numbers of a half precision whose sum holds an fp32 number: bf16 has 8 bits, fp32 24.
 TERMS = 3
@@ -43,7 +43,9 @@ class ForgettingAttention(Method):
     def refuse(self, site: Site) -> str | None:
         if site.pooled:
             return "counts the tokens between a query and a key, and this layer pools one of them"
-        return "counts the tokens between a query and a key, and this layer sees windows" if site.windowed else None
+        if site.windowed:
+            return "counts the tokens between a query and a key, and this layer sees windows"
+        return JOINT if site.joint else None
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads and site.hidden  # the plan refuses sites without what `shapes` names

@@ -10,7 +10,7 @@ from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.methods.layer_input import tokens_of_queries
+from headwise.methods.layer_input import JOINT, tokens_of_queries
 
 
 class GatedOutput(Method):
@@ -40,6 +40,8 @@ class GatedOutput(Method):
         self.require(self.channels is None or self.channels >= 1, f"channels must be at least 1, got {self.channels}")
 
     def refuse(self, site: Site) -> str | None:
+        if site.joint:
+            return JOINT
         if self.channels is None or site.hidden is None or self.channels <= site.hidden:
             return None
         return f"reads the first {self.channels} channels of its input, and this layer's has {site.hidden}"

@@ -22,7 +22,7 @@ class InputNoise(Method):
 
     x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
     absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as
-    `median(x)` reads in the blog. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to
+    `median(x)` reads in the blog; tokens that the host tells to be padding do not count. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to
     1e-2), so that the blog's noise is about 1e-4 of the input's deviation: for more use "std" or "mad". `per_head=True`
     gives each head noise of its own: (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never
     stored. It needs plain projections: refused behind rotary positions and query-key norms; on cross attention it
@@ -60,7 +60,7 @@ class InputNoise(Method):
     def hidden(self, x: Tensor, call: Call) -> Tensor:
         if self.per_head:
             return x
-        noise = call.normal_draw(self, tuple(x.shape)) * (call.value(self, "scale") * self._level(x))
+        noise = call.normal_draw(self, tuple(x.shape)) * (call.value(self, "scale") * self._level(x, call.tokens))
         return x + noise.to(x.dtype)
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +82,7 @@ class InputNoise(Method):
         read = [block for block in (found.q, found.k, found.v)[: len(made)] if block is not None]
         blocks = [(block.by_head(x.dtype), block.bias()) for block in read]
         factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
-        level = call.value(self, "scale") * self._level(x)
+        level = call.value(self, "scale") * self._level(x, call.tokens)
         sizes = [weight.shape[1] for weight, _ in blocks]
         key = torch.as_tensor(call.open_pass().key, device=x.device)
         added: list[tuple[Tensor, ...]] = []
@@ -94,16 +94,30 @@ class InputNoise(Method):
         parts = (torch.stack(part, dim=1) for part in zip(*added))
         return tuple(tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(made, factors, parts))
 
-    def _level(self, x: Tensor) -> Tensor:
-        flat = x.detach().float().flatten(1)
-        flat = flat.flatten().unsqueeze(0) if self.over == "batch" else flat
+    def _level(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        flat = x.detach().float()
+        if tokens is not None:
+            # Padding may hold anything, and is no part of a sample.
+            flat = flat.masked_fill(~tokens.unsqueeze(-1), float("nan"))
+        flat = flat.flatten().unsqueeze(0) if self.over == "batch" else flat.flatten(1)
         if self.unit == "std":
-            level = flat.std(1, correction=0)
+            level = flat.std(1, correction=0) if tokens is None else _deviation(flat)
         else:
-            level = flat.median(1).values
+            level = _median(flat, tokens is None)
             if self.unit == "mad":
-                level = (flat - level[:, None]).abs().median(1).values
+                level = _median((flat - level[:, None]).abs(), tokens is None)
+        if tokens is not None:
+            level = level.nan_to_num(0.0)
         return level.view(-1, *[1] * (x.dim() - 1))
+
+
+def _median(flat: Tensor, whole: bool) -> Tensor:
+    return flat.median(1).values if whole else flat.nanmedian(1).values
+
+
+def _deviation(flat: Tensor) -> Tensor:
+    """Return the standard deviation of the numbers in each row that are no nan."""
+    return (flat - flat.nanmean(1, keepdim=True)).square().nanmean(1).sqrt()
 
 
 class _HeadNoise(torch.autograd.Function):
@@ -137,12 +151,13 @@ def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: 
     Raises:
         ValueError: where `made` is no multiple of the projection, seen on one token; not looked at while compiling.
     """
-    # One token tells: the last of the first sample.
-    expected = (weight.flatten(0, 1) @ x[0, -1].to(weight.dtype)).float()
+    # One token tells: the last of the first sample, or the first where the last may be padding.
+    at = -1 if call.packed is None else 0
+    expected = (weight.flatten(0, 1) @ x[0, at].to(weight.dtype)).float()
     if bias is not None:
         expected = expected + bias.float()
     expected = expected.unflatten(0, weight.shape[:2]).repeat_interleave(call.heads // weight.shape[0], dim=0)
-    seen = made[0, :, -1].float()
+    seen = made[0, :, at].float()
     # Least squares; the clamp is for a token of zeros.
     factor = (seen * expected).sum() / expected.square().sum().clamp(min=1e-20)
     # Rounding in bfloat16 stays far within a twentieth; a rotation or a norm does not.

@@ -7,6 +7,8 @@ from torch import Tensor
 from headwise.core.call import Call
 from headwise.core.method import Method
 
+JOINT = "reads the tokens that enter a layer, and here those of an image and of a text enter apart"
+
 
 def tokens_of_queries(method: Method, call: Call) -> Tensor:
     """Return what entered the layer (B, t, C), one token for each query of the call, or of the block at hand.

@@ -16,6 +16,7 @@ from headwise.core.row_readings import RowReadings
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import base_of
+from headwise.projections.block import Block
 from headwise.projections.spectral import Spectral
 
 # The key, in the `__dict__` of a module, of the states of all sites that use its weights.
@@ -30,8 +31,9 @@ class QKClip(Method):
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
     biases included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step,
     on all processes, without position biases and before a soft-cap; padded queries count as little as padded keys.
-    Under grouped queries the group's largest counts. Hosts that normalise queries and keys are refused: their logits do
-    not depend on the size of these weights.
+    Under grouped queries the group's largest counts. In latent attention (DeepSeek) W_UQ and W_UK of a head are the two, its rotary
+    W_QR *= eta, and W_KR, which all heads share, stays. Joint attention scales those of image and text tokens alike. Hosts that
+    normalise queries and keys are refused: their logits do not depend on the size of these weights.
     """
 
     threshold: float = 100.0
@@ -49,13 +51,13 @@ class QKClip(Method):
         if site.qk_norm:
             return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
         try:
-            query, key = projections.of(site).need("qk", "QKClip", of="rows")
+            written = [block for block, share in _shares(site, self.balance) if share > 0]
         except ProjectionError as error:
             return str(error)
-        written = [block for block, share in ((query, self.balance), (key, 1 - self.balance)) if share > 0]
         frozen = next((block.frozen() for block in written if block.frozen()), "")
         if frozen:
-            other = " QKClip(balance=0.0) writes keys alone." if self.balance > 0 and not key.frozen() else ""
+            plain = self.balance > 0 and not any(b.frozen() for b, share in _shares(site, 0.0) if share > 0)
+            other = " QKClip(balance=0.0) writes keys alone." if plain else ""
             return (
                 f"would rewrite {frozen}, which is frozen (requires_grad=False), and an adapter alone cannot take the factor: train "
                 f"it, or bound the logits with QKNorm, SoftCap or Temperature.{other}"
@@ -69,8 +71,7 @@ class QKClip(Method):
                     raise ValueError(
                         f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them"
                     )
-        query = projections.of(site).q
-        assert query is not None
+        query = _shares(site, self.balance)[0][0]
         device = getattr(query.module, query.name).device
         state.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
         for known in _sharing(site):
@@ -107,13 +108,11 @@ class QKClip(Method):
         # Layers that share these weights have one maximum, and the first of them clips for all.
         sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
         largest = torch.stack([other.tensor("largest") for other in sharers]).amax(0).float()
-        query, key = projections.of(site).need("qk", "QKClip", of="rows")
-        groups = largest.view(key.heads, -1).amax(1)
+        groups = largest.view(projections.of(site).kv_heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
-        if self.balance > 0:
-            query.scale_(eta.repeat_interleave(query.heads // key.heads) ** self.balance)
-        if self.balance < 1:
-            key.scale_(eta ** (1 - self.balance))
+        for block, share in _shares(site, self.balance):
+            if share > 0:
+                block.scale_(eta.repeat_interleave(block.heads // len(eta)) ** share)
         for other in sharers:
             other.tensor("largest").fill_(float("-inf"))
 
@@ -123,9 +122,26 @@ def clipped(site: Site) -> bool:
     return any(SHARING in module.__dict__ for module in _modules(site))
 
 
+def _shares(site: Site, balance: float) -> list[tuple[Block, float]]:
+    """Return the blocks that take a head's factor, queries first, each with the power of it that it takes.
+
+    Raises:
+        ProjectionError: naming the site, the reason and the remedy, where they cannot be told or read.
+    """
+    found = projections.of(site)
+    if not found.latent:
+        pairs = [one.need("qk", "QKClip", of="rows") for one in found.streams()]
+        return [part for query, key in pairs for part in ((query, balance), (key, 1 - balance))]
+    parts = [(found.latent["up_q"], balance), (found.latent["up_k"], 1 - balance), (found.latent["rotary_q"], 1.0)]
+    for block, _ in parts:
+        if reason := block.unreadable():
+            raise ProjectionError(f"QKClip needs the factors of latent attention; {block.where} {reason}")
+    return parts
+
+
 def _modules(site: Site) -> list[nn.Module]:
     """Return the modules that make the site's queries and keys, each once."""
-    bases = [base_of(block.module) for block in projections.of(site).need("qk", "QKClip", of="rows")]
+    bases = [base_of(block.module) for block, _ in _shares(site, 0.5)]
     return list({id(base): base for base in bases}.values())
 
 

@@ -15,6 +15,8 @@ def whole_of(call: Call) -> Call:
 
 def real_keys(call: Call) -> Tensor | None:
     """Return which keys any query may see, bool (B|1, N), or None where all are seen."""
+    if call.packed is not None:
+        return call.packed.real
     if call.mask is None:
         return None
     allowed = call.allowed()

@@ -69,13 +69,16 @@ def refusal(site: Site, who: str) -> str | None:
         return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
     try:
         found = projections.of(site)
-        found.need("qkv" if found.o is None else "qkvo", who, of="patches")
+        for one in found.streams():
+            one.need(("" if one.latent else "qkv") + ("" if one.o is None else "o"), who, of="patches")
     except ProjectionError as error:
         return str(error)
     for block in found.blocks:
         if block.adapted:
             # what scales the base would leave the adapter's part as it is
             return f"{who} scales whole weights, and {block.maker} is adapted: {MERGE}"
+        if reason := block.unreadable():
+            return f"{who} needs the whole weight; {block.where} {reason}"
     return None
 
 
@@ -86,8 +89,8 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
         site: the attention layer.
         state: the method's, on this site.
         who: the method's name.
-        layers: "attention" or "all": every other linear layer and convolution of the model too. Attention layers that are
-            no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
+        layers: "attention", "qk" (its queries and keys alone) or "all": every other linear layer and convolution of the model
+            too. Attention layers that are no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
         make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
 
     Raises:
@@ -159,7 +162,9 @@ def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
         known = ", ".join(type(part).__name__ for part in chain)
         raise ValueError(f"{who} writes {where}, which is parametrized by {known}; remove that first")
     if not getattr(module, name).requires_grad:
-        raise ValueError(f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out with where=")
+        raise ValueError(
+            f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out with where="
+        )
 
 
 def release(state: MethodState) -> None:
@@ -175,7 +180,10 @@ def release(state: MethodState) -> None:
 
 
 def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Return the weights of a site with their blocks, and with `layers="all"` those of the rest of the model."""
+    """Return the weights of a site with their blocks, with `layers="all"` those of the rest of the model too, with "qk" q and k alone."""
+    if layers == "qk":
+        parts = [(module, name, [b for b in blocks if b.kind in "qk"]) for module, name, blocks in _of_site(site)]
+        return [part for part in parts if part[2]]
     return [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]
 
 
@@ -195,6 +203,11 @@ def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | No
         return None
     chain: parametrize.ParametrizationList = chains[name]
     return chain
+
+
+def is_reparametrized(module: nn.Module, name: str) -> bool:
+    """Return whether a method computes a parameter of a module from another one; torch's own parametrizations do not count."""
+    return _owner(module, name) is not None
 
 
 def _owner(module: nn.Module, name: str) -> str | None:

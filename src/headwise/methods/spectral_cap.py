@@ -11,6 +11,7 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.reparametrization import LAYERS, hold, matrices, refusal, release
 from headwise.projections.block import Block, overwrite_, whole
+from headwise.projections.latent import MAKES
 
 
 class SpectralCap(Method):
@@ -47,7 +48,7 @@ class SpectralCap(Method):
     def build(self, site: Site, state: MethodState) -> None:
         chosen = []
         for module, name, blocks in matrices(site, "SpectralCap", self.layers):
-            own = [block for block in blocks if self.layers == "all" or block.kind in self.of]
+            own = [block for block in blocks if self.layers == "all" or set(MAKES.get(block.kind, block.kind)) & set(self.of)]
             chosen += [(module, name, own)] if own else []
         held = hold(state, "SpectralCap", [(module, name, own[0].where) for module, name, own in chosen])
         state.keep("capped", [chosen[place] for place in held])

@@ -10,6 +10,9 @@ from headwise.core.site import Site
 from headwise.projections import named
 from headwise.projections.adapted import base_of, is_adapted, obstacle
 from headwise.projections.block import Block, ProjectionError
+from headwise.projections.joint import with_context
+from headwise.projections.latent import MAKES, latent_blocks
+from headwise.projections.leaves import Leaf
 from headwise.projections.perturbation import probed
 from headwise.projections.probe import Unclear
 from headwise.projections.sharded import below
@@ -42,16 +45,27 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
                 block.beyond = obstacle(parent)
         return made
     found = named.by_name(site, parent)
+    if (parts := latent_blocks(site.module, site.name)) is not None:
+        return _latent(site, parts, found.get("o"))
     reason = ""
     if {"q", "k", "v"} <= set(found):
         apart = named.separate(site, found)
         if isinstance(apart, Projections):
-            return apart
+            return with_context(site, apart)
         reason = apart
     try:
         return probed(site, model, example, parent)
     except Unclear as unclear:
         raise ProjectionError(f"{site.name} {reason or unclear}") from None
+
+
+def _latent(site: Site, parts: dict[str, Block], output: Leaf | None) -> Projections:
+    """Make the projections of latent attention: parts of factors in the place of q, k and v."""
+    made = Projections(site.name, "latent", latent=parts)
+    by = {kind: " and ".join(sorted({b.maker for k, b in parts.items() if kind in MAKES[k]})) for kind in "qkv"}
+    made.missing = {kind: f"is latent attention, which makes its {kind} by factors, {makers}" for kind, makers in by.items()}
+    named.add_output(made, output, parts["up_v"].heads, parts["up_v"].head_dim, site)
+    return made
 
 
 def of(site: Site) -> Projections:

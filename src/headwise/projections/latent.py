@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headwise.projections.adapted import base_of
 from headwise.projections.block import Block
+from headwise.projections.layout import as_rows
+from headwise.projections.named import further
 from headwise.projections.names import HEADS, first_number
 
 # The names of the factors: queries down and up (or at once), keys and values down, with the rotary key, and up.
 DOWN_Q, UP_Q, WHOLE_Q, DOWN_KV, UP_KV = "q_a_proj", "q_b_proj", "q_proj", "kv_a_proj_with_mqa", "kv_b_proj"
 SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+# What each part makes: of the keys' and values' common factor both.
+MAKES = {"down_q": "q", "up_q": "q", "rotary_q": "q", "down_kv": "kv", "rotary_k": "k", "up_k": "k", "up_v": "v"}
 
 
 @dataclass(eq=False)
@@ -65,11 +70,36 @@ def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
 
     "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries without a factor have no "down_q".
     """
+    rows = _rows(module)
+    # values make no logits
+    return None if rows is None else {kind: _piece(module, name, kind, *of) for kind, of in rows.items() if kind != "up_v"}
+
+
+def latent_blocks(module: nn.Module, name: str) -> dict[str, Block] | None:
+    """Return the same parts, and "up_v" of the values, as blocks; None where the module is no latent attention."""
+    rows = _rows(module)
+    if rows is None:
+        return None
+    made = {}
+    for kind, (of, index) in rows.items():
+        layer = getattr(module, of)
+        block = Block(kind, layer, f"{name}.{of}.weight", "weight", as_rows(index), *index.shape)
+        block.beyond = further(layer)
+        if layer.bias is not None:
+            block.bias_module, block.bias_name, block.bias_rows = layer, "bias", block.rows
+        made[kind] = block
+    return made
+
+
+def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
+    """Return the layer of each part and the part's rows in it, (groups, rows of one group)."""
     sizes = [first_number(module, (size,)) for size in SIZES]
     heads = first_number(module, HEADS)
     names = (DOWN_KV, UP_KV, *((DOWN_Q, UP_Q) if getattr(module, DOWN_Q, None) is not None else (WHOLE_Q,)))
-    linear = all(isinstance(getattr(module, one, None), nn.Linear) for one in names)
-    if heads is None or not linear:
+    held = {one: getattr(module, one, None) for one in names}
+    bases = {one: base_of(layer) for one, layer in held.items() if isinstance(layer, nn.Module)}
+    layers = {one: base for one, base in bases.items() if isinstance(base, nn.Linear)}
+    if heads is None or None in sizes or len(layers) < len(names):
         return None
     latent, plain, rotary, values = (size or 0 for size in sizes)
     up_q = names[-1]
@@ -79,15 +109,16 @@ def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
         "up_q": (up_q, queries[:, :plain]),
         "rotary_q": (up_q, queries[:, plain:]),
         "up_k": (UP_KV, keys[:, :plain]),
+        "up_v": (UP_KV, keys[:, plain:]),
         "down_kv": (DOWN_KV, down[:, :latent]),
         "rotary_k": (DOWN_KV, down[:, latent:]),
     }
     if DOWN_Q in names:
-        rows["down_q"] = (DOWN_Q, torch.arange(getattr(module, DOWN_Q).out_features)[None])
+        rows["down_q"] = (DOWN_Q, torch.arange(layers[DOWN_Q].weight.shape[0])[None])
     made = {UP_KV: keys.numel(), DOWN_KV: down.numel(), up_q: queries.numel()}
-    if any(getattr(module, one).out_features != size for one, size in made.items()):
+    if any(layers[one].weight.shape[0] != size for one, size in made.items()):
         return None
-    return {kind: _piece(module, name, kind, *of) for kind, of in rows.items()}
+    return rows
 
 
 def _piece(module: nn.Module, name: str, kind: str, of: str, rows: Tensor) -> Piece:

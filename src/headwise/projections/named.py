@@ -45,7 +45,7 @@ def block(kind: str, one: Leaf, rows: Rows, heads: int, head_dim: int, site: Sit
     """Make the block of a leaf, with its bias, or the one the attention module adds itself."""
     made = Block(kind, one.module, f"{one.name}.weight", "weight", rows, heads, head_dim, one.transposed)
     made.convolved, made.grouped = one.obstacle, one.grouped
-    made.beyond = _further(one.module)
+    made.beyond = further(one.module)
     outside = getattr(site.module, BIASES_APART.get(kind, ""), None) if kind != "o" else None
     if one.bias is not None:
         made.bias_module, made.bias_name = one.module, "bias"
@@ -55,7 +55,7 @@ def block(kind: str, one: Leaf, rows: Rows, heads: int, head_dim: int, site: Sit
     return made
 
 
-def _further(module: nn.Module) -> str:
+def further(module: nn.Module) -> str:
     """Say that a layer has more parameters than its weight and bias, so that these are not all it computes with."""
     if is_adapted(module):
         return ""

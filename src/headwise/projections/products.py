@@ -1,7 +1,15 @@
-"""Products: the factors of W_Q W_K^T and W_O W_V, head by head."""
+"""Products: the factors of W_Q W_K^T and W_O W_V, head by head.
+
+The tokens of a factor are what its weight is multiplied with. In latent attention these are the latents, behind their norms, and for
+the rotary key the layer's input: q = [W_UQ; W_QR]·c_Q and k = [W_UK·c_KV; W_KR·x], so that keys are one matrix of (c_KV, x). In joint
+attention they are pairs of image and text tokens, each with weights of its own, which stand beside each other.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from headwise.core.precision import at_least_fp32
@@ -17,17 +25,57 @@ def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
     Each (H, d, C): grouped keys and values are repeated, so that gradients of a shared one sum over its group.
     A site without an output projection has the first product only.
     """
-    q, k = (at_least_fp32(block.by_head(None)) for block in found.need("qk", of="patches"))
+    q, k = product_of(found, "qk")
     made = [(_repeated(k, len(q)), q)]
-    if found.o is not None and found.v is not None:
-        o, v = (at_least_fp32(block.by_head(None)) for block in output_and_values(found))
+    if found.o is not None and (found.v is not None or found.latent):
+        o, v = product_of(found, "vo")
         made.append((o, _repeated(v, len(o))))
     return made
 
 
-def output_and_values(found: Projections, who: str = "this") -> tuple[Block, Block]:
-    """Return the blocks of W_O W_V. Values may be made of patches; an output over several positions has no one product."""
-    return found.need("o", who)[0], found.need("v", who, of="patches")[0]
+def product_of(found: Projections, kind: Literal["qk", "vo"], who: str = "this") -> tuple[Tensor, Tensor]:
+    """Return a head's own factor (H, d, C), queries or output, and the shared one (G, d, C'), keys or values; fp32 or wider.
+
+    Raises:
+        ProjectionError: naming the site, the reason and the remedy, where one is missing or is no matrix.
+    """
+    pairs = [_of_stream(one, kind, who) for one in found.streams()]
+    # a text whose result is thrown away has no output projection: the product ends in the image's
+    own = [own for own, _ in pairs if own is not None]
+    return torch.cat(own, -1), torch.cat([shared for _, shared in pairs], -1)
+
+
+def _of_stream(found: Projections, kind: str, who: str) -> tuple[Tensor | None, Tensor]:
+    parts = {name: _matrix(block) for name, block in _parts(found, kind, who).items()}
+    if not found.latent:
+        own, shared = ("q", "k") if kind == "qk" else ("o", "v")
+        return parts.get(own), parts[shared]
+    if kind == "vo":
+        return parts["o"], parts["up_v"]
+    plain, rotary = parts["up_k"], parts["rotary_k"].expand(len(parts["up_k"]), -1, -1)
+    beside = [plain.new_zeros(*x.shape[:2], y.shape[2]) for x, y in ((plain, rotary), (rotary, plain))]
+    keys = torch.cat([torch.cat([plain, beside[0]], -1), torch.cat([beside[1], rotary], -1)], 1)
+    return torch.cat([parts["up_q"], parts["rotary_q"]], 1), keys
+
+
+def _parts(found: Projections, kind: str, who: str) -> dict[str, Block]:
+    """Return the blocks of one stream that a product is made of."""
+    if found.latent:
+        chosen = {name: found.latent[name] for name in (("up_q", "rotary_q", "up_k", "rotary_k") if kind == "qk" else ("up_v",))}
+        for block in chosen.values():
+            if reason := block.unreadable():
+                raise ProjectionError(f"{who} needs the factors of latent attention; {block.where} {reason}")
+        return chosen if kind == "qk" else {**chosen, "o": found.need("o", who)[0]}
+    if kind == "qk":
+        return dict(zip("qk", found.need("qk", who, of="patches"), strict=True))
+    # Values may be made of patches; an output over several positions has no one product.
+    if found.o is None and found.thrown_away:
+        return {"v": found.need("v", who, of="patches")[0]}
+    return {"o": found.need("o", who)[0], "v": found.need("v", who, of="patches")[0]}
+
+
+def _matrix(block: Block) -> Tensor:
+    return at_least_fp32(block.by_head(None))
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
@@ -37,8 +85,8 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def refusal(site: Site, who: str) -> str | None:
     """Say why a method on the products has no meaning on a site, or None where it has."""
     try:
-        found = of(site)
-        blocks = (*found.need("qk", who, of="patches"), *output_and_values(found, who))
+        streams = of(site).streams()
+        blocks = [b for one in streams for kind in ("qk", "vo") for b in _parts(one, kind, who).values()]
     except ProjectionError as error:
         return str(error)
     if not any(block.trains() for block in blocks):

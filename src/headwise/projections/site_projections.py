@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import nn
@@ -25,6 +25,9 @@ class Projections:
         name: qualified name of the site.
         layout: in words, such as "separate", "stacked (3, H, d)" or "in_proj_weight".
         verified: whether the layout was seen to hold by perturbing rows on the site.
+        latent: of latent attention (DeepSeek), whose queries, keys and values are made by factors, these parts by kind; see `latent`.
+        thrown_away: whether what attention gives these tokens is not used, so that they have no output projection.
+        context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q, k, v, o are the image's.
     """
 
     name: str
@@ -35,21 +38,29 @@ class Projections:
     o: Block | None = None
     missing: dict[str, str] = field(default_factory=dict)
     verified: bool = False
+    latent: dict[str, Block] = field(default_factory=dict)
+    thrown_away: bool = False
+    context: Projections | None = None
 
     @property
     def blocks(self) -> list[Block]:
-        """Return the blocks that were found, in the order q, k, v, o."""
-        return [block for block in (self.q, self.k, self.v, self.o) if block is not None]
+        """Return the blocks that were found, in the order q, k, v, o; of latent attention its parts and o; then those of the text."""
+        own = [*self.latent.values(), *(block for block in (self.q, self.k, self.v, self.o) if block is not None)]
+        return own if self.context is None else own + self.context.blocks
+
+    def streams(self) -> tuple[Projections, ...]:
+        """Return the projections of each kind of tokens: one, or in joint attention the image's and the text's."""
+        return (self,) if self.context is None else (replace(self, context=None), self.context)
 
     @property
     def heads(self) -> int:
         """Return the number of query heads."""
-        return self.need("q", of="rows")[0].heads
+        return self.latent["up_q"].heads if self.latent else self.streams()[0].need("q", of="rows")[0].heads
 
     @property
     def kv_heads(self) -> int:
         """Return the number of key/value heads."""
-        return self.need("k", of="rows")[0].heads
+        return self.latent["up_k"].heads if self.latent else self.streams()[0].need("k", of="rows")[0].heads
 
     def need(
         self, kinds: str, who: str = "this", of: Literal["tokens", "patches", "rows"] = "tokens"
@@ -65,6 +76,10 @@ class Projections:
         Raises:
             ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or cannot be read.
         """
+        if self.context is not None:
+            raise ProjectionError(
+                f"{who} knows one set of projections, and {self.name} has two: its image tokens' own and its text tokens' own"
+            )
         for kind in kinds:
             block = getattr(self, kind)
             if block is not None and ((block.grouped and of != "rows") or (block.convolved and of == "tokens")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from headwise.regularizing import (
     learned_parameters,
     penalties,
     reach,
+    saving,
     trainer_callback,
     trainer_loss,
 )
@@ -106,7 +108,7 @@ class Regularized:
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
-        self.shared.begin(args, kwargs)
+        self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep what their recompute needs themselves.
@@ -194,6 +196,19 @@ class Regularized:
         self._strengths.write(self.fitted, self.step)
         self._look_out()
 
+    def idle(self) -> str:
+        """Say which methods did nothing in this training so far, and why; nothing where all acted."""
+        never = [m for m in self.methods if not self._came_to(m)]
+        if never:
+            names = " and ".join(map(repr, never))
+            return f"no training forward came to the layers of {names}: train the model that was regularized, in training mode"
+        return self._forgotten.so_far()
+
+    def _came_to(self, method: Method) -> bool:
+        # after a step that was checked, every layer was reached once
+        on = [f for f in self.fitted if any(m is method for m in f.methods)]
+        return (self.checked and self.step > 0) or any(f.reached for f in on)
+
     def _check_reached(self) -> None:
         if self.fitted:
             reach.check(self.model, self.fitted, first=not self.checked)
@@ -272,6 +287,79 @@ class Regularized:
         self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> None:
+        """Write the model, its methods and what they learned into a folder; `headwise.load_pretrained` reads it.
+
+        Plain loaders find the weights that the model computes with in evaluation. Where a method acts in evaluation beside
+        them, a weight named `trained_with_...` makes such loaders say so.
+
+        Args:
+            folder: made where it is not there; weights of an earlier save in it are removed.
+            options: of the model's own `save_pretrained`, for models of transformers (`max_shard_size`).
+
+        Raises:
+            ValueError: where adapters, shards or quantized weights stand in the model.
+            ImportError: naming the extra, where safetensors is not installed.
+
+        Example:
+            >>> import tempfile, torch, headwise
+            >>> from transformers import BertConfig, BertModel
+            >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+            >>> config = BertConfig(vocab_size=64, **sizes)
+            >>> handle = headwise.regularize(BertModel(config), headwise.NeuTRENO(strength=0.6), headwise.DropHead(p=0.2))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     handle.save_pretrained(folder)
+            ...     headwise.load_pretrained(BertModel(config), folder)
+            Regularized(NeuTRENO(strength=0.6) + DropHead(p=0.2), 2 sites)
+        """
+        self._alive()
+        saving.save(self, folder, **options)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str = "Save a model with its attention methods",
+        endpoint: str | None = None,
+    ) -> str:
+        """Save the model as `save_pretrained` does into a repository of a hub, and return the address of the commit.
+
+        Args:
+            repo_id: such as `"name/model"`; made where it is not there.
+            private: whether a new repository is private; by default as the hub's settings say.
+            token: of the hub; by default the one of `hf auth login`.
+            commit_message: of the commit.
+            endpoint: the address of another hub.
+
+        Raises:
+            ValueError: as `save_pretrained` does.
+            ImportError: naming the extra, where huggingface_hub is not installed.
+        """
+        self._alive()
+        return saving.push(self, repo_id, private=private, token=token, message=commit_message, endpoint=endpoint)
+
+    def export(self, folder: str | Path, example: Any = None, **options: Any) -> saving.Exported:
+        """Write the model as a stock one of transformers, which runs without headwise, where that is exact.
+
+        Reparametrized weights become plain ones, and methods that act in training alone are left out. The handle and the
+        model stay as they are.
+
+        Args:
+            folder: made where it is not there; weights of an earlier save in it are removed.
+            example: a batch (tensor, tuple of arguments or dict of keywords): the folder is loaded again, and its outputs
+                on the batch are compared with the model's.
+            options: of the model's own `save_pretrained` (`max_shard_size`).
+
+        Raises:
+            ValueError: naming the methods that cannot be folded; where the model is none of transformers', or holds
+                adapters, shards or quantized weights.
+            RuntimeError: where outputs differ by more than 1e-5 of the largest.
+        """
+        self._alive()
+        return saving.export(self, folder, example, **options)
 
     def callback(self) -> Any:
         """Return a `transformers.TrainerCallback` that calls `after_step()` after each optimizer step."""

@@ -32,15 +32,27 @@ class Plan:
     reasons: dict[Site, tuple[str, str]] = field(default_factory=dict)
 
 
-def plan(model: nn.Module, methods: list[Method], where: Where, allow_none: bool, example: Any = None) -> Plan:
+def plan(
+    model: nn.Module,
+    methods: list[Method],
+    where: Where,
+    allow_none: bool,
+    example: Any = None,
+    attention: str | None = None,
+) -> Plan:
     """Decide what goes where, or raise with all problems at once."""
+    if attention not in (None, "headwise"):
+        raise ValueError(
+            f'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got {attention!r}; to choose a '
+            "kernel, load the model with attn_implementation="
+        )
     _check_arguments(model, methods, allow_none)
     # A copy of a watched model carries sites that nobody reads: they give way.
     for bare in bare_layers(model).values():
         bare.detach()
     made = Plan(methods, hosts.find(model))
     for found in made.found:
-        found.site.example = example
+        found.site.example, found.site.own_attention = example, attention == "headwise"
     if example is not None:
         learn_from_example(model, made.found, example)
     reachable = [f for f in made.found if f.adapter is not None]
@@ -217,10 +229,25 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
             "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention (called "
             "by that name, not imported from it)"
         )
-    lines = [f"{f.site.name} ({type(f.site.module).__name__}) cannot be reached: {f.reason}" for f in found]
+    lines = by_text(
+        [(f.site.name, f"({type(f.site.module).__name__}) cannot be reached: {f.reason}") for f in found], " "
+    )
     return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
 
 
 def _nothing(made: Plan, methods: list[Method]) -> str:
-    lines = [f"{site.name}: {status}: {reason}" for site, (status, reason) in made.reasons.items()]
+    lines = by_text([(site.name, f"{status}: {reason}") for site, (status, reason) in made.reasons.items()])
     return f"no attention layer is left for {' + '.join(map(repr, methods))}:\n" + "\n".join(lines)
+
+
+def by_text(told: Iterable[tuple[str, str]], between: str = ": ") -> list[str]:
+    """Return lines about layers: a line each, but one line for what is told of more than three."""
+    layers: dict[str, list[str]] = {}
+    for name, text in told:
+        layers.setdefault(text, []).append(name or "the model")
+    lines = []
+    for text, names in layers.items():
+        many = len(names) > 3
+        listed = [f"{names[0]} to {names[-1]} ({len(names)} layers)"] if many else names
+        lines += [f"{one}{between}{text}" for one in listed]
+    return lines

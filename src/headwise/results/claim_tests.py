@@ -160,6 +160,22 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -
     return Told("undecided", f"the test decides nothing{words}", power, _said(needed) if asked > 0 else None), p
 
 
+def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], ask: Ask) -> tuple[Told, float]:
+    """Judge a claim that an arm diverges as often as another, within a margin of the share of seeds; return McNemar's p too.
+
+    Neither the share in which the arm alone diverged nor that of the other exceeds the margin: two exact one-sided bounds.
+    """
+    p, pairs = mcnemar(ours, other), len(ours)
+    if not pairs or ask.margin is None:
+        return Told("undecided", "no margin is declared" if pairs else "no seed in which both runs ended"), p
+    within = f"±{ask.words(ask.margin)}"
+    if _share_within(ours, other, ask.alpha) < ask.margin:
+        return Told("as published", f"within {within}"), p
+    if p < ask.alpha and abs(sum(ours) - sum(other)) > ask.margin * pairs:
+        return Told("contrary", f"the difference is larger than {within}"), p
+    return Told("undecided", f"{count(pairs, 'pair')} do not exclude a difference of {within}"), p
+
+
 def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> float:
     """Return what neither share of seeds in which one run alone diverged exceeds, each by its exact one-sided bound."""
     from scipy import stats

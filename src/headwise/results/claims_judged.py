@@ -15,7 +15,7 @@ from headwise.pages.formats import p_value, unit_named
 from headwise.results.answer import count
 from headwise.results.claim_figures import Figures, diverged_pairs, gather
 from headwise.results.claim_record import HELD, JudgedClaim, JudgedPremise, JudgedTest, Verdict
-from headwise.results.claim_tests import Ask, Seen, Told, directed, diverged, inside, same
+from headwise.results.claim_tests import Ask, Seen, Told, directed, diverged, diverged_as_often, inside, same
 from headwise.results.claim_words import figures_in_words, margins_in_words, reasons_in_words
 from headwise.results.equivalence import equivalence
 from headwise.results.intervals import ALPHA
@@ -277,16 +277,21 @@ def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
     if isinstance(found, str):
         return _judged(test, Told("not testable here", found))
     ours, other = found
-    told, p = diverged(ours, other, SIGNS[test.says], Ask(ALPHA, unit_named("%"), test.effect, test.margin))
+    told, p = _by_divergence(test, ours, other, ALPHA)
     said = p_value(p) or ""
     words = (
         f"{test.arm} diverged in {sum(ours)} of {count(len(ours), 'seed')}, {test.against} in {sum(other)} "
         f"(exact p {said if said.startswith('<') else f'= {said}'})"
     )
     mean = (sum(ours) - sum(other)) / len(ours) if ours else None
-    beside, _ = diverged(ours, other, SIGNS[test.says], Ask(ALPHA / tests, unit_named("%"), test.effect, test.margin))
+    beside, _ = _by_divergence(test, ours, other, ALPHA / tests)
     refutes = beside.verdict in AGAINST
     return _judged(test, told, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
+
+
+def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: float) -> tuple[Told, float]:
+    ask = Ask(alpha, unit_named("%"), test.effect, test.margin)
+    return diverged_as_often(ours, other, ask) if test.says == "same" else diverged(ours, other, SIGNS[test.says], ask)
 
 
 def _judged(test: ClaimTest, told: Told, seen: Seen | None = None, **more: Any) -> JudgedTest:

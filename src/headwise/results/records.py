@@ -107,10 +107,8 @@ class ClaimTest(Record):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
-        if self.outcome == DIVERGED and self.says in ("same", "inside"):
-            raise ValueError(
-                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, rises or falls, not {self.says!r}"
-            )
+        if self.outcome == DIVERGED and self.says == "inside":
+            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, same, rises or falls, not 'inside'")
         if self.margin is not None and self.along_axis:
             raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")
         if self.level is not None and self.against != "baseline":
@@ -330,6 +328,8 @@ class RunResult(Record):
     # whether other runs shared the processor while the costs were measured
     cost_is_indicative: bool = False
     watched: bool = False
+    # of a script: digests of its initial weights and of the order of its data, by which pairs are shown
+    evidence: dict[str, str] = {}
     # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
     digests: dict[str, str | None] | None = None
     # SHA-256 of all the other entries; earlier versions wrote none

@@ -12,6 +12,7 @@ from headwise.statistics.entropy import (
     EntropyShare,
     LowestEntropy,
 )
+from headwise.statistics.joint import ImageToTextMass, TextToImageMass
 from headwise.statistics.logits import LogitBound, MaxLogit
 from headwise.statistics.mass import AttentionDistance, PeakedRows, SinkMass
 from headwise.statistics.massive_activations import MassiveActivations
@@ -62,6 +63,8 @@ STATISTICS |= {
         ValueNorm,
         MassiveActivations,
         AttentionDistance,
+        TextToImageMass,
+        ImageToTextMass,
     )
 }
 # those of installed packages, after the names that they import from here; a module that is being imported registers its own

@@ -25,7 +25,7 @@ class MaxLogit(Statistic):
 
 
 class LogitBound(Statistic):
-    """Takes scale · max‖q‖ · max‖k‖ over the real queries and all keys of each sample.
+    """Takes scale · max‖q‖ · max‖k‖ over the real queries and the keys of each sample, in self attention those of real tokens.
 
     Cauchy and Schwarz: no logit exceeds it before a bias is added. It reads O(T·d) numbers, so it is always computed in full.
     """
@@ -38,6 +38,9 @@ class LogitBound(Statistic):
     def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
         q = reading.query_norms.masked_fill(rows.queries.every_valid == 0, -torch.inf).amax(-1)
-        k = reading.key_norms.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
+        keys = reading.key_norms
+        if reading.self_attention and reading.queries == reading.keys and reading.real_queries is not None:
+            keys = keys.masked_fill(~reading.real_queries[:, None], 0.0)
+        k = keys.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
         bound = torch.where(q >= 0, q * k * abs(reading.factor), -torch.inf)
         return Tally.extremum(bound.amax(0), "max", False)

@@ -49,19 +49,24 @@ class Queries:
         drawn = real.gather(1, positions).sum(-1).float()
         return cls(positions, drawn_valid, drawn_counts, population, drawn, counts, every, True)
 
-    def mean(self, values: Tensor, least_keys: float = 1, extra: int = 0) -> Tally:
+    def mean(self, values: Tensor, least_keys: float = 1, extra: int = 0, among: Tensor | None = None) -> Tally:
         """Averages `values` (B,H,R) over real queries with at least `least_keys` allowed keys (and `extra` columns).
+
+        `among` (T,) is 1 for the queries that count, where not all do.
 
         A sample of queries is weighted to the number it stands for, so that the mean is unbiased; its variance is that of
         sampling without replacement, sample by sample of the batch.
         """
         counted = self.valid * (self.counts + extra >= least_keys)
+        if among is not None:
+            counted = counted * among[self.positions][:, None]
         # A query without a key may hold NaN or infinity: it must not reach the sum.
         values = torch.where(counted > 0, values, 0).float()
         if not self.sampled:
             weight = counted.sum((0, 2)).expand(values.shape[1])
             return Tally(values.sum((0, 2)), weight.clone(), None, False)
         every = self.every_valid * (self.every_count + extra >= least_keys)
+        every = every if among is None else every * among
         weight = every.sum((0, 2)).expand(values.shape[1]).clone()
         share = self.population / self.drawn.clamp_min(1)
         total = (values.sum(-1) * share[:, None]).sum(0)

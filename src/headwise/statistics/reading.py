@@ -30,6 +30,7 @@ class SiteFacts(NamedTuple):
     previous: bool = False
     product_norm: bool = False
     product_obstacle: str | None = None
+    text: bool = False
 
 
 class LogitBlock(NamedTuple):
@@ -57,7 +58,7 @@ class Reading:
     residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
     of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, block)` takes
     blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets. `known_bound` is what the logits are taken to
-    stay below, where asking their device would hold it up.
+    stay below, where asking their device would hold it up. `text` is where the tokens of a text stand among those of an image.
     """
 
     q: Tensor
@@ -80,6 +81,7 @@ class Reading:
     product_obstacle: str | None = None
     edit: Callable[[Tensor, LogitBlock], Tensor] | None = None
     known_bound: float | None = None
+    text: slice | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -189,6 +191,7 @@ class Reading:
             previous=previous,
             product_norm=self.product_norm is not None,
             product_obstacle=self.product_obstacle or (None if self.edit is None else "a method edits the logits"),
+            text=self.text is not None,
         )
 
     def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:

@@ -51,7 +51,7 @@ class RowFigures:
     """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
 
     `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens; `roughness`
-    Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel; `centred` the norm of the logits about their mean; `columns` the mean weight of each key; `gram`
+    Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel; `centred` the norm of the logits about their mean; `on_text` the weight on the keys of a text; `columns` the mean weight of each key; `gram`
     inner products of the maps of two heads; `crossing` their cosines with the maps of the layer before.
     """
 
@@ -82,9 +82,12 @@ class RowFigures:
         """Counts the columns a softmax has beside the keys: the learned sink, where there is one."""
         return 0 if self.reading.sinks is None else 1
 
-    def mean(self, values: Tensor, least: int = 1) -> Tally:
-        """Averages `values` (B,H,R) over real queries that divide their weight among at least `least` columns."""
-        return self.queries.mean(values, least, self.columns_of_softmax)
+    def mean(self, values: Tensor, least: int = 1, among: Tensor | None = None) -> Tally:
+        """Averages `values` (B,H,R) over real queries that divide their weight among at least `least` columns.
+
+        `among` (T,) is 1 for the queries that count, where not all do.
+        """
+        return self.queries.mean(values, least, self.columns_of_softmax, among)
 
     def extremum(self, values: Tensor, kind: str, least: int = 1) -> Tally:
         """Takes the largest or smallest of `values` (B,H,R) over the same queries."""
@@ -116,7 +119,7 @@ class RowFigures:
 
     def _prepare(self, size: int, logits: Logits) -> None:
         reading = self.reading
-        shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "descent", "centred"), (size,))
+        shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "descent", "centred", "on_text"), (size,))
         shapes |= {"columns": (reading.keys,), "gram": (reading.heads,)}
         for name in self.needs - {"crossing"}:
             shape = (reading.batch, reading.heads, *shapes[name])
@@ -186,6 +189,8 @@ class RowFigures:
             found["columns"][samples, :, : weights.shape[-1]] += weights.sum(-2)
         if "gram" in needs:
             found["gram"][samples] += torch.bmm(flat, flat.transpose(1, 2))
+        if "on_text" in needs and self.reading.text is not None:
+            found["on_text"][part] = weights[..., self.reading.text].sum(-1)
         if "distance" in needs:
             found["distance"][part] = self._distance(weights, spare, samples, rows)
         if crossing is not None:

@@ -13,11 +13,12 @@ BUILT_IN = {"digits": "headwise.studies.digits"}
 
 # What `pip install headwise-papers` brings, so that a missing package is told by name; a test of that package holds the list.
 PAPERS = (
-    "alarms blog-cifar10 blog-cifar100 blog-sweeps blog-text-sst2 blog-text-wikitext2 decay-compress decay-lm decay-pretrained "
-    "decay-recall decay-vit entropy-collapse low-rank-toy neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb "
-    "neutreno-cifar neutreno-cost neutreno-incremental neutreno-kernel neutreno-lm neutreno-robust neutreno-segmentation "
-    "neutreno-theory oversmoothing-at-init sigma-bound sigma-lm sigma-robust sigma-simclr sigma-speech sigma-temperature "
-    "sigma-translation sigma-vit"
+    "alarms blog-cifar10 blog-cifar100 blog-sizes blog-sweeps blog-text-sst2 blog-text-wikitext2 collapse-with-norms "
+    "decay-compress decay-decoupled decay-lm decay-pretrained decay-recall decay-vit entropy-collapse low-rank-toy "
+    "neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb neutreno-cifar neutreno-cost neutreno-depth "
+    "neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes neutreno-robust "
+    "neutreno-segmentation neutreno-theory oversmoothing-at-init sigma-bound sigma-lm sigma-robust sigma-simclr "
+    "sigma-speech sigma-temperature sigma-translation sigma-vit stability-map"
 ).split()
 
 

@@ -69,6 +69,73 @@ def _scale(parameter: Tensor, gradients: Tensor, group: dict[str, Any]) -> Tenso
     return torch.where((weight > 0) & (gradient > 0), scale, torch.ones_like(scale))
 
 
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """Move the matrices of attention and MLPs by torch's Muon and everything else by AdamW, at one learning rate.
+
+    Muon: Jordan et al. 2024. Its steps are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one
+    rate and one decay mean the same to both. Embeddings, heads, norms, biases, gains and convolutions are AdamW's, as its authors advise.
+
+    Args:
+        params: groups with a key "name", as `headwise.parameter_groups` gives them.
+        lr: learning rate of all groups.
+        momentum: of Muon.
+        nesterov: of Muon.
+        betas: of AdamW.
+        eps: of AdamW.
+
+    Raises:
+        StudyError: where no group holds a matrix for Muon, which would leave plain AdamW under its name.
+    """
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        hidden: list[dict[str, Any]] = []
+        rest: list[dict[str, Any]] = []
+        for group in params:
+            ours = [p for p in group["params"] if group["name"] in HIDDEN and p.ndim == 2]
+            known = set(map(id, ours))
+            others = [p for p in group["params"] if id(p) not in known]
+            hidden += [{**group, "params": ours}] if ours else []
+            rest += [{**group, "params": others}] if others else []
+        if not hidden:
+            raise StudyError(
+                "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can be told in this model. "
+                "Take optimizer=adamw."
+            )
+        self._muon = torch.optim.Muon(
+            hidden, lr=lr, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adamw = torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps) if rest else None
+        self._hidden = len(self._muon.param_groups)
+        super().__init__([*self._muon.param_groups, *(self._adamw.param_groups if self._adamw else [])], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step of both; gives the loss of `closure` where there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parts = self.param_groups[: self._hidden], self.param_groups[self._hidden :]
+        for inner, groups in zip((self._muon, self._adamw), parts, strict=True):
+            if inner is not None:
+                # a state that was loaded stands in new objects
+                inner.param_groups, inner.state = groups, self.state
+                inner.step()
+        return loss
+
+
+# the groups of headwise.parameter_groups whose matrices are Muon's
+HIDDEN = ("attention", "mlp")
+
+
 def warmup_steps(recipe: Recipe, steps: int) -> int:
     """Return the steps of warm-up in a run of `steps` optimizer steps: a number below 1 is their share."""
     return round(recipe.warmup * steps if recipe.warmup < 1 else recipe.warmup)
@@ -144,6 +211,7 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "lars": LARS,
     "adagrad": torch.optim.Adagrad,
+    "muon": MuonBesideAdamW,
 }
 
 

@@ -50,6 +50,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
         product_norm=product if isinstance(product, Tensor) else None,
         product_obstacle=obstacle,
         edit=edit,
+        text=call.text,
     )
 
 

@@ -31,14 +31,21 @@ class SiteObserver:
 
     def __call__(self, call: Call, out: Tensor) -> None:
         """Take a call; called by the site after its output is computed."""
-        stream = None if self.stream is None else self.stream.take()
+        stream = None if self.stream is None else self._of_samples(self.stream.take())
         if torch.compiler.is_compiling():
             observe(self.seen, self.number, call, out, stream)
         else:
             self.take(call, out, stream)
 
-    def left(self, stream: Tensor) -> None:
+    def _of_samples(self, stream: Tensor | None) -> Tensor | None:
+        """Return the residual stream of packed rows as that of their sequences."""
+        packed = self.place.packing.look()
+        return packed.unpack(stream) if packed is not None and stream is not None and packed.holds(stream) else stream
+
+    def left(self, stream: Tensor | None) -> None:
         """Take what leaves the block around the site."""
+        stream = self._of_samples(stream)
+        assert stream is not None
         if torch.compiler.is_compiling():
             left(self.seen, self.number, stream)
         else:
@@ -73,6 +80,7 @@ def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor |
         call.softcap,
         call.training,
         call.is_cross,
+        [] if call.text is None else [call.text.start, call.text.stop],
     )
 
 
@@ -93,6 +101,7 @@ def observed(
     softcap: float | None,
     training: bool,
     cross: bool,
+    text: list[int],
 ) -> None:
     """Bring the tensors of a call to the observer with this number when the graph runs."""
     # An operator that changes nothing and gives nothing would be cut out of the graph.
@@ -113,6 +122,7 @@ def observed(
         training=training,
         hidden=hidden,
         cross=cross,
+        text=slice(*text) if text else None,
     )
     observer.take(call, out, stream)
 

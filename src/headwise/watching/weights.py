@@ -69,6 +69,8 @@ class Weights:
         if found is None or isinstance(found, str) or site.rope or site.qk_norm or site.is_cross:
             return found if isinstance(found, str) else None
         q, k = found.q, found.k
+        if found.context is not None:
+            return "image and text tokens have query and key weights of their own"
         if q is None or k is None:
             return "; ".join(found.missing.values()) or "the query and key weights were not found"
         if q.convolved or k.convolved:

@@ -13,6 +13,7 @@ from typing import Any
 
 from headwise_papers.low_rank_toy import presentation
 from headwise_papers.low_rank_toy.adam_paths import DECAYS, two_scalars
+from headwise_papers.low_rank_toy.claims import claims
 from headwise_papers.low_rank_toy.gradient_flow import STRENGTHS, flow
 
 TITLE = "Weight decay on factors is a nuclear norm on their product"
@@ -53,5 +54,6 @@ def run(
         ],
         "charts": presentation.flow_charts([found for found in flows if found["seed"] == 0])
         + presentation.scalar_charts(paths),
+        "claims": claims(flows, paths),
         "settings": presentation.settings(seeds),
     }

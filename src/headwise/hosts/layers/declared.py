@@ -30,6 +30,17 @@ def over_channels(module: nn.Module) -> str:
     return ""
 
 
+def without_softmax(module: nn.Module) -> str:
+    """Say why no method has a meaning on a layer that keeps a state in the place of a softmax; empty for others."""
+    kind = type(module).__name__
+    if re.search(r"delta|linear_?att|lightning|retention|mamba|gla(?![a-z])", kind, re.IGNORECASE):
+        return (
+            f"it is a {kind}, which carries a state from token to token in the place of a softmax over keys: there are no attention "
+            "weights, so that no method has a meaning; methods stand on layers with full attention"
+        )
+    return ""
+
+
 def is_cross(name: str, module: nn.Module) -> bool:
     """Tell from the module's declared kind or its name whether it attends from one sequence to another."""
     if getattr(module, "is_cross_attention", False):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -30,13 +31,33 @@ OFF = (
 )
 
 
+class Tokens(Protocol):
+    """What tells of other tokens than a layer's own."""
+
+    def hooks(self) -> list[Any]:
+        """Hook the layer and give the handles."""
+        ...
+
+    def at(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        ...
+
+
 class SdpaAdapter:
     """Marks the module's forward, so that the calls inside it are this site's."""
 
     limits: Limits
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(
+        self,
+        site: Site,
+        tokens: Tokens | None = None,
+        stand_in: Callable[[nn.Module], None] | None = None,
+        step_aside: Callable[[], None] | None = None,
+    ) -> None:
+        """Make the adapter of a site; hosts with further ways to attention give what stands in for them and what takes it back."""
+        self.site, self.tokens = site, tokens
+        self.stand_in, self.step_aside = stand_in, step_aside
         # As the module declares them: the site's own number may be what an example showed.
         self.heads = site.heads
         self.fitted: FittedLayer | None = None
@@ -69,9 +90,17 @@ class SdpaAdapter:
         ]
         if output is not None:
             self.handles += self.hooks.follow(output, None if last is output else last)
+        if self.tokens is not None:
+            self.handles += self.tokens.hooks()
         call.stand_in()
         flex.stand_in(module)
+        if self.stand_in is not None:
+            self.stand_in(module)
         _give_back_with(self)
+
+    def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        return (None, False, False) if self.tokens is None else self.tokens.at(queries, keys)
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Say that the calls from now on are this site's."""
@@ -107,17 +136,19 @@ class SdpaAdapter:
             handle.remove()
         open_sites.leave(self)
         self.fitted, self.hooks, self.handles = None, None, []
-        _step_aside()
+        _step_aside(self.step_aside)
 
 
 def _give_back_with(adapter: SdpaAdapter) -> None:
     # A fitted model may be thrown away without remove(). Not at exit: the interpreter has let go of modules by then.
-    weakref.finalize(adapter, _step_aside).atexit = False
+    weakref.finalize(adapter, _step_aside, adapter.step_aside).atexit = False
 
 
-def _step_aside() -> None:
+def _step_aside(further: Callable[[], None] | None) -> None:
     call.step_aside()
     flex.step_aside()
+    if further is not None:
+        further()
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:

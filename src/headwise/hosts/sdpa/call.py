@@ -15,7 +15,7 @@ from headwise.core.masked import hide_other_regions
 from headwise.hosts.sdpa.cache import newest_last
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
-from headwise.hosts.sdpa.shape import Shape, broadcast, with_causality
+from headwise.hosts.sdpa.shape import SERVED, Shape, broadcast, with_causality
 
 
 class _Standing:
@@ -42,7 +42,7 @@ def stand_in() -> None:
 
 def step_aside() -> None:
     """Return the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
-    left = any(f.site.host == "fused" for f in live_layers())
+    left = any(f.site.host in SERVED for f in live_layers())
     if not left and F.scaled_dot_product_attention is routed:
         F.scaled_dot_product_attention = standing.plain
         standing.on = False
@@ -65,22 +65,45 @@ def routed(
         return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     fitted = adapter.fitted
     assert fitted is not None
+
+    def original() -> tuple[Tensor, None]:
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa), None
+
+    return serve(adapter, query, key, value, original, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale)
+
+
+def serve(
+    adapter: Limited,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    original: Callable[[], tuple[Tensor, None]],
+    *,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Take a call (..., T, D) inside a fitted site through its methods; `original` is the host's own computation."""
+    fitted = adapter.fitted
+    assert fitted is not None
     training = fitted.site.module.training
     _note(adapter, fitted, query, key, value)
     shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
-    adapter.limits.check(fitted.site, q, k, is_causal, training)
+    adapter.limits.check(fitted.site, q, k, causal, training)
+    text, apart, across = adapter.other_tokens(q.shape[2], k.shape[2])
+    adapter.limits.check_tokens(fitted.site, apart, across)
     samples = samples_of(fitted, adapter.limits, shape, q.shape[0])
 
-    def original() -> tuple[Tensor, None]:
-        out = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return shape.to4(out), None
+    def own() -> tuple[Tensor, None]:
+        return shape.to4(original()[0]), None
 
-    mask, causal = _masking(fitted, shape.mask4(attn_mask), is_causal, q, k)
+    mask, causal = _masking(fitted, shape.mask4(mask), causal, q, k)
     if not training:
         k, v, mask = newest_last(fitted, q, k, v, mask, causal)
-    given: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout_p, "samples": samples}
-    out, _ = fitted.attention(q, k, v, original, training=training, **given)
+    given: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout, "samples": samples}
+    out, _ = fitted.attention(q, k, v, own, training=training, text=text, cross=across, **given)
     return shape.from4(out)
 
 

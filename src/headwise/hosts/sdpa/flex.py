@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
-from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.layers.code import forward_of, names_used, reached
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
-from headwise.hosts.sdpa.shape import Shape
+from headwise.hosts.sdpa.shape import SERVED, Shape
 
 NAME, LIBRARY = "flex_attention", "torch.nn.attention.flex_attention"
 # how far calls are followed from a layer's forward
@@ -50,7 +49,7 @@ def stand_in(layer: nn.Module) -> None:
 
 def step_aside() -> None:
     """Return the function back everywhere when no fitted site is left."""
-    if any(f.site.host == "fused" for f in live_layers()):
+    if any(f.site.host in SERVED for f in live_layers()):
         return
     while _places:
         _, (holder, name, kept) = _places.popitem()
@@ -114,7 +113,7 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         if adapter is None or fitted is None:
             return plain()
         training = fitted.site.module.training
-        if _untouched(fitted, training):
+        if fitted.untouched(training):
             return fitted.attention(query, key, value, lambda: (plain(), None), training=training, scale=scale)[0]
         asked = [name for name, value in {"return_lse": return_lse, **others}.items() if value]
         _refuse(fitted, asked)
@@ -122,12 +121,6 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
 
     routed.stands_for_flex = original  # type: ignore[attr-defined]
     return routed
-
-
-def _untouched(fitted: FittedLayer, training: bool) -> bool:
-    """Return whether nothing acts on, reads or carries this call, so that the library's own kernel runs."""
-    acts = any(touches_call(m) for m in fitted.active(training))
-    return not (acts or fitted.armed or fitted.shares_values or fitted.needs("branch"))
 
 
 def _refuse(fitted: FittedLayer, asked: list[str]) -> None:
@@ -160,7 +153,7 @@ def _serve(
     k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
     adapter.limits.check(fitted.site, q, k, False, training)
     samples = samples_of(fitted, adapter.limits, Shape.of(adapter, q, k), q.shape[0])
-    mask = _allowed(block_mask, q, k)
+    mask = dense_mask(block_mask, q, k)
     if score_mod is not None:
         mask = _with_bias(mask, _bias(fitted, score_mod, q, k))
     out, _ = fitted.attention(
@@ -169,7 +162,7 @@ def _serve(
     return out
 
 
-def _allowed(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
+def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     """Return what a BlockMask allows, bool (B|1, H|1, T, N): its blocks, and inside of them its function."""
     if block_mask is None:
         return None

@@ -26,6 +26,8 @@ class Limits:
         self.causal = _first(methods, _as(site, causal=True))
         self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
         self.windows = _first(methods, _as(site, windowed=True))
+        self.across = None if site.is_cross else _first(methods, _as(site, is_cross=True))
+        self.joint = None if site.joint else _first(methods, _as(site, joint=True))
         # Draws are per sample, and so are a layer's own tokens.
         self.per_sample = next((repr(m) for m in methods if m.draws() or m.carries), None)
 
@@ -39,6 +41,13 @@ class Limits:
             raise RuntimeError(
                 f"{site.name} attends from {q.shape[2]} queries to {k.shape[2]} keys, and {self.pooled}; {LEAVE_OUT}"
             )
+
+    def check_tokens(self, site: Site, apart: bool, across: bool) -> None:
+        """Raise RuntimeError where a method has no meaning on a call with other tokens, which it was not declared to have."""
+        if across and self.across is not None:
+            raise RuntimeError(f"{site.name} is called with other tokens for its keys, and there {self.across}; {LEAVE_OUT}")
+        if apart and self.joint is not None:
+            raise RuntimeError(f"{site.name} is called with a text beside its tokens, and there {self.joint}; {LEAVE_OUT}")
 
 
 def _as(site: Site, **facts: Any) -> Site:

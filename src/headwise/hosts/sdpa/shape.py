@@ -12,6 +12,8 @@ from headwise.core import recompute as passes
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 
+# The hosts whose sites are told by the forward that runs.
+SERVED = ("fused", "diffusers")
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
 EXAMPLE = f"pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or {LEAVE_OUT}"
@@ -29,6 +31,10 @@ class Served(Protocol):
     heads: int | None
     fitted: FittedLayer | None
     record: list[tuple[Tensor, Tensor, Tensor, int]] | None
+
+    def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        ...
 
 
 class Shape:

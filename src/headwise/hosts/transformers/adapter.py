@@ -11,7 +11,7 @@ import inspect
 import sys
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
@@ -22,12 +22,12 @@ from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.transformers.call import routed
-from headwise.hosts.transformers.routed import KEY, PLACE
+from headwise.hosts.transformers.masks import seeing_themselves
+from headwise.hosts.transformers.packing import packing_of
+from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN, is_flash
 from headwise.hosts.transformers.site import describe
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-# Implementations whose masks are those of a plain (B, 1, T, N) matrix; flash and flex attention take masks of their own.
-PLAIN = ("eager", "sdpa")
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
@@ -44,24 +44,35 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
         if asks[cls] and module not in taken:
             site = describe(name, module, modules)
             reason = unreachable(module)
+            if not reason and (kind := implementation_of(module) or "eager") not in PLAIN:
+                site.kernel = kind
             found.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
     return found
 
 
 def unreachable(module: nn.Module) -> str:
     """Say why a module that asks the interface cannot be routed, or give an empty text."""
-    adapter = module.__dict__.get(PLACE)
-    config: Any = getattr(module, "config", None) if adapter is None else adapter.config
-    if not hasattr(config, "_attn_implementation"):
+    if not hasattr(config_of(module), "_attn_implementation"):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
             "config before regularize()"
         )
-    kind = config._attn_implementation
-    if kind is None or kind in PLAIN:
+    kind = implementation_of(module)
+    if kind is None or not kind.startswith(KEY):
         return ""
-    why = "which regularize() alone sets" if kind == KEY else "whose masks are not those of a matrix"
-    return f"its attention implementation is {kind!r}, {why}: {LOAD_SDPA}, or {SET_SDPA}"
+    return f"its attention implementation is {kind!r}, which regularize() alone sets: {LOAD_SDPA}, or {SET_SDPA}"
+
+
+def config_of(module: nn.Module) -> Any:
+    """Return the config that a module shares with its model, or None where it keeps none."""
+    adapter = module.__dict__.get(PLACE)
+    return getattr(module, "config", None) if adapter is None else adapter.config
+
+
+def implementation_of(module: nn.Module) -> str | None:
+    """Return the attention implementation that a module's model asks for."""
+    kind: str | None = config_of(module)._attn_implementation
+    return kind
 
 
 class Route(str):
@@ -104,6 +115,7 @@ class TransformersAdapter:
         self.site = site
         self.fitted: FittedLayer | None = None
         self.config: Any = None
+        self.asked = ""
         self.cache: Any = None
         self.verified = False
         self.handles: list[Any] = []
@@ -124,18 +136,40 @@ class TransformersAdapter:
         # shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
         # Past the property, whose setter writes to the config's parts too, which the copy shares.
-        own._attn_implementation_internal = Route(self.implementation) if prepares_by_name(type(module)) else KEY
+        kind = self.implementation
+        if kind not in PLAIN:
+            # The host's name stays in ours, for modules that ask whether it is a flash kernel's.
+            own._attn_implementation_internal = register_beside(kind)
+        else:
+            own._attn_implementation_internal = Route(kind) if prepares_by_name(type(module)) else KEY
+        self.asked = kind
         module.config = own
         # The interface hands our function the module and nothing else: here it finds the way back to the site.
         module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
-        self.handles = [module.register_forward_pre_hook(hooks.before, with_kwargs=True)]
+        self.handles = [
+            module.register_forward_pre_hook(self.look, with_kwargs=True),
+            module.register_forward_pre_hook(hooks.before, with_kwargs=True),
+        ]
         if fitted.needs_own_tokens():
             self.handles.append(module.register_forward_pre_hook(self.remember, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.forget))
         if fitted.needs("branch"):
             output = projections.output(self.site, "what acts on the branch").module
             self.handles += hooks.follow(output, last_before_sum(self.site))
+
+    def look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Take note of how the rows that enter now hold several sequences."""
+        assert self.fitted is not None
+        found = None
+        x = next((x for x in (*kwargs.values(), *args) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        if x is not None and x.dim() == 3 and not self.site.is_cross:
+            found = packing_of(
+                self.site.name, is_flash(self.implementation), kwargs, (x.shape[0], x.shape[1]), self.fitted.running()
+            )
+        self.fitted.packing.put(found)
+        needed = found is None and x is not None and any(m.overrides("hidden") for m in self.fitted.methods)
+        self.fitted.real.put(seeing_themselves(kwargs.get("attention_mask"), x.shape[1]) if needed else None)
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""
@@ -158,7 +192,7 @@ class TransformersAdapter:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if self.implementation != "eager":
-            return ALL_ATTENTION_FUNCTIONS[self.implementation]
+            return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, None)
         return eager_function(type(self.site.module))
 
 
@@ -181,3 +215,15 @@ def register() -> None:
 
     AttentionInterface.register(KEY, routed)
     AttentionMaskInterface.register(KEY, sdpa_mask)
+
+
+def register_beside(kind: str) -> str:
+    """Register our function beside a kernel of the host's, with the masks that it takes; return the name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    name = f"{KEY}|{kind}"
+    AttentionInterface.register(name, routed)
+    if kind in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[kind])
+    return name

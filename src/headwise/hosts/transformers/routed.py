@@ -11,18 +11,29 @@ from headwise.core.site import Site
 # Our name among transformers' attention implementations, and where a routed module keeps its adapter.
 KEY = "headwise"
 PLACE = "_headwise"
+# Implementations whose masks are those of a plain (B, 1, T, N) matrix. The others are kernels, and are kept: methods act around them.
+PLAIN = ("eager", "sdpa")
+
+
+def is_flash(implementation: str) -> bool:
+    """Return whether an implementation tells sequences as flash kernels do: by padding masks, bounds or positions."""
+    return "flash" in implementation
 
 
 class Routed(Protocol):
     """An attention module that was routed to headwise: its site, what stands on it, and what it used before.
 
     Attributes:
+        asked: the host's implementation when the module was routed.
+        config: the config that the module shares with its model.
         fitted: what stands on the site now; None while nothing does.
         cache: the cache of the forward that runs now, where one was given.
         verified: whether an eager implementation of the module's own was compared with the textbook.
     """
 
     site: Site
+    config: Any
+    asked: str
     fitted: FittedLayer | None
     cache: Any
     verified: bool

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.statistics.weights.product import Product
-from headwise.statistics.weights.weight_statistic import NORMED, WeightStatistic
+from headwise.statistics.weights.weight_statistic import WeightStatistic, unbalanced
 
 
 class Imbalance(WeightStatistic):
@@ -24,7 +24,7 @@ class Imbalance(WeightStatistic):
     per = "group"
 
     def applies(self, product: Product) -> str | None:
-        return NORMED if product.normed else None
+        return unbalanced(product)
 
     def of(self, product: Product) -> Tensor:
         own, shared = conserved(product)
@@ -97,7 +97,7 @@ class NuclearGap(WeightStatistic):
     per = "group"
 
     def applies(self, product: Product) -> str | None:
-        return NORMED if product.normed else None
+        return unbalanced(product)
 
     def of(self, product: Product) -> Tensor:
         found = balance(product)

@@ -22,6 +22,7 @@ class Product:
         pairs: (pairs, 2) rows that a rotary position turns into each other, and rows it leaves alone as pairs of one
             (the same row twice); None without rotary positions.
         normed: whether the host normalises queries and keys in between.
+        common: whether rows of `shared` are common to all heads, as the rotary key of latent attention.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Product:
     shared: Tensor
     pairs: Tensor | None = None
     normed: bool = False
+    common: bool = False
 
     @property
     def heads(self) -> int:

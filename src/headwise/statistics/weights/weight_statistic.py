@@ -11,6 +11,13 @@ from headwise.statistics.weights.product import Product
 
 NORMED = "queries and keys are normalised after the projection, so that the law of weight decay does not apply to them"
 
+COMMON = "all heads share rows of the keys, so that what weight decay balances is no figure of one head"
+
+
+def unbalanced(product: Product) -> str | None:
+    """Say why weight decay leaves no balance in a product of one head or group, or None where it does."""
+    return NORMED if product.normed else COMMON if product.common else None
+
 
 class WeightStatistic(ABC):
     """Turns a product into one number per head, or per group of heads that share keys and values.

@@ -1,0 +1,132 @@
+"""Write the page of each source, its forest plot, and the screen of docs/results/README.md, from the kept claims and sources.toml.
+
+python docs/source_pages.py            write them
+python docs/source_pages.py --check    say whether they are current
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from claims_forest import forest
+from claims_placed import KINDS, RESULTS, Part, Placed, Source, sources
+from claims_table import filled
+
+from headwise.files.errors import StudyError
+from headwise.results.claim_record import HELD
+
+MARKS = "<!-- sources -->", "<!-- end of sources -->"
+COUNTED = ("as published", "smaller or larger", "no effect", "contrary", "undecided", "not testable", "not run")
+COMMAND = "python docs/source_pages.py"
+
+
+def column(one: Placed) -> str:
+    """Return the column of the counts that a claim's verdict belongs to."""
+    if one.claim.verdict in HELD[1:]:
+        return "smaller or larger"
+    return "not testable" if one.claim.verdict == "not testable here" else one.claim.verdict
+
+
+def row_of(cells: Sequence[object]) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def counts(claims: list[Placed], missing: int | str = "") -> list[object]:
+    """Return how many claims have each verdict; a dash for none."""
+    found = [column(one) for one in claims]
+    return [*(found.count(name) or "–" for name in COUNTED[:-1]), missing or "–"]
+
+
+def screen(known: list[Source]) -> str:
+    """Return what docs/results/README.md shows: what held of each source, and how many of its claims."""
+    head = ["source", "held", "did not", "could not be tested here"]
+    lines = [row_of(head), row_of(["---"] * len(head))]
+    lines += [row_of([f"[{one.name}](sources/{one.key}.md)", one.held, one.failed, one.untested]) for one in known]
+    total = ["claims of", *COUNTED]
+    lines += ["", row_of(total), row_of(["---", *["---:"] * len(COUNTED)])]
+    for one in known:
+        missing = sum(bool(part.missing) for part in one.parts)
+        lines.append(row_of([f"[{one.name}](sources/{one.key}.md)", *counts(one.of_kind("published"), missing)]))
+    for kind, words in KINDS.items():
+        apart = [claim for one in known for claim in one.of_kind(kind)]
+        if kind != "published" and apart:
+            lines.append(row_of([f"apart: {words}", *counts(apart)]))
+    return "\n".join(lines)
+
+
+def page(source: Source) -> str:
+    """Return the page of a source: what came out, the plot, and every part in the source's order."""
+    published = [one for part in source.parts if part.kind == "published" for one in part.claims]
+    title = f"[{source.title}]({source.link})" if source.link else source.title
+    lines = [f"# {source.name}", "", f"{title}. {source.about}", ""]
+    lines += ["| held | did not | could not be tested here |", "| --- | --- | --- |", row_of([source.held, source.failed, source.untested]), ""]
+    if forest(published):
+        lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
+        lines += [
+            "One row a claim: of its parts the one that decides. Full: the published direction was seen; open: undecided; triangle: contrary or no effect. "
+            "Claims without an interval, and those that could not be tested, stand in the table alone.",
+            "",
+        ]
+    lines += ["## In the source's order", "", *_table([part for part in source.parts if part.kind == "published"]), ""]
+    for kind, words in KINDS.items():
+        parts = [part for part in source.parts if part.kind == kind]
+        if kind != "published" and parts:
+            lines += [f"## Apart: {words}", "", *_table(parts), ""]
+    lines += ["Intervals, tests, premises and settings stand on the pages of the studies.", "", f"Written by `{COMMAND}` from the kept results."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(parts: list[Part]) -> list[str]:
+    head = ["where", "claim", "verdict, setting", "study"]
+    lines = [row_of(head), row_of(["---"] * len(head))]
+    for part in parts:
+        if part.missing or part.nothing:
+            lines.append(row_of([part.place, part.missing or f"nothing to test: {part.nothing}", "**not run**" if part.missing else "–", "–"]))
+        for at, one in enumerate(part.claims):
+            claim = f"{one.line} *{one.care}*" if one.care else one.line
+            study = f"[{one.study}](../{one.study}/README.md)"
+            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study]))
+    return lines
+
+
+def wanted(results: Path) -> dict[Path, str]:
+    """Return the text of every file that follows from the kept results.
+
+    Raises:
+        StudyError: where sources.toml does not fit them, or README.md has no marks.
+    """
+    known, readme = sources(results), results / "README.md"
+    found = {readme: filled(readme.read_text(encoding="utf-8"), screen(known), MARKS)}
+    for one in known:
+        found[results / "sources" / f"{one.key}.md"] = page(one)
+        if drawn := forest(one.of_kind("published")):
+            found[results / "sources" / f"{one.key}.svg"] = drawn
+    return found
+
+
+def main() -> None:
+    """Write the pages, or say which are not current."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where a page is not current")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
+    given = parser.parse_args()
+    try:
+        files = wanted(given.results)
+    except (OSError, StudyError, ValueError, TypeError) as error:
+        parser.exit(1, f"{error}\n")
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    left = [path for path in (given.results / "sources").glob("*.*") if path not in files]
+    if given.check and stale + left:
+        parser.exit(1, f"not current: {', '.join(path.name for path in stale + left)}. Run {COMMAND}.\n")
+    for path in () if given.check else stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(files[path], encoding="utf-8")
+    for path in () if given.check else left:
+        path.unlink()
+
+
+if __name__ == "__main__":
+    main()

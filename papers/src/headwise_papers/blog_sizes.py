@@ -1,0 +1,114 @@
+"""The blog's methods against the number of training images, with the gap of training and test, and how alike the heads are.
+
+The blog (Meindl 2023) expects overfitting "when there is limited training data" and trains on all images alone; its Decorrelation is meant
+to make heads differ, which it does not measure.
+"""
+
+from __future__ import annotations
+
+from headwise.comparing.premises import learned, memorised
+from headwise.experiments.phase import Phase
+from headwise.study import Claim, ClaimTest, Evaluation, Metric, Study
+from headwise_papers.tasks.blog_claims import BLOG, DECORRELATION, DROPOUT
+from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
+
+FEW, MIDDLE, MANY = 400, 1200, 3600
+# the gap that the conclusion calls very large: 40 points in its figures, of which half is asked
+LARGE = 0.2
+ALIKE = "heads/head_redundancy/mean"
+SCALES = scales(epochs=24, test_size=2000, train_size=MANY)
+
+
+class SizedBlogImages(BlogImages):
+    """Train an untrained model on each of several numbers of CIFAR's images, as the blog's studies do, and measure each in evaluation mode."""
+
+    images: tuple[int, ...] = (FEW, MIDDLE, MANY)
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Return accuracy, loss, whether the images are memorised, and the gap of both accuracies."""
+        return (*super().all_metrics(), Metric("gap", "train − test accuracy", higher_is_better=False, unit="%"))
+
+    def phases(self) -> list[Phase]:
+        """Return a phase for each number of images, each from weights that no other has seen."""
+        return [Phase(_images(count), changes={"train_size": count}, start="fresh") for count in self.images]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Evaluate training and test images at every phase's end."""
+        return [Evaluation(name, when="phase") for name in ("train", "test")]
+
+    def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
+        """Return the gap of training and test accuracy at every number of images."""
+        where = [(_images(count), f"{_images(count)}/train/accuracy") for count in self.images]
+        return {f"{name}/test/gap": outcomes[train] - outcomes[f"{name}/test/accuracy"] for name, train in where}
+
+
+def _images(count: int) -> str:
+    return f"{count} images"
+
+
+def _claim(text: str, where: str, *tests: ClaimTest) -> Claim:
+    return Claim(text=text, source=f"{BLOG}, {where}", published={"figure": "none; in words"}, tests=tests)
+
+
+def _gains(count: int) -> Claim:
+    return _claim(
+        f"With {count:,} training images the two dropout methods raise the test accuracy.",
+        "introduction and results",
+        *(ClaimTest(arm=arm, outcome=f"{_images(count)}/test/accuracy", says="higher") for arm in DROPOUT),
+    )
+
+
+def _gap(count: int) -> str:
+    return f"{_images(count)}/test/gap"
+
+
+STUDY = Study(
+    name="blog-sizes",
+    title="The blog's regularizers of attention against the number of training images",
+    question="Do the blog's methods help where images are few and where they are many, do they narrow the gap of training and test, and does "
+    "Decorrelation make heads differ?",
+    task=SizedBlogImages(name="cifar10", **SCALES["small"].settings, head_statistics=("head_redundancy",)),
+    task_place="headwise_papers.blog_sizes:SizedBlogImages",
+    methods=(*DROPOUT, DECORRELATION),
+    premises=(learned("test/accuracy", 0.1, 0.1), memorised()),
+    claims=(
+        *map(_gains, (FEW, MIDDLE, MANY)),
+        _claim(
+            "The gap of training and test accuracy is very large: above 20 points at every number of images.",
+            "conclusion",
+            *(ClaimTest(arm="baseline", outcome=_gap(n), says="higher", level=LARGE) for n in (FEW, MIDDLE, MANY)),
+        ),
+        _claim(
+            "Fewer images mean more overfitting: the plain model's gap is larger with 400 than with 3,600.",
+            "introduction",
+            ClaimTest(arm="baseline", outcome=_gap(FEW), says="higher", against_outcome=_gap(MANY)),
+        ),
+        *(
+            _claim(
+                f"The two dropout methods narrow the gap of training and test accuracy, with {count:,} images.",
+                "conclusion",
+                *(ClaimTest(arm=arm, outcome=_gap(count), says="lower") for arm in DROPOUT),
+            )
+            for count in (FEW, MANY)
+        ),
+        _claim(
+            "Decorrelation makes the heads of a layer attend less alike, with 3,600 images.",
+            "methods",
+            ClaimTest(arm=DECORRELATION, outcome=ALIKE, says="lower"),
+        ),
+        Claim(
+            text="DropHead makes the heads of a layer attend more alike, with 3,600 images: each must do without the others.",
+            source="our own question",
+            published={"figure": "not published"},
+            tests=(ClaimTest(arm=DROPOUT[1], outcome=ALIKE, says="higher"),),
+        ),
+    ),
+    scales={"small": SCALES["small"].model_copy(update={"seeds": 8})},
+    notes=(
+        NOTES[0].partition(";")[0] + ".",
+        *NOTES[1:],
+        "Every number of images is passed 24 times, so that more images are more steps. The figures under test, train and gap are those of "
+        "the largest number. How alike heads are is read on 512 test images.",
+        "There is no paper scale: the blog trains on all images alone.",
+    ),
+)

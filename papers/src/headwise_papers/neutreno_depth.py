@@ -1,0 +1,64 @@
+"""NeuTRENO against depth: does a plain model gain nothing by more layers, and does NeuTRENO change that?"""
+
+from __future__ import annotations
+
+from headwise.comparing.premises import learned
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.deit import PUBLISHED, SMALL, DeiT
+
+PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
+DEPTHS = "{6,12,24}"
+STRENGTH = "NeuTRENO(strength=0.6)"
+PLAIN, NEUTRENO = f"baseline | depth={DEPTHS}", f"{STRENGTH} | depth={DEPTHS}"
+DEEP, DEEP_NEUTRENO = "baseline | depth=24", f"{STRENGTH} | depth=24"
+TOP1, COSINE = "test/accuracy", "heads/final_cosine/mean"
+
+STUDY = Study(
+    name="neutreno-depth",
+    title="NeuTRENO and depth",
+    question="Does the accuracy of a plain transformer stop rising with its depth as its tokens grow alike, and does it rise with NeuTRENO?",
+    task=DeiT(**SMALL, head_statistics=("final_cosine",)),
+    task_place="headwise_papers.tasks.deit:DeiT",
+    methods=(),
+    sweeps=(PLAIN, NEUTRENO),
+    premises=(
+        learned(TOP1, 0.1, 0.1),
+        learned(TOP1, 0.1, 0.1, arm=DEEP),
+    ),
+    claims=(
+        Claim(
+            text="The plain model gains nothing by depth: 24 layers are less accurate than 12.",
+            source=f"{PAPER}, on over-smoothing in transformers, after Zhou et al. 2021",
+            published={"accuracy": "a ViT of 32 layers underperforms one of 24 (in words)"},
+            tests=(ClaimTest(arm=DEEP, outcome=TOP1, says="lower"),),
+        ),
+        Claim(
+            text="With NeuTRENO it does: 24 layers are more accurate than 12.",
+            source="our own question",
+            published={"accuracy": "not published"},
+            tests=(ClaimTest(arm=DEEP_NEUTRENO, outcome=TOP1, says="higher", against=f"{STRENGTH} | depth=12"),),
+        ),
+        Claim(
+            text="At 24 layers NeuTRENO raises the accuracy.",
+            source=f"{PAPER}, Table 1 at 12 layers",
+            published={"top-1": "72.17 → 73.01 (ImageNet, 12 layers)"},
+            tests=(ClaimTest(arm=DEEP_NEUTRENO, outcome=TOP1, says="higher", against=DEEP, effect=0.0084),),
+        ),
+        Claim(
+            text="The tokens of the plain model grow more alike the deeper it is.",
+            source=f"{PAPER}, Fig. 1",
+            published={"cosine": "rises with the layer (a figure)"},
+            tests=(ClaimTest(arm=PLAIN, outcome=COSINE, says="rises"),),
+        ),
+        Claim(
+            text="At 24 layers NeuTRENO keeps the tokens less alike.",
+            source=f"{PAPER}, Fig. 1",
+            published={"cosine": "significantly lower (a figure, 12 layers)"},
+            tests=(ClaimTest(arm=DEEP_NEUTRENO, outcome=COSINE, says="lower", against=DEEP),),
+        ),
+    ),
+    scales={"small": Scale(settings={}, seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
+    notes=(
+        "All depths take as many steps at one learning rate; 12 layers are the depth of the other studies of NeuTRENO.",
+    ),
+)

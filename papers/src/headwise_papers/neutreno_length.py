@@ -1,0 +1,142 @@
+"""NeuTRENO against the length of training: is it a regularizer, or does it learn faster? FeatScale beside it."""
+
+from __future__ import annotations
+
+from headwise.comparing.premises import learned
+from headwise.study import Claim, ClaimTest, Evaluation, Scale, Study
+from headwise_papers.tasks.deit import PUBLISHED, DeiT
+
+SHORT, MIDDLE, LONG = 100, 400, 1200
+LENGTHS = f"{{{SHORT},{MIDDLE},{LONG}}}"
+PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
+OURS = "our own question"
+# its gains start at 0, which a short training hardly leaves
+FEATSCALE = "FeatScale()"
+AXES = tuple(
+    f"{arm} | steps={LENGTHS}" for arm in ("baseline", "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)", FEATSCALE)
+)
+TOP1 = "test/accuracy"
+
+
+class MeasuredDeiT(DeiT):
+    """Classify CIFAR-10 as the other studies of NeuTRENO do, and measure a part of the training images too."""
+
+    def evaluations(self) -> list[Evaluation]:
+        """Measure 2,000 training images, as many as test images: all of them at the scale small."""
+        return [Evaluation("train", limit=2000)]
+
+
+def at(arm: str, steps: int) -> str:
+    """Return an arm at a length of training."""
+    if arm == "baseline" and steps == MIDDLE:
+        return arm
+    return f"{arm} | steps={steps}"
+
+
+def compared(text: str, arm: str, outcome: str, says: str, steps: int, *, source: str, **more: object) -> Claim:
+    """Claim that an arm differs from the plain model of the same length."""
+    published = more.pop("published", {"effect": "not published"})
+    test = {"arm": at(arm, steps), "outcome": outcome, "says": says, "against": at("baseline", steps), **more}
+    return Claim(text=text, source=source, published=published, tests=(ClaimTest.model_validate(test),))
+
+
+HIGHER = {"published": {"top-1": "72.17 → 73.01 (ImageNet, 300 epochs)"}, "effect": 0.0084}
+STRONG, WEAK = "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)"
+
+STUDY = Study(
+    name="neutreno-length",
+    title="NeuTRENO and the length of training",
+    question="Does NeuTRENO keep its gain as training gets longer, and does it come from regularizing or from learning faster?",
+    task=MeasuredDeiT(
+        dim=48,
+        mlp_dim=96,
+        depth=8,
+        patch=8,
+        steps=MIDDLE,
+        batch_size=16,
+        learning_rate=2e-3,
+        schedule="cosine",
+        warmup=0.1,
+        train_size=2000,
+        test_size=2000,
+        head_statistics=("final_cosine",),
+    ),
+    task_place="headwise_papers.neutreno_length:MeasuredDeiT",
+    methods=(),
+    sweeps=AXES,
+    premises=(learned(TOP1, 0.1, 0.1),),
+    claims=(
+        compared(f"NeuTRENO is more accurate after {SHORT} steps.", STRONG, TOP1, "higher", SHORT, source=OURS),
+        compared(
+            f"NeuTRENO is more accurate after {LONG} steps.",
+            STRONG,
+            TOP1,
+            "higher",
+            LONG,
+            source=f"{PAPER}, Table 1",
+            **HIGHER,
+        ),
+        compared(
+            f"At the weaker strength 0.2 NeuTRENO is more accurate after {LONG} steps.",
+            WEAK,
+            TOP1,
+            "higher",
+            LONG,
+            source=OURS,
+        ),
+        compared(
+            f"NeuTRENO learns faster: its training loss is lower after {SHORT} steps.",
+            STRONG,
+            "train/loss",
+            "lower",
+            SHORT,
+            source=OURS,
+        ),
+        compared(
+            f"NeuTRENO learns faster: its training loss is lower after {LONG} steps.",
+            STRONG,
+            "train/loss",
+            "lower",
+            LONG,
+            source=OURS,
+        ),
+        compared(
+            f"NeuTRENO regularizes: train − test accuracy is smaller after {LONG} steps.",
+            STRONG,
+            "gap/accuracy",
+            "lower",
+            LONG,
+            source=OURS,
+        ),
+        compared(
+            f"FeatScale, whose gains have had time to learn, is more accurate after {LONG} steps.",
+            FEATSCALE,
+            TOP1,
+            "higher",
+            LONG,
+            source=f"{PAPER}, Table 1",
+            published={"top-1": "72.17 → 72.346 (ImageNet, 300 epochs)"},
+            effect=0.0018,
+        ),
+        Claim(
+            text=f"NeuTRENO keeps the tokens less alike at every length, {SHORT} to {LONG} steps.",
+            source=f"{PAPER}, Fig. 1",
+            published={"cosine": "significantly lower (a figure)"},
+            tests=tuple(
+                ClaimTest(
+                    arm=at(STRONG, steps),
+                    outcome="heads/final_cosine/mean",
+                    says="lower",
+                    against=at("baseline", steps),
+                )
+                for steps in (SHORT, MIDDLE, LONG)
+            ),
+        ),
+    ),
+    scales={"small": Scale(seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
+    notes=(
+        f"Each length has a cosine of its own. {SHORT} steps of 16 see most of the 2,000 training images once, {LONG} steps each nearly ten times.",
+        "The paper trains for 300 epochs of ImageNet; it asks nothing about length. At the scale paper the lengths of the arms stay those written "
+        "here, which its batches make longer.",
+    ),
+)

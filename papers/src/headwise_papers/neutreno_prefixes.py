@@ -1,0 +1,87 @@
+"""NeuTRENO in incremental understanding: the sentiment of a sentence after each of its words, read anew or causally."""
+
+from __future__ import annotations
+
+from headwise.comparing.premises import learned
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.prefixes import Prefixes
+
+NEUTRENO = "NeuTRENO(strength=0.6)"
+CAUSAL, CAUSAL_NEUTRENO = "baseline | reading=causal", f"{NEUTRENO} | reading=causal"
+SOURCE = "Nguyen et al. 2023, arXiv 2312.00751, G.7, after Kahardipraja et al. 2021, arXiv 2109.07364"
+NONE = {"figures": "none in the paper's text as it is known here"}
+
+
+def _both(text: str, outcome: str, says: str) -> tuple[Claim, Claim]:
+    """Claim the same of a model that is run anew and of a causal one."""
+    readings = (("run anew on each prefix", NEUTRENO, "baseline"), ("that is causal", CAUSAL_NEUTRENO, CAUSAL))
+    return tuple(  # type: ignore[return-value]  # two of them
+        Claim(
+            text=f"NeuTRENO {text} of a model {words}.",
+            source=SOURCE,
+            published=NONE,
+            tests=(
+                ClaimTest.model_validate(
+                    {"arm": arm, "outcome": f"prefixes/{outcome}", "says": says, "against": plain}
+                ),
+            ),
+        )
+        for words, arm, plain in readings
+    )
+
+
+STUDY = Study(
+    name="neutreno-prefixes",
+    title="NeuTRENO in incremental understanding of sentences",
+    question="Is a model with NeuTRENO right earlier in a sentence, and does it change its answer less often?",
+    task=Prefixes(
+        epochs=1,
+        batch_size=64,
+        learning_rate=3e-3,
+        schedule="cosine",
+        warmup=0.1,
+        train_size=32_000,
+        vocabulary=6000,
+        depth=4,
+        heads=4,
+        mlp_dim=128,
+    ),
+    task_place="headwise_papers.tasks.prefixes:Prefixes",
+    methods=(NEUTRENO, CAUSAL, CAUSAL_NEUTRENO),
+    # half a point of prefixes
+    margin=0.005,
+    premises=(
+        learned("test/accuracy", 0.5, 0.1),
+        learned("test/accuracy", 0.5, 0.1, arm=CAUSAL),
+    ),
+    claims=(
+        *_both("raises the accuracy over prefixes", "prefix_accuracy", "higher"),
+        *_both("lowers the edit overhead", "edit_overhead", "lower"),
+        *_both("shortens the correction time", "correction_time", "lower"),
+        *_both("raises the relative correctness", "relative_correctness", "higher"),
+    ),
+    scales={
+        "small": Scale(seeds=8),
+        "paper": Scale(
+            settings={
+                "epochs": 10,
+                "train_size": None,
+                "dim": 512,
+                "depth": 6,
+                "heads": 8,
+                "head_dim": 64,
+                "mlp_dim": 2048,
+                "vocabulary": 20_000,
+                "learning_rate": 1e-4,
+                "batch_size": 64,
+                "dtype": "bfloat16",
+            },
+            seeds=5,
+        ),
+    },
+    notes=(
+        "The paper's G.7 is known here by its title and its references, which are of incremental understanding of sentences. Incremental "
+        "learning of classes, another question, is neutreno-incremental.",
+        "Trained on whole sentences alone. Of a label for each prefix the first answer is the one necessary edit.",
+    ),
+)

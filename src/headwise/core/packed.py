@@ -1,0 +1,147 @@
+"""Packed: rows that hold several sequences, laid out as the samples of a batch and back.
+
+Training on packed or padding-free batches puts sequences behind each other in one row. Methods, penalties and statistics are of
+sequences: each becomes a sample of its own, padded on the right, and what methods make is laid back into the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Packed:
+    """Where the sequences of packed rows lie: S sequences of at most L tokens in B rows of T tokens.
+
+    Attributes:
+        rows, tokens: B and T.
+        starts, lengths: (S,) int, the first place of each sequence in the rows laid end to end, and its tokens.
+        longest: L.
+        real: (S, L) bool, which places hold a token.
+        places: (S, L) int, where in the rows laid end to end each of them is read from.
+    """
+
+    rows: int
+    tokens: int
+    starts: Tensor
+    lengths: Tensor
+    longest: int
+    real: Tensor = field(init=False)
+    places: Tensor = field(init=False)
+    _back: Tensor = field(init=False)
+    _masks: dict[tuple[bool, int | None], Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        offsets = torch.arange(self.longest, device=self.starts.device)[None]
+        self.real = offsets < self.lengths[:, None]
+        # Padding reads the first token of its sequence, and what it read is set to 0.
+        self.places = self.starts[:, None] + torch.where(self.real, offsets, 0)
+        sequence = self._sequence()
+        every = torch.arange(self.rows * self.tokens, device=self.starts.device)
+        self._back = sequence * self.longest + every - self.starts[sequence]
+
+    def _sequence(self) -> Tensor:
+        """Return to which sequence each place of the rows laid end to end belongs, (B·T,)."""
+        marks = torch.zeros(self.rows * self.tokens, dtype=torch.long, device=self.starts.device)
+        return marks.index_fill(0, self.starts, 1).cumsum(0) - 1
+
+    @classmethod
+    def of_starts(cls, first: Tensor) -> Packed | None:
+        """Return the packing of rows whose sequences begin where `first` (B, T) is True, or None where each row is one sequence."""
+        first = first.clone()
+        first[:, 0] = True
+        starts = first.flatten().nonzero()[:, 0]
+        rows, tokens = first.shape
+        return None if len(starts) == rows else cls.of_bounds(starts, rows, tokens)
+
+    @classmethod
+    def of_bounds(cls, starts: Tensor, rows: int, tokens: int) -> Packed:
+        """Return the packing of B rows of T tokens whose sequences begin at `starts` (S,) and reach to the next one."""
+        ends = torch.cat([starts[1:], starts.new_full((1,), rows * tokens)])
+        lengths = ends - starts
+        starts, lengths = starts[lengths > 0].long(), lengths[lengths > 0].long()
+        return cls(rows, tokens, starts, lengths, int(lengths.max()))
+
+    @property
+    def sequences(self) -> int:
+        """Return how many sequences the rows hold."""
+        return self.starts.shape[0]
+
+    def holds(self, x: Tensor) -> bool:
+        """Return whether x (B, T, ...) is of these rows."""
+        return x.dim() >= 2 and tuple(x.shape[:2]) == (self.rows, self.tokens)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Return x (B, T, ...) as (S, L, ...), 0 in padding."""
+        laid = x.flatten(0, 1)[self.places]
+        return laid.masked_fill(~self.real.view(*self.real.shape, *[1] * (x.dim() - 2)), 0)
+
+    def pack(self, y: Tensor) -> Tensor:
+        """Return y (S, L, ...) as (B, T, ...)."""
+        return y.flatten(0, 1)[self._back].unflatten(0, (self.rows, self.tokens))
+
+    def unpack_heads(self, x: Tensor) -> Tensor:
+        """Return x (B, H, T, D) as (S, H, L, D), 0 in padding."""
+        return self.unpack(x.transpose(1, 2)).transpose(1, 2)
+
+    def pack_heads(self, y: Tensor) -> Tensor:
+        """Return y (S, H, L, D) as (B, H, T, D)."""
+        return self.pack(y.transpose(1, 2)).transpose(1, 2)
+
+    def unpack_matrix(self, mask: Tensor) -> Tensor:
+        """Return what a mask (B|1, H|1, T|1, T) holds of each sequence, (S, H|1, L, L); what is padding is forbidden there."""
+        row, place = self.starts // self.tokens, self.places % self.tokens
+        mask = mask.expand(-1, -1, self.tokens, -1)
+        row = row if mask.shape[0] > 1 else torch.zeros_like(row)
+        # Advanced indices on both sides of a slice put their dimensions first: (S, L, L, H|1).
+        own = mask[row[:, None, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
+        beyond = ~self.real[:, None, None, :]
+        return own.masked_fill(beyond, False if own.dtype == torch.bool else float("-inf"))
+
+    def pack_matrix(self, weights: Tensor) -> Tensor:
+        """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences."""
+        sequence, place = (
+            x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest)
+        )
+        laid = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
+        return laid.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
+
+    def mask(self, causal: bool, window: int | None) -> Tensor:
+        """Return which keys each query may see, (S, 1, L|1, L) bool: its own sequence's, earlier ones under causality, fewer than
+        `window` places away."""
+        if (causal, window) not in self._masks:
+            self._masks[causal, window] = self.real[:, None, None, :] & order(
+                self.longest, self.longest, causal, window, self.real.device
+            )
+        return self._masks[causal, window]
+
+    def allows_across(self, allowed: Callable[[Tensor, Tensor], Tensor]) -> bool:
+        """Return whether a mask lets a token see another sequence, or not see itself: then these are no sequences to the host.
+
+        Args:
+            allowed: of rows (R,) and of queries (q,) in them, which keys they see, bool (R, q, T).
+        """
+        device = self.starts.device
+        sequence = self._sequence().view(self.rows, self.tokens)
+        wrong = torch.zeros((), dtype=torch.bool, device=device)
+        rows = torch.arange(self.rows, device=device)
+        places = torch.arange(self.tokens, device=device)
+        for at in places.split(1024):
+            seen = allowed(rows, at).expand(self.rows, len(at), self.tokens)
+            apart = sequence[:, at, None] != sequence[:, None, :]
+            itself = at[:, None] == places
+            wrong = wrong | (seen & apart).any() | (~seen & itself).any()
+        return bool(wrong)
+
+
+def order(queries: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
+    """Return which keys are in reach of each query, the last of which stand on the last keys: bool (T|1, N)."""
+    if not causal and window is None:
+        return torch.ones(1, keys, dtype=torch.bool, device=device)
+    ahead = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen if window is None else seen & (ahead.abs() < window)

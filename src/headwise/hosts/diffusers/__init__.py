@@ -1,0 +1,1 @@
+"""The attention layers of diffusers, whose attention a processor computes."""

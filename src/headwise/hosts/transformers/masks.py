@@ -1,0 +1,90 @@
+"""What an implementation's own mask lets each query see, as a matrix: from a 4D mask, a padding mask, a BlockMask or none."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.core.masked import visible
+from headwise.core.packed import Packed, order
+
+LIBRARY = "torch.nn.attention.flex_attention"
+
+
+def is_block_mask(mask: Any) -> bool:
+    """Return whether a mask is flex attention's."""
+    return LIBRARY in sys.modules and isinstance(mask, sys.modules[LIBRARY].BlockMask)
+
+
+def of_blocks(mask: Any, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return what a BlockMask allows at rows, queries and keys that broadcast, bool: its blocks, and inside of them its function."""
+    dense = mask.to_dense().bool().to(queries.device)
+    of_queries, of_keys = mask.BLOCK_SIZE
+    head = torch.zeros_like(queries)
+    blocks = dense[rows % dense.shape[0], head % dense.shape[1], queries // of_queries, keys // of_keys]
+    inside: Tensor = mask.mask_mod(rows, head, queries, keys)
+    return blocks & inside
+
+
+def visible_at(mask: Any, rows: Tensor, queries: Tensor, keys: int) -> Tensor:
+    """Return which of the keys 0..N-1 some queries (q,) of some rows (R,) may see, by any head, bool (R, q, N)."""
+    if is_block_mask(mask):
+        places = torch.arange(keys, device=queries.device)
+        return of_blocks(mask, rows[:, None, None], queries[None, :, None], places[None, None])
+    seen = visible(mask[:, :, queries] if mask.shape[-2] > 1 else mask).any(1)
+    return seen.expand(len(rows), -1, -1)
+
+
+def seeing_themselves(mask: Any, tokens: int) -> Tensor | None:
+    """Return which tokens of a self attention see themselves, bool (B|1, T), as real ones do; None where all do or it is not told."""
+    if is_block_mask(mask) and tuple(mask.seq_lengths) == (tokens, tokens):
+        rows = torch.arange(mask.shape[0], device=mask.kv_num_blocks.device)
+        every = torch.arange(tokens, device=rows.device)
+        return of_blocks(mask, rows[:, None], every[None], every[None])
+    if not isinstance(mask, Tensor) or mask.shape[-1] != tokens:
+        return None
+    if mask.dim() == 2:
+        return mask.bool()
+    if mask.dim() != 4 or mask.shape[-2] != tokens:
+        return None
+    return visible(mask).diagonal(dim1=-2, dim2=-1).any(1)
+
+
+def matrix_of(
+    mask: Any, q: Tensor, keys: int, causal: bool, window: int | None, packed: Packed | None, kept: bool
+) -> tuple[Tensor | None, bool]:
+    """Return the mask of a call and whether causality is to be added to it, for a mask that is no 4D tensor.
+
+    Args:
+        mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which holds causality and window itself.
+        q: (B, H, T, D).
+        keys: N.
+        causal: whether a query sees no later key; the last query stands on the last key.
+        window: so many places, its own included, a query sees to the left and right of it; None for all.
+        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L).
+        kept: whether the host's kernel computes; what reads beside it takes causality and a mask of keys at once, and no L x L.
+    """
+    rows, queries = q.shape[0], q.shape[2]
+    if is_block_mask(mask):
+        at, to = torch.arange(queries, device=q.device)[:, None], torch.arange(keys, device=q.device)[None]
+        samples = torch.arange(rows, device=q.device)[:, None, None]
+        if packed is None:
+            return of_blocks(mask, samples, at[None], to[None]).unsqueeze(1), False
+        row, place = packed.starts // packed.tokens, packed.places % packed.tokens
+        own = of_blocks(mask, row[:, None, None], place[:, :, None], place[:, None, :])
+        return (own & packed.real[:, None, :]).unsqueeze(1), False
+    # A window as long as the row keeps nothing out: the host leaves it away too.
+    window = None if window is None or keys <= window else window
+    if packed is not None:
+        return (
+            (packed.mask(False, None), True)
+            if kept and causal and window is None
+            else (packed.mask(causal, window), False)
+        )
+    if mask is None and window is None and (not causal or queries == keys):
+        return None, causal
+    seen = order(queries, keys, causal, window, q.device)[None, None]
+    return (seen if mask is None else seen & mask.bool()[:, None, None, -keys:]), False

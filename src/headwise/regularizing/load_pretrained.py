@@ -1,0 +1,132 @@
+"""Load a folder that `handle.save_pretrained` wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise.core.method import Method
+from headwise.files.optional_imports import needing
+from headwise.methods.text import parse
+from headwise.regularizing import saving
+from headwise.regularizing.handle import Regularized
+from headwise.regularizing.learned_parameters import is_own
+from headwise.regularizing.regularize import regularize
+
+
+def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None) -> Regularized:
+    """Fit the methods of a saved model onto a plain one, load its weights and what the methods learned, and give the handle.
+
+    Args:
+        model: plain, built as the saved one was; its weights do not matter.
+        folder: what `handle.save_pretrained` wrote, on this machine.
+        example: a batch, as `regularize` takes it, where shapes cannot be known from the model.
+
+    Raises:
+        FileNotFoundError: where the folder holds no methods.
+        ValueError: where it is damaged, the model is of another class, has other layers or shapes, or a method is not known in
+            this process; the model is plain then, its weights as they were.
+        ImportError: naming the extra, where safetensors is not installed.
+
+    Example:
+        >>> import tempfile, torch, headwise
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        >>> config = BertConfig(vocab_size=64, **sizes)
+        >>> handle = headwise.regularize(BertModel(config), headwise.GatedOutput())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     handle.save_pretrained(folder)
+        ...     again = BertModel(BertConfig.from_pretrained(folder))
+        ...     headwise.load_pretrained(again, folder)
+        Regularized(GatedOutput(per='head'), 2 sites)
+    """
+    path = Path(folder)
+    settings = saving.read_settings(path)
+    if type(model).__name__ != settings["model"]:
+        raise ValueError(
+            f"{path} holds a {settings['model']}, and this model is a {type(model).__name__}: build that one"
+        )
+    methods = [_method(one) for one in settings["methods"]]
+    plain, own = _plain(model, path), _own(path)
+    layers = {name for one in settings["methods"] for name in one["layers"]}
+    handle = regularize(
+        model, *methods, where=lambda site: site.name in layers, example=example, seed=settings["seed"], allow_none=True
+    )
+    try:
+        _check_layers(handle, settings["methods"])
+        handle.load_state(settings["state"])
+        model.load_state_dict(_fitting(model, plain, own, path))
+    except BaseException:
+        handle.remove(discard=True)
+        raise
+    return handle
+
+
+def _method(one: dict[str, Any]) -> Method:
+    try:
+        (method,) = parse(one["method"])
+    except ValueError as error:
+        own = (
+            ""
+            if one["module"].startswith("headwise.")
+            else f". Import {one['module']}, which defines it, before loading"
+        )
+        raise ValueError(f"the folder's method {one['method']!r} cannot be made: {error}{own}") from None
+    return method
+
+
+def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Return the weights of the plain model, by its own names."""
+    if callable(getattr(model, "save_pretrained", None)):
+        # the library may keep weights under other names, or in other pieces, than a model has
+        return dict(saving.loaded_again(model, path).state_dict())
+    return {k: t for k, t in _tensors(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
+
+
+def _own(path: Path) -> dict[str, Tensor]:
+    return _tensors(path / saving.LEARNED)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with needing("Loading a regularized model", "hf"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: get the folder again, or save it anew")
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): get the folder again, or save it anew") from None
+
+
+def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:
+    for method, one in zip(handle.methods, methods, strict=True):
+        here = {f.site.name for f in handle.fitted if any(m is method for m in f.methods)}
+        if here != set(one["layers"]):
+            apart = (("only here", here - set(one["layers"])), ("only there", set(one["layers"]) - here))
+            lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
+            raise ValueError(
+                f"{one['method']} stands on other layers than in the saved model ({'; '.join(lines)}): build the model as it was"
+            )
+
+
+def _fitting(model: nn.Module, plain: dict[str, Tensor], own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return a whole state dict of the regularized model, or raise where one is not to be had."""
+    wanted = model.state_dict()
+    state = {key: own.get(key, plain.get(key)) for key in wanted}
+    problems = [f"{key} is missing" for key, tensor in state.items() if tensor is None]
+    problems += [
+        f"{key} is {tuple(tensor.shape)} there and {tuple(wanted[key].shape)} here"
+        for key, tensor in state.items()
+        if tensor is not None and tensor.shape != wanted[key].shape
+    ]
+    problems += [f"{key} has no place here" for key in own if key not in wanted]
+    # what a method computes is no weight of its own here
+    covered = {key.replace("parametrizations.", "").removesuffix(".original") for key in wanted if is_own(key)}
+    problems += [f"{key} has no place here" for key in plain if key not in wanted and key not in covered]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(f"the weights in {path} do not fit this model: {'; '.join(problems[:3])}{more}")
+    return {key: tensor for key, tensor in state.items() if tensor is not None}

@@ -1,0 +1,355 @@
+"""Saving: a regularized model as a folder, and the folder as a stock model where that is exact.
+
+A folder holds `model.safetensors` with the weights that a plain model computes with, so that it loads everywhere;
+`headwise.safetensors` with what methods brought along; `headwise.json` with methods, layers and versions; and a model card.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.method import Method
+from headwise.core.shared_state import SharedState
+from headwise.files.durable import write_json
+from headwise.files.optional_imports import needing
+from headwise.methods.reparametrization import is_reparametrized
+from headwise.projections.adapted import MERGE, is_adapted
+from headwise.regularizing import model_card
+
+SETTINGS, LEARNED, WEIGHTS = "headwise.json", "headwise.safetensors", "model.safetensors"
+FORMAT = 1
+# what an earlier save may have left, sharded or whole: a reader would take it for this model's
+STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+# a weight of this name in a folder makes plain loaders say what the model was trained with
+MARK = "trained_with_{methods}__load_it_with_headwise.load_pretrained"
+# logits of an exported model may differ by this share of the largest one
+TOLERANCE = 1e-5
+
+
+class Saved(Protocol):
+    """What saving asks of the handle."""
+
+    model: nn.Module
+    methods: list[Method]
+    fitted: list[FittedLayer]
+    shared: SharedState
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote; printing it says so.
+
+    Attributes:
+        folder: where the stock model lies.
+        folded: methods whose effect lies in the plain weights now.
+        left_out: methods that act in training alone, which the exported model does not need.
+        difference: the largest difference between the outputs of the exported model, loaded again, and of this one, as a
+            share of the largest output; None where there was no batch to run.
+    """
+
+    folder: Path
+    folded: tuple[Method, ...]
+    left_out: tuple[Method, ...]
+    difference: float | None
+
+    def __str__(self) -> str:
+        lines = [f"a stock transformers model lies in {self.folder}: load it with from_pretrained"]
+        if self.folded:
+            lines.append(f"in its weights: {' + '.join(map(repr, self.folded))}")
+        if self.left_out:
+            lines.append(f"acted in training alone: {' + '.join(map(repr, self.left_out))}")
+        lines.append(
+            "not compared: pass example=batch to compare its outputs"
+            if self.difference is None
+            else f"loaded again, its outputs differ by {self.difference:.1e} of the largest"
+        )
+        return "\n".join(lines)
+
+
+def save(handle: Saved, folder: str | Path, **options: Any) -> None:
+    """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
+
+    Raises:
+        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file.
+        ImportError: naming the extra, where safetensors is not installed.
+    """
+    check_plain(handle.model)
+    with needing("Saving a regularized model", "hf"):
+        from safetensors.torch import save_file
+    path = made_folder(folder)
+    plain, own = split(handle.model)
+    names = "_and_".join(dict.fromkeys(type(m).__name__ for m in model_card.beyond_weights(handle.methods)))
+    mark = {MARK.format(methods=names): torch.zeros(1)} if names else {}
+    write_weights(handle.model, plain | mark, path, **options)
+    save_file({key: tensor.contiguous() for key, tensor in own.items()}, path / LEARNED)
+    write_json(path / SETTINGS, described(handle))
+    model_card.write(path, model_card.text(handle.methods, handle.fitted, loads=True), type(handle.model).__module__)
+
+
+def export(handle: Saved, folder: str | Path, example: Any = None, **options: Any) -> Exported:
+    """Write the model as a stock one of transformers, where its outputs are those of the regularized model in evaluation.
+
+    Raises:
+        ValueError: naming what cannot be folded; where the model is none of transformers', or holds adapters, shards or
+            quantized weights.
+        RuntimeError: where the outputs on `example` differ by more than 1e-5 of the largest.
+    """
+    model, methods = handle.model, handle.methods
+    check_plain(model)
+    if not callable(getattr(model, "save_pretrained", None)):
+        raise ValueError(
+            f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its state_dict()"
+        )
+    if kept := model_card.beyond_weights(methods):
+        raise ValueError(
+            f"{' + '.join(map(repr, kept))} cannot be folded: what {'it computes' if len(kept) == 1 else 'they compute'} in "
+            "evaluation is no plain weight of a stock model. Serve the model with headwise, from save_pretrained() and "
+            "headwise.load_pretrained(), or train without"
+        )
+    path = made_folder(folder)
+    write_weights(model, split(model)[0], path, **options)
+    for name in (SETTINGS, LEARNED):
+        (path / name).unlink(missing_ok=True)
+    model_card.write(path, model_card.text(methods, handle.fitted, loads=False), type(model).__module__)
+    difference = None if example is None else compared(model, path, example)
+    folded = tuple(m for m in methods if m.overrides("fold"))
+    return Exported(path, folded, tuple(m for m in methods if not m.overrides("fold")), difference)
+
+
+def push(
+    handle: Saved, repo_id: str, *, private: bool | None, token: str | bool | None, message: str, endpoint: str | None
+) -> str:
+    """Save a regularized model into a repository of a hub, and return the address of the commit.
+
+    The text of a model card that lies there stays; the part about methods is written anew. Weights of an earlier save go.
+    """
+    import tempfile
+
+    with needing("Pushing to a hub", "hf"):
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    hub = HfApi(endpoint=endpoint, token=token)
+    name = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    there = hub.list_repo_files(name)
+    with tempfile.TemporaryDirectory() as folder:
+        if model_card.CARD in there:
+            # into this folder itself: a card in the hub's cache may be an older one
+            hub.hf_hub_download(name, model_card.CARD, local_dir=folder, force_download=True)
+        save(handle, folder)
+        files = [path for path in sorted(Path(folder).iterdir()) if path.is_file()]
+        added = [CommitOperationAdd(path.name, path) for path in files]
+        known = {path.name for path in files}
+        stale = [CommitOperationDelete(file) for file in there if STALE.fullmatch(file) and file not in known]
+        return str(hub.create_commit(name, [*added, *stale], commit_message=message).commit_url)
+
+
+def described(handle: Saved) -> dict[str, Any]:
+    """Return what a folder says of its methods, as plain numbers and text."""
+    versions = {"headwise": sys.modules["headwise"].__version__}
+    for package in ("torch", "transformers"):
+        if package in sys.modules:
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "format": FORMAT,
+        "model": type(handle.model).__name__,
+        "methods": [
+            {
+                "method": repr(method),
+                "module": type(method).__module__,
+                "layers": [f.site.name for f in handle.fitted if any(m is method for m in f.methods)],
+            }
+            for method in handle.methods
+        ],
+        "seed": handle.shared.seed,
+        "state": handle.state(),
+        "versions": versions,
+    }
+
+
+def check_plain(model: nn.Module) -> None:
+    """Raise ValueError where the weights of a model are not all here as plain tensors."""
+    for name, module in model.named_modules():
+        if is_adapted(module):
+            raise ValueError(
+                f"{name} carries adapters of peft, which this folder would not hold as they act: {MERGE}, then save"
+            )
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError("the model is quantized, and what it saves is not what methods see: save it before quantizing")
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor":
+            raise ValueError(f"{name} is sharded: gather the weights into a whole model on one process, then save that")
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no value yet: load weights first")
+
+
+def made_folder(folder: str | Path) -> Path:
+    """Return a folder, made where it is not there.
+
+    Raises:
+        ValueError: where a file of that name stands there.
+    """
+    path = Path(folder)
+    if path.is_file():
+        raise ValueError(f"{path} is a file: give the name of a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@torch.no_grad()
+def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the state dict of the plain model that computes what this one does in evaluation, and what methods brought along."""
+    own: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    computed: dict[tuple[int, str], Tensor] = {}
+    with evaluating(model):
+        for key, tensor in model.state_dict().items():
+            place, _, rest = key.rpartition("parametrizations.")
+            if ".headwise." in f".{key}":
+                own[key] = tensor
+            elif rest and is_reparametrized(module := model.get_submodule(place.rstrip(".")), rest.split(".")[0]):
+                name = rest.split(".")[0]
+                own[key] = tensor
+                # layers that share their weights share what is computed, so that savers see one tensor
+                if (id(module), name) not in computed:
+                    computed[id(module), name] = getattr(module, name).detach().clone()
+                plain[place + name] = computed[id(module), name]
+            else:
+                plain[key] = tensor
+    return plain, own
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation, and back as each was."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
+    """Write plain weights as the model's own library does, and nothing of an earlier save beside them."""
+    for stale in [file for file in path.iterdir() if STALE.fullmatch(file.name)]:
+        stale.unlink()
+    if callable(getattr(model, "save_pretrained", None)):
+        model.save_pretrained(path, state_dict=plain, **options)  # type: ignore[operator]
+        return
+    if options:
+        raise TypeError(
+            f"{', '.join(options)} is for models of transformers alone, and this is a {type(model).__name__}"
+        )
+    with needing("Saving a regularized model", "hf"):
+        from safetensors.torch import save_file
+    # the format holds no two names of one tensor
+    seen: set[int] = set()
+    apart = {}
+    for key, tensor in plain.items():
+        shared = tensor.untyped_storage().data_ptr() in seen
+        seen.add(tensor.untyped_storage().data_ptr())
+        apart[key] = tensor.clone() if shared else tensor.contiguous()
+    save_file(apart, path / WEIGHTS)
+
+
+@torch.no_grad()
+def compared(model: nn.Module, path: Path, example: Any) -> float:
+    """Return the largest difference of outputs between an exported model and this one, as a share of the largest output.
+
+    Raises:
+        RuntimeError: where it is above 1e-5, or above what the dtype can show.
+    """
+    again = loaded_again(model, path)
+    with evaluating(model):
+        ours, theirs = (_output(one, example).double() for one in (model, again))
+    difference = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+    dtype = next(model.parameters()).dtype
+    if not difference <= max(TOLERANCE, 8 * torch.finfo(dtype).eps):
+        raise RuntimeError(
+            f"the exported model differs by {difference:.1e} of the largest output from this one on the example: do not use {path}; "
+            "save_pretrained() and headwise.load_pretrained() keep the model as it is"
+        )
+    return difference
+
+
+def loaded_again(model: nn.Module, path: Path) -> nn.Module:
+    """Return a new model of the same class from a folder of transformers, on the same device and in the same dtype."""
+    first = next(model.parameters())
+    with quiet():
+        again: nn.Module = type(model).from_pretrained(path, dtype=first.dtype, use_safetensors=True)  # type: ignore[attr-defined]
+    return again.to(first.device).eval()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers load without a word: what it would say of a folder's mark is known here."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _output(model: nn.Module, example: Any) -> Tensor:
+    if isinstance(example, dict):
+        out = model(**example)
+    else:
+        out = model(*example) if isinstance(example, tuple | list) else model(example)
+    for name in ("logits", "last_hidden_state", "prediction_logits"):
+        if isinstance(value := getattr(out, name, None), Tensor):
+            return value
+    tensors = [out] if isinstance(out, Tensor) else [t for t in _values(out) if isinstance(t, Tensor) and t.dim()]
+    if not tensors:
+        raise ValueError(f"{type(model).__name__} gives no tensor that could be compared: leave example= out")
+    return tensors[0]
+
+
+def _values(out: Any) -> list[Any]:
+    return list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple | list) else []
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its methods.
+
+    Raises:
+        FileNotFoundError: where the folder is none that a handle saved.
+        ValueError: where its file is damaged or of a newer version.
+    """
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no {SETTINGS} in {folder}: handle.save_pretrained() writes it; load a plain model with from_pretrained"
+        )
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        methods = [(one["method"], one["module"], [str(name) for name in one["layers"]]) for one in found["methods"]]
+        assert all(isinstance(text, str) and isinstance(module, str) for text, module, _ in methods)
+        assert isinstance(found["seed"], int) and isinstance(found["state"], dict) and isinstance(found["model"], str)
+        number = found["format"]
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise ValueError(f"{path} is damaged: get the folder again, or save it anew") from None
+    if number != FORMAT:
+        raise ValueError(f"{path} is of format {number}, and this version of headwise reads {FORMAT}: update headwise")
+    return dict(found)

@@ -1,0 +1,312 @@
+"""Packed and padding-free rows: every method, penalty, draw and statistic is that of the same sequences in a padded batch."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import backend_functions
+import pytest
+import torch
+import torch.nn.functional as F
+from backend_functions import use
+from transformers import (
+    BertConfig,
+    BertModel,
+    DataCollatorWithFlattening,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import headwise
+from headwise import (
+    LSA,
+    BranchDrop,
+    ContraNorm,
+    Decorrelation,
+    Disagreement,
+    DropHead,
+    DropKey,
+    EntropyPenalty,
+    FeatScale,
+    InputNoise,
+    NeuTRENO,
+    RelaxedAttention,
+    ValueResidual,
+    ZLoss,
+)
+from headwise.core.method import REGISTRY
+from headwise.core.packed import Packed
+from headwise.statistics import STATISTICS
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 60,
+}
+LENGTHS = (5, 9, 1, 3)
+# Beside the strong setting of every class: the settings that make another computation.
+MORE = [
+    DropKey(p=0.5, unit="element"),
+    Decorrelation(strength=10.0, probes=4),
+    Disagreement(on="position"),
+    Disagreement(on="values"),
+    EntropyPenalty(strength=1.0, target=0.9, band=0.05),
+    EntropyPenalty(strength=1.0, head_mean=True),
+    InputNoise(scale=1.0, unit="mad", over="batch"),
+    InputNoise(scale=1.0, unit="median"),
+]
+# Without a meaning on causal layers: tried on a bidirectional model.
+BIDIRECTIONAL = [FeatScale(), LSA(), RelaxedAttention(gamma=0.7), ContraNorm(strength=1.0, norm=True), DropKey(p=0.5)]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    backend_functions.put_in_place(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    return sharpened(LlamaForCausalLM(LlamaConfig(**SMALL)))
+
+
+def sharpened(model):
+    """Give a model weights under which logits, branches and values are far from 0."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def sequences():
+    torch.manual_seed(1)
+    return [torch.randint(1, 60, (n,)) for n in LENGTHS]
+
+
+def padded():
+    longest = max(LENGTHS)
+    return {
+        "input_ids": torch.stack([F.pad(s, (0, longest - len(s))) for s in sequences()]),
+        "attention_mask": torch.stack([torch.arange(longest) < n for n in LENGTHS]).long(),
+    }
+
+
+def packed(bounds=False):
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=bounds)
+    batch = collator([{"input_ids": s.tolist()} for s in sequences()])
+    return {name: x for name, x in batch.items() if name != "labels"}
+
+
+def train(model, kind, methods, given, attention=None):
+    """Make one step on a copy of a model: outputs at real tokens, loss with penalties, gradients, and the weights after the step."""
+    twin = use(copy.deepcopy(model).train(), kind)
+    handle = headwise.regularize(twin, *methods, attention=attention)
+    out = twin(**given, use_cache=False)[0]
+    if "attention_mask" in given:
+        out = out[given["attention_mask"].bool()]
+    loss = out.square().mean() + handle.loss()
+    loss.backward()
+    gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+    handle.after_step()
+    states = {name: x.detach() for name, x in twin.state_dict().items()}
+    return out.detach().flatten(0, -2), loss.detach(), gradients, states
+
+
+def same(found, expected, tolerance):
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def every_method():
+    strong = [cls(**cls.strong) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    return [m for m in [*strong, *MORE] if type(m) not in (FeatScale, LSA)]
+
+
+def on_kernel(method):
+    return not (method.overrides("logits") or method.overrides("weights"))
+
+
+@pytest.mark.parametrize("method", every_method(), ids=repr)
+def test_every_method_does_on_packed_rows_what_it_does_on_a_padded_batch(llama, method):
+    # In fp64, where torch's own kernels leave nothing but rounding.
+    model = copy.deepcopy(llama).double()
+    kept = ("flash_attention_2", None) if on_kernel(method) else ("flash_attention_2", "headwise")
+    for kind, attention in (("sdpa", None), kept):
+        expected = train(model, kind, [method], padded(), attention)
+        for bounds in (False, True) if kind != "sdpa" else (False,):
+            same(train(model, kind, [method], packed(bounds), attention), expected, 1e-12)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("method", every_method(), ids=repr)
+@pytest.mark.parametrize(
+    "kind", ["eager", "flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "users_own"]
+)
+def test_every_method_on_every_implementation(llama, kind, method):
+    attention = None if on_kernel(method) else "headwise"
+    expected = train(llama, kind, [method], padded(), attention)
+    same(train(llama, kind, [method], packed(), attention), expected, 2e-5)
+
+
+@pytest.mark.parametrize("method", BIDIRECTIONAL, ids=repr)
+def test_methods_of_bidirectional_layers_stay_within_their_sequence(method):
+    torch.manual_seed(0)
+    config = BertConfig(**SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=20)
+    model = sharpened(BertModel(config, add_pooling_layer=False)).double()
+    attention = None if on_kernel(method) else "headwise"
+    found = []
+    for given in (padded(), packed(bounds=True)):
+        twin = use(copy.deepcopy(model).train(), "flash_attention_2")
+        handle = headwise.regularize(twin, method, attention=attention)
+        out = twin(**given)[0]
+        out = out[given["attention_mask"].bool()] if "attention_mask" in given else out[0]
+        (out.square().mean() + handle.loss()).backward()
+        found.append((out.detach(), twin.encoder.layer[0].attention.self.value.weight.grad))
+    same(found[1], found[0], 1e-12)
+
+
+def records(model, kind, given, methods=()):
+    twin = use(copy.deepcopy(model).train(), kind)
+    if methods:
+        headwise.regularize(twin, *methods)
+    watch = headwise.watch(twin, every=1, statistics=list(STATISTICS))
+    twin(**given, use_cache=False)
+    watch.step()
+    found = {(r["site"], r["head"], r["statistic"]): r["value"] for r in watch.records()}
+    watch.remove()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "flash_attention_2"])
+@pytest.mark.parametrize("methods", [(), (DropHead(p=0.5), NeuTRENO(strength=0.6))], ids=["alone", "with methods"])
+def test_every_statistic_of_packed_rows_is_that_of_the_padded_batch(llama, kind, methods):
+    expected, found = records(llama, kind, padded(), methods), records(llama, kind, packed(), methods)
+    assert found.keys() == expected.keys()
+    # Statistics of weights' products with rotary positions between them, and of windows, have no meaning on this model.
+    assert len({name for _, _, name in found}) >= 20
+    same(list(found.values()), list(expected.values()), 1e-5)
+
+
+def test_flex_attention_itself_reads_and_edits_packed_rows_within_their_sequence(llama):
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr("warnings.filters", [("ignore", None, UserWarning, None, 0)])
+        for methods in ([ContraNorm(strength=1.0)], [ValueResidual(), DropHead(p=0.5)], [BranchDrop(p=0.5)]):
+            outs = []
+            for given in (padded(), packed()):
+                twin = use(copy.deepcopy(llama).train(), "flex_attention")
+                headwise.regularize(twin, *methods)
+                out = twin(**given, use_cache=False).logits
+                outs.append(out[given["attention_mask"].bool()] if "attention_mask" in given else out[0])
+            same(outs[1], outs[0], 1e-5)
+
+
+def test_windows_are_counted_within_each_sequence():
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        **SMALL, head_dim=8, sliding_window=3, attn_logit_softcapping=5.0, query_pre_attn_scalar=8, pad_token_id=0
+    )
+    model = sharpened(Gemma2ForCausalLM(config)).double()
+    for kind in ("eager", "flash_attention_2"):
+        methods = [EntropyPenalty(strength=1.0), ZLoss(strength=0.1), ContraNorm(strength=1.0)]
+        expected, found = (train(model, kind, methods, given)[:2] for given in (padded(), packed()))
+        same(found, expected, 1e-6)
+
+
+def test_checkpointed_layers_see_the_same_sequences_again(llama):
+    methods, model = (
+        [DropHead(p=0.5), EntropyPenalty(strength=1.0), NeuTRENO(strength=0.6)],
+        copy.deepcopy(llama).double(),
+    )
+    expected = train(model, "flash_attention_2", methods, padded())
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    same(train(model, "flash_attention_2", methods, packed()), expected, 1e-12)
+
+
+def test_two_rows_of_several_sequences_are_told_apart_on_sdpa(llama):
+    tokens = torch.cat(sequences())
+    rows = {
+        "input_ids": tokens.view(2, 9),
+        "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 0, 1, 2]]),
+    }
+    starts = [0, 5, 9, 14, 15, 18]
+    parts = [tokens[a:b] for a, b in itertools.pairwise(starts)]
+    whole = {
+        "input_ids": torch.stack([F.pad(p, (0, 5 - len(p))) for p in parts]),
+        "attention_mask": torch.stack([torch.arange(5) < len(p) for p in parts]).long(),
+    }
+    model = copy.deepcopy(llama).double()
+    methods = [DropHead(p=0.5), EntropyPenalty(strength=1.0), ContraNorm(strength=1.0)]
+    same(train(model, "sdpa", methods, rows), train(model, "sdpa", methods, whole), 1e-12)
+
+
+def test_positions_that_start_again_behind_padding_make_no_sequences(llama):
+    given = padded()
+    given = {name: x.flip(1) for name, x in given.items()}
+    positions = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    for kind in ("sdpa", "flash_attention_2"):
+        twin = use(copy.deepcopy(llama).train(), kind)
+        handle = headwise.regularize(twin, DropHead(p=0.5))
+        twin(**given, position_ids=positions, use_cache=False)
+        assert handle.fitted[0].packing.look() is None
+
+
+def test_a_mask_that_looks_across_sequences_makes_them_one(llama):
+    given = packed() | {"attention_mask": torch.ones(1, 1, sum(LENGTHS), sum(LENGTHS), dtype=torch.bool).tril()}
+    twin = copy.deepcopy(llama).train()
+    handle = headwise.regularize(twin, DropHead(p=0.5))
+    twin(**given, use_cache=False)
+    assert handle.fitted[0].packing.look() is None
+
+
+def test_bounds_that_do_not_fit_the_row_are_refused_by_name(llama):
+    twin = use(copy.deepcopy(llama).train(), "flash_attention_2")
+    headwise.regularize(twin, DropHead(p=0.5))
+    given = packed(bounds=True)
+    given["cu_seq_lens_q"] = given["cu_seq_lens_q"] - 1
+    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn is called with cu_seq_lens_q = .*where="):
+        twin(**given, use_cache=False)
+
+
+def test_packed_rows_in_a_compiled_graph_are_refused_by_name(llama):
+    twin = copy.deepcopy(llama).train()
+    headwise.regularize(twin, DropHead(p=0.5))
+    compiled = torch.compile(twin, backend="eager", fullgraph=True)
+    rows = packed()
+    plain = rows | {"position_ids": torch.arange(sum(LENGTHS))[None]}
+    compiled(**plain, use_cache=False)
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn is called on rows that hold several sequences inside a compiled"
+    ):
+        compiled(**rows, use_cache=False)
+
+
+def test_what_is_unpacked_is_packed_again():
+    packing = Packed.of_bounds(torch.tensor([0, 3, 3, 4]), 1, 9)
+    assert packing.sequences == 3
+    assert packing.longest == 5
+    x = torch.randn(1, 9, 2)
+    laid = packing.unpack(x)
+    assert laid.shape == (3, 5, 2)
+    assert torch.equal(laid[0, :3], x[0, :3])
+    assert not laid[0, 3:].any()
+    assert torch.equal(packing.pack(laid), x)
+
+
+def test_attention_weights_of_packed_rows_come_back_as_those_of_the_row(llama):
+    weights = []
+    for methods in ([], [RelaxedAttention(gamma=0.5)]):
+        twin = copy.deepcopy(llama).train()
+        if methods:
+            headwise.regularize(twin, *methods)
+        twin.set_attn_implementation("eager")
+        weights.append(twin(**packed(), use_cache=False, output_attentions=True).attentions[0])
+    plain, relaxed = weights
+    assert relaxed.shape == plain.shape == (1, 4, sum(LENGTHS), sum(LENGTHS))
+    seen = plain[0, 0] > 0
+    uniform = seen / seen.sum(-1, keepdim=True)
+    same(relaxed, 0.5 * plain + 0.5 * uniform, 1e-5)

@@ -1,0 +1,126 @@
+"""The pages of the four sources: every claim in its place, lines that are short, sentences that fit the verdicts, and the forest plot."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import pytest
+from report.test_claims_shown import command
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+MARKS = "<!-- sources -->\n<!-- end of sources -->\n"
+SOURCES = """
+[[source]]
+key = "one"
+name = "Somebody 2020"
+title = "A paper"
+about = "Two figures."
+held = "The first."
+failed = "The second."
+untested = "The third."
+[source.rests]
+"study: First" = "same direction, smaller"
+
+[[source.part]]
+place = "Fig. 1"
+claims = [{ of = "study: First" }, { of = "study: Second", care = "On few images." }]
+
+[[source.part]]
+place = "Fig. 2"
+missing = "No GPU."
+
+[[source.part]]
+kind = "own"
+place = "Beside"
+claims = [{ of = "study: Third" }]
+"""
+
+
+def judged(text, verdict, **more):
+    test = {"arm": "A()", "outcome": "test/accuracy", "says": "higher", "verdict": verdict, "n": 10, "p": 0.01} | more
+    return {"text": text, "source": "Somebody 2020", "verdict": verdict, "tests": [test]}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    claims = [
+        judged("First of all.", "same direction, smaller", mean=0.02, low=0.01, high=0.03, effect=0.04),
+        judged("Second | of all.", "contrary", mean=-0.02, low=-0.03, high=-0.01),
+        judged("Third of all.", "undecided", mean=0.01, low=-0.01, high=0.03, says="same", margin=0.02),
+    ]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "claims.json").write_text(json.dumps({"study": "study", "scale": "small", "seeds": 10, "claims": claims}))
+    (tmp_path / "sources.toml").write_text(SOURCES)
+    (tmp_path / "README.md").write_text(f"Before.\n{MARKS}After.\n")
+    return tmp_path
+
+
+def test_a_source_is_shown_in_its_order_with_what_is_missing(kept):
+    assert command("source_pages.py", "--check", "--results", kept).returncode == 1
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    assert command("source_pages.py", "--check", "--results", kept).returncode == 0
+    page = (kept / "sources" / "one.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")][3:]
+    assert rows[2].startswith("| Fig. 1 | First of all. | **same direction, smaller** `small, 10 seeds` | [study](../study/README.md) |")
+    assert rows[3].startswith("|  | Second \\| of all. *On few images.* | **contrary** `small, 10 seeds` |")
+    assert rows[4] == "| Fig. 2 | No GPU. | **not run** | – |"
+    assert "## Apart: own questions" in page and page.index("Third of all") > page.index("## Apart")
+    screen = (kept / "README.md").read_text(encoding="utf-8")
+    assert "| [Somebody 2020](sources/one.md) | The first. | The second. | The third. |" in screen
+    # as published, smaller or larger, no effect, contrary, undecided, not testable, not run
+    assert "| [Somebody 2020](sources/one.md) | – | 1 | – | 1 | – | – | 1 |" in screen
+    assert "| apart: own questions | – | – | – | – | 1 | – | – |" in screen
+    assert screen.startswith("Before.\n") and screen.endswith("After.\n")
+
+
+def test_the_plot_shows_effects_as_multiples_of_the_published_ones(kept):
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    words = [one.text for one in tree.parse(kept / "sources" / "one.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert words[:1] == ["effect as a multiple of the published one →"] and "0.5 [0.25, 0.75]" in words
+    # no published size: half-widths of the interval, the published direction to the right
+    assert "−2 [−3, −1]" in words
+    # an own question is not among the published ones
+    assert "Third of all." not in words
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"study: First" = "same direction, smaller"', '"study: First" = "as published"', "read its sentences again"),
+        ('{ of = "study: Third" }', '{ of = "study: First" }', "stands in two places"),
+        ('{ of = "study: Third" }', '{ of = "study: First" }', "'Third of all.' stands in no place"),
+        ('{ of = "study: Third" }', '{ of = "study: Fourth" }', "finds 0 claims"),
+        ('care = "On few images."', f'care = "{"few " * 21}"', "more than 20 words"),
+        ('missing = "No GPU."', "", "needs claims, or why there are none"),
+        ('kind = "own"', 'kind = "owned"', "a kind of published, own"),
+    ],
+)
+def test_what_does_not_fit_the_kept_results_is_named_and_nothing_is_written(kept, old, new, said):
+    text = (kept / "sources.toml").read_text()
+    assert old in text
+    (kept / "sources.toml").write_text(text.replace(old, new))
+    done = command("source_pages.py", "--results", kept)
+    assert done.returncode == 1 and said in done.stderr
+    assert MARKS in (kept / "README.md").read_text() and not (kept / "sources").exists()
+
+
+def test_a_page_whose_source_is_gone_goes(kept):
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    (kept / "sources" / "gone.md").write_text("old")
+    assert command("source_pages.py", "--check", "--results", kept).returncode == 1
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    assert not (kept / "sources" / "gone.md").exists()
+
+
+def test_the_kept_pages_are_current_and_the_screen_is_short():
+    assert command("source_pages.py", "--check").returncode == 0
+    screen = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert len(screen.splitlines()) <= 40
+    cells = [cell for line in screen.splitlines() if line.startswith("|") for cell in re.split(r"(?<!\\)\|", line)]
+    assert max(len(cell.split()) for cell in cells) <= 20
+    for missing in ("ImageNet-A", "DeiT-small", "LLaMA-2", "100 layers", "LibriSpeech", "WMT", "ViT-B"):
+        assert any(missing in path.read_text(encoding="utf-8") for path in (RESULTS / "sources").glob("*.md")), missing

@@ -1,0 +1,352 @@
+"""Saving a regularized model, loading it, and exporting it as a stock model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from rounding import assert_same_to_rounding
+from small_models import HOSTS, Own, vectors
+
+import headwise
+from headwise.core.method import REGISTRY
+
+pytest.importorskip("safetensors")
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+FIVE = (
+    "DropHead(p=0.2) + SigmaReparam() + EntropyPenalty(strength=0.01) + QKClip(threshold=0.5) + InputNoise(scale=0.1)"
+)
+ACTING = "NeuTRENO(strength=0.5) + GatedOutput() + XSA() + SigmaReparam() + DropHead(p=0.3)"
+
+
+def llama(**changes):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=50, initializer_range=0.1, pad_token_id=0, **{**sizes, **changes})
+    return LlamaForCausalLM(config)
+
+
+def trained(model, text, steps=3, **options):
+    handle = headwise.regularize(model.train(), *headwise.parse(text), **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for step in range(steps):
+        ids = torch.randint(1, 50, (3, 8), generator=torch.Generator().manual_seed(step))
+        loss = model(input_ids=ids, labels=ids).loss + handle.loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        handle.after_step()
+    return handle
+
+
+IDS = torch.arange(1, 19).view(2, 9)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def run(code, *arguments):
+    """Run code in a process of its own, offline, and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+LOADED = """
+import sys, torch, headwise
+from transformers import LlamaConfig, LlamaForCausalLM
+for folder in sys.argv[1:]:
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+    handle = headwise.load_pretrained(model, folder)
+    assert handle.step == 3, handle.step
+    ids = torch.arange(1, 19).view(2, 9)
+    tokens = model.eval().generate(ids, max_new_tokens=12, do_sample=False)
+    torch.save({"tokens": tokens, "logits": model(input_ids=ids).logits.detach()}, folder + "/there.pt")
+"""
+
+WITHOUT_HEADWISE = """
+import sys, torch
+sys.modules["headwise"] = None
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    print("FOLDER", file=sys.stderr, flush=True)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.save(model.eval()(input_ids=torch.arange(1, 19).view(2, 9)).logits.detach(), folder + "/there.pt")
+"""
+
+
+def test_a_fresh_process_generates_the_same_tokens(tmp_path):
+    models = {tmp_path / "five": (llama(), FIVE), tmp_path / "acting": (llama(), ACTING)}
+    for folder, (model, text) in models.items():
+        trained(model, text, seed=3).save_pretrained(folder)
+    run(LOADED, *models)
+    for folder, (model, _) in models.items():
+        there = torch.load(folder / "there.pt")
+        torch.testing.assert_close(there["logits"], logits(model), rtol=1e-5, atol=1e-6)
+        assert torch.equal(there["tokens"], model.generate(IDS, max_new_tokens=12, do_sample=False))
+
+
+def test_what_a_process_without_headwise_is_told(tmp_path):
+    stock, five, silent = (tmp_path / name for name in ("stock", "five", "silent"))
+    model = llama()
+    handle = trained(model, FIVE)
+    keys = list(model.state_dict())
+    done = handle.export(stock, example={"input_ids": IDS})
+    assert done.difference <= 1e-5
+    assert [type(m).__name__ for m in done.folded] == ["SigmaReparam"] and len(done.left_out) == 4
+    assert list(model.state_dict()) == keys and len(handle.fitted) == 2
+    assert "in its weights: SigmaReparam" in str(done) and "training alone: DropHead" in str(done)
+    assert "runs without headwise" in (stock / "README.md").read_text()
+    handle.save_pretrained(five)
+    trained(llama(), "XSA() + LinearAttention() + SigmaReparam() + DropHead(p=0.1)").save_pretrained(silent)
+    told = run(WITHOUT_HEADWISE, stock, five, silent).split("FOLDER")[1:]
+    for folder, said in zip((stock, five), told, strict=False):
+        assert "UNEXPECTED" not in said and "MISSING" not in said
+        torch.testing.assert_close(torch.load(folder / "there.pt"), logits(model), rtol=1e-5, atol=1e-6)
+    # methods that learn nothing leave weights that fit, and another model
+    assert "trained_with_XSA_and_LinearAttention__load_it_with_headwise.load_pretrained" in told[2]
+    card = (silent / "README.md").read_text()
+    assert "`XSA`, `LinearAttention`" in card and "another model" in card
+
+
+def test_what_cannot_be_folded_is_named_and_nothing_is_written(tmp_path):
+    handle = trained(llama(), ACTING)
+    with pytest.raises(ValueError, match=r"NeuTRENO.*GatedOutput.*XSA.*cannot be folded: .*headwise.load_pretrained"):
+        handle.export(tmp_path / "stock")
+    assert not (tmp_path / "stock").exists()
+
+
+def test_export_of_another_librarys_model_is_refused(tmp_path):
+    handle = headwise.regularize(Own(), headwise.DropHead(p=0.2))
+    with pytest.raises(ValueError, match="this is a Own: call fold"):
+        handle.export(tmp_path)
+
+
+def test_export_compares_what_it_wrote(tmp_path, monkeypatch):
+    handle = trained(llama(), FIVE)
+    from headwise.regularizing import saving
+
+    before = saving.write_weights
+
+    def spoiled(model, plain, path, **options):
+        before(model, {k: t + 0.1 for k, t in plain.items()}, path, **options)
+
+    monkeypatch.setattr(saving, "write_weights", spoiled)
+    with pytest.raises(RuntimeError, match=r"differs by .* do not use"):
+        handle.export(tmp_path, example=IDS)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("host", ["own", "llama", "bert-padded"])
+@pytest.mark.parametrize("name", sorted(n for n, c in REGISTRY.items() if c.__module__.startswith("headwise.")))
+def test_every_method_comes_back_as_it_was(name, host, tmp_path):
+    host = HOSTS[host]
+    method = REGISTRY[name](**REGISTRY[name].strong)
+    model = host.make()
+    try:
+        handle = headwise.regularize(model, method, seed=5, example=host.example())
+    except ValueError as error:
+        assert (
+            "not applicable" in str(error)
+            or "applies to none" in str(error)
+            or "no attention layer is left" in str(error)
+        )
+        return
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    handle.save_pretrained(tmp_path)
+    again = host.make()
+    back = headwise.load_pretrained(again, tmp_path, example=host.example())
+    assert back.methods == handle.methods and back.shared.seed == 5
+    for (key, here), (other, there) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+        assert key == other
+        assert torch.equal(here, there), key
+    args, kwargs = host.batch()
+    with torch.no_grad():
+        ours, theirs = (host.run(one.eval(), (args, kwargs)) for one in (model, again))
+    assert_same_to_rounding(ours, theirs)
+
+
+def test_strengths_and_draws_go_on_where_they_were(tmp_path):
+    model = llama()
+    handle = trained(model, "DropHead(p=0.3)")
+    handle.set(headwise.DropHead, p=0.5)
+    handle.save_pretrained(tmp_path)
+    again = llama()
+    back = headwise.load_pretrained(again, tmp_path)
+    assert back.state() == handle.state()
+    with torch.no_grad():
+        here, there = (one.train()(input_ids=IDS).logits for one in (model, again))
+    assert_same_to_rounding(here, there)
+
+
+def test_the_layers_of_each_method_come_back(tmp_path):
+    model = llama(num_hidden_layers=3)
+    where = "model.layers.2.self_attn"
+    headwise.regularize(model, headwise.DropHead(p=0.3), where=[where]).save_pretrained(tmp_path)
+    back = headwise.load_pretrained(llama(num_hidden_layers=3), tmp_path)
+    assert [f.site.name for f in back.fitted] == [where]
+
+
+def test_an_own_model_with_tied_weights_is_saved_and_loaded(tmp_path):
+    def tied():
+        model = Own()
+        model.more = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+        model.more[1].weight = model.more[0].weight
+        return model
+
+    model = tied()
+    headwise.regularize(model, headwise.NeuTRENO(), headwise.SigmaReparam()).save_pretrained(tmp_path)
+    again = tied()
+    headwise.load_pretrained(again, tmp_path)
+    assert again.more[0].weight is again.more[1].weight
+    args, kwargs = vectors()
+    assert_same_to_rounding(model.eval()(*args, **kwargs), again.eval()(*args, **kwargs))
+
+
+def test_parametrizations_of_torch_stay_the_hosts_own(tmp_path):
+    def normed():
+        model = Own()
+        model.extra = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+        return model
+
+    model = normed()
+    headwise.regularize(model, headwise.DropHead()).save_pretrained(tmp_path)
+    again = normed()
+    headwise.load_pretrained(again, tmp_path)
+    assert torch.equal(model.extra.weight, again.extra.weight)
+
+
+def untouched(model, before):
+    return all(torch.equal(t, before[k]) for k, t in model.state_dict().items()) and "headwise" not in str(model)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda f: (f / "headwise.json").unlink(), "no headwise.json"),
+        (lambda f: (f / "headwise.json").write_text("{"), "damaged"),
+        (lambda f: (f / "headwise.json").write_text("[]"), "damaged"),
+        (lambda f: change(f, "format", 9), "format 9"),
+        (lambda f: change(f, "model", "BertModel"), "holds a BertModel"),
+        (lambda f: change(f, "methods", [{"method": "Unheard()", "module": "mine", "layers": []}]), "Import mine"),
+        (lambda f: change(f, "methods", [{"method": "DropHead(p=7)", "module": "headwise.x", "layers": []}]), "cannot be made"),
+        (lambda f: (f / "headwise.safetensors").unlink(), "headwise.safetensors is missing"),
+        (lambda f: (f / "headwise.safetensors").write_bytes(b"x" * 40), "damaged"),
+        (lambda f: shorten(f), "is missing"),
+    ],
+)  # fmt: skip
+def test_a_damaged_folder_is_told_and_the_model_stays_plain(harm, words, tmp_path):
+    trained(llama(), "GatedOutput() + DropHead()").save_pretrained(tmp_path)
+    harm(tmp_path)
+    model = llama()
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        headwise.load_pretrained(model, tmp_path)
+    assert untouched(model, before)
+
+
+def change(folder, key, value):
+    path = folder / "headwise.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+
+def shorten(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "headwise.safetensors")
+    tensors.pop(next(k for k, t in tensors.items() if t.numel()))
+    save_file(tensors, folder / "headwise.safetensors")
+
+
+def test_another_size_is_told_and_the_model_stays_plain(tmp_path):
+    headwise.regularize(Own(), headwise.DropHead()).save_pretrained(tmp_path)
+    model = Own()
+    model.more = torch.nn.Linear(3, 3)
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    with pytest.raises(ValueError, match="do not fit this model"):
+        headwise.load_pretrained(model, tmp_path)
+    assert untouched(model, before)
+
+
+def test_a_shorter_model_is_told(tmp_path):
+    trained(llama(num_hidden_layers=3), "GatedOutput()").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="other layers than in the saved model"):
+        headwise.load_pretrained(llama(num_hidden_layers=2), tmp_path)
+
+
+def test_weights_of_an_earlier_save_go(tmp_path):
+    handle = trained(llama(), "DropHead()")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"old")
+    handle.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert not (tmp_path / "pytorch_model.bin").exists() and len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    handle.export(tmp_path)
+    names = {path.name for path in tmp_path.glob("*.safetensors*")}
+    assert names == {"model.safetensors"} and not (tmp_path / "headwise.json").exists()
+
+
+def test_adapters_are_refused_before_anything_is_written(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"]))
+    handle = headwise.regularize(model, headwise.DropHead())
+    for write in (handle.save_pretrained, handle.export):
+        with pytest.raises(ValueError, match=r"adapters of peft.*merge_and_unload"):
+            write(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_removed_handle_and_a_file_in_the_place_of_the_folder_are_told(tmp_path):
+    handle = headwise.regularize(Own(), headwise.DropHead())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        handle.save_pretrained(tmp_path / "file")
+    handle.remove()
+    with pytest.raises(RuntimeError, match="no longer regularized"):
+        handle.save_pretrained(tmp_path)
+
+
+def test_a_card_keeps_what_somebody_wrote(tmp_path):
+    handle = headwise.regularize(Own(), headwise.DropHead())
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\n---\n\nMine.\n")
+    handle.save_pretrained(tmp_path)
+    handle.save_pretrained(tmp_path)
+    text = card.read_text()
+    assert text.startswith("---\nlicense: mit\n---\n\nMine.\n") and text.count("## Attention methods") == 1
+    card.write_text(text + "\nBelow.\n")
+    headwise.regularize(Own(), headwise.XSA()).save_pretrained(tmp_path)
+    text = card.read_text()
+    assert text.endswith("\nBelow.\n") and "XSA" in text and "DropHead" not in text
+
+
+def test_a_push_keeps_the_hubs_card_and_removes_stale_weights(monkeypatch):
+    from local_hub import Hub
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    old = {
+        "README.md": b"---\nlicense: mit\n---\n\nMine.\n",
+        "model-00001-of-00002.safetensors": b"old",
+        "notes.txt": b"x",
+    }
+    with Hub({"me/model": dict(old)}) as hub:
+        handle = trained(llama(), "NeuTRENO() + DropHead()")
+        address = handle.push_to_hub("me/model", token="hf_x", endpoint=hub.address, commit_message="Two methods")
+        files = hub.files["me/model"]
+        assert address.startswith(hub.address) and hub.messages == ["Two methods"]
+        assert "model-00001-of-00002.safetensors" not in files and files["notes.txt"] == b"x"
+        assert {"config.json", "headwise.json", "headwise.safetensors", "model.safetensors"} <= set(files)
+        card = files["README.md"].decode()
+        assert card.startswith("---\nlicense: mit\n---\n\nMine.\n") and "NeuTRENO" in card
+        handle.push_to_hub("me/new", token="hf_x", private=True, endpoint=hub.address)
+        assert (
+            hub.private["me/new"] == "private"
+            and "library_name: transformers" in hub.files["me/new"]["README.md"].decode()
+        )

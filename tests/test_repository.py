@@ -1,0 +1,48 @@
+"""What stands around the code: workflows, and files that a forge, an index or a reader of links looks for."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_what_the_makefile_has_and_may_only_read(path):
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert said["permissions"] == {"contents": "read"}
+    steps = [step for job in said["jobs"].values() for step in job["steps"]]
+    commands = " ".join(step.get("run", "") for step in steps)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"\bmake ([\w-]+)", commands)) <= set(targets)
+    assert all("uses" in step or "run" in step for step in steps)
+    assert all(job["timeout-minutes"] <= 90 for job in said["jobs"].values())
+
+
+def test_there_are_workflows_for_tests_docs_and_wheels():
+    assert {path.stem for path in WORKFLOWS} == {"tests", "docs", "wheels"}
+
+
+def test_the_other_files_can_be_read():
+    assert yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())["version"] == 2
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    paths = re.findall(r"tests/\w+\.py", " ".join(hook["entry"] for hook in repo["hooks"]))
+    assert paths and all((ROOT / path).is_file() for path in paths)
+
+
+@pytest.mark.parametrize("name", ["llms.txt", "SECURITY.md", "CODE_OF_CONDUCT.md", "RELEASING.md"])
+def test_links_lead_to_files(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("folder", [".", "papers"])
+def test_licences_are_spdx_expressions(folder):
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["license"] == "Apache-2.0"
+    assert not [one for one in project.get("classifiers", []) if one.startswith("License")]
