@@ -94,7 +94,7 @@ class Keeper:
         self._due = None
         if self._states and self._states[-1]["step"] == step:
             self._states.pop()
-        state = {"step": step, "handle": None if self.regularized is None else self.regularized.state()}
+        state: dict[str, Any] = {"step": step, "handle": None if self.regularized is None else self.regularized.state()}
         state["model"] = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         # before the first step there is none: the training's own begins
         state["optimizers"] = [copy.deepcopy(one.state_dict()) for one in self._optimizers]
