@@ -36,15 +36,18 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
-    "compare": "studies.from_python",
-    "StudyReport": "studies.from_python",
-    "StudyResult": "studies.from_python",
     "run": "training.script_run",
     "Run": "training.script_run",
 }
 
-# Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "training.trainer_callback"}
+# Out of `from headwise import *`, which must work with torch alone.
+_OPTIONAL = {
+    "WatchCallback": "watching.callbacks",
+    "HeadwiseCallback": "training.trainer_callback",
+    "compare": "studies.from_python",
+    "StudyReport": "studies.from_python",
+    "StudyResult": "studies.from_python",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | audit | methods | studies`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def compare(
     plan: Annotated[
         bool, typer.Option("--plan", help="Try every arm for a batch, say what would follow, and stop.")
     ] = False,
-    rehearsal: Annotated[
-        bool, typer.Option(" /--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
-    ] = True,
+    no_rehearsal: Annotated[
+        bool, typer.Option("--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
+    ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
@@ -171,7 +171,7 @@ def compare(
             timeout=timeout,
             require_pairs=require_pairs,
             plan=plan,
-            rehearsal=rehearsal,
+            rehearsal=not no_rehearsal,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
@@ -269,6 +269,20 @@ def audit(
     from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What headwise.watch(..., keep=N) wrote of an alert.")],
+    training: Annotated[
+        str,
+        typer.Argument(help="FILE.py:FUNCTION, which gives (model, optimizer, step); step(batch) trains on a batch."),
+    ],
+) -> None:
+    """Run the steps before an alert again, from their weights, batches and random state, and read every one."""
+    from headwise.watching.replay import run
+
+    run(file, training)
 
 
 def main() -> None:

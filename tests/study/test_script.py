@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from small_studies import Silent, carry
+from test_engines import headwise, wait_for
 
 from headwise.comparing.choosing import choose_study, started
 from headwise.comparing.request import Request, check
@@ -200,6 +202,26 @@ def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted
     assert cut[1]["steps"] == whole[1]["steps"] == 4 and cut[1]["epochs"] == 4
     # the first process showed two batches, and these are the same
     assert cut[1]["evidence"] == {key: whole[1]["evidence"][key] for key in ("data/1", "data/2")}
+
+
+def test_a_study_that_is_stopped_ends_its_script_and_goes_on_where_it_was(tmp_path):
+    command = ["compare", "--script", f"{COMMAND} --wrong slow --steps 12", "--method", ARM, "--outcome", "accuracy:higher"]
+    command += ["--seeds", "1", "--no-rehearsal", "--out", str(tmp_path / "out")]
+    process = headwise(*command)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))
+    number = json.loads(next(tmp_path.glob("out/runs/*/told/1.json")).read_text())["process"]
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped; nothing is lost" in said, said
+    assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    results = carry_script(tmp_path / "out", f"{COMMAND} --wrong slow --steps 12")
+    cut, _ = results
+    assert cut["steps"] == 12 and len(list(tmp_path.glob("out/runs/*/told/2.json"))) == 1
+
+
+def test_a_sweep_is_of_an_argument():
+    study = choose_study(request_of(methods=(), sweeps=("baseline | optim.weight-decay={0.1,0.01}",)))
+    assert study.arms == ("baseline", "baseline | optim.weight-decay=0.01", "baseline | optim.weight-decay=0.1")
 
 
 def test_damage_of_a_finished_run_is_seen_and_repaired(tmp_path):

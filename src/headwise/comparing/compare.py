@@ -57,7 +57,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         >>> from headwise.comparing.comparison import Comparison
         >>> from headwise.engines.in_process import HereEngine
         >>> from headwise.comparing.progress import PlainLines
-        >>> from headwise.study import compare
+        >>> from headwise.comparing.compare import compare
         >>> from headwise.studies.digits import STUDY
         >>> task = STUDY.task.model_copy(update={"epochs": 1, "train_size": 64, "test_size": 64})
         >>> study = STUDY.model_copy(update={"task": task, "methods": ("DropHead(p=0.2)",), "seeds": 1})

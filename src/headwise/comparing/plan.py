@@ -88,7 +88,7 @@ def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
 
 def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Order]) -> list[str]:
     """Describe the plan in lines of 80 columns: runs, layers reached, time and disk, as far as they are known."""
-    runs = defaultdict(int)
+    runs: dict[str, int] = defaultdict(int)
     for order in left:
         runs[order.configuration.arm] += 1
     trials = len(comparison.study.arms) * comparison.trials

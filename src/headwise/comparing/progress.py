@@ -82,8 +82,8 @@ class Bars:
         )
 
         text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("gone,"))
-        columns = (*columns, TimeRemainingColumn(), TextColumn("left"))
+        times = (TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"))
+        columns = (text, BarColumn(bar_width=20), MofNCompleteColumn(), *times)
         self._all = Progress(*columns, console=console)
         self._each = Progress(
             text, BarColumn(bar_width=16), TextColumn("{task.fields[state]}", markup=False), console=console

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import headwise.comparing.compare  # noqa: F401  # what a study needs is missed at once, not when it runs
 from headwise.comparing.command import carry_out, start_engine
 from headwise.comparing.request import Request, check
 from headwise.engines.in_process import HereEngine
@@ -58,20 +60,18 @@ class StudyResult:
     Example:
         >>> import headwise, tempfile
         >>> from headwise.studies.digits import Digits
+        >>> task = Digits(epochs=1, train_size=50, test_size=50)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = headwise.compare(
-        ...         Digits(epochs=1, train_size=50, test_size=50), methods=["DropHead(p=0.2)"], seeds=1, out=folder,
-        silent=True ...     ) ...     result.verdicts {'DropHead(p=0.2)': 'undecided'}
+        ...     result = headwise.compare(task, methods=["DropHead(p=0.2)"], seeds=1, out=folder, silent=True)
+        >>> result.verdicts
+        {'DropHead(p=0.2)': 'undecided'}
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.report = StudyReport(write(self.folder))
-
-    @cached_property
-    def analysis(self) -> Analysis:
-        """Return the whole analysis: every outcome, interval, test and premise."""
-        return checked_analysis(self.folder / "analysis.json")
+        # every outcome, interval, test and premise
+        self.analysis: Analysis = checked_analysis(self.folder / "analysis.json")
 
     @property
     def answer(self) -> str:
@@ -198,10 +198,13 @@ def compare(
     )
     check(request)
     chosen = HereEngine() if engine == "local" and jobs == 1 else start_engine(request)
+    threads = torch.get_num_threads()
     try:
         return StudyResult(carry_out(request, chosen, silent=silent))
     finally:
         chosen.close()
+        # a run in this process takes as many as its study says
+        torch.set_num_threads(threads)
 
 
 def _named(subject: str | type[Subject] | Subject) -> dict[str, Any]:

@@ -60,12 +60,13 @@ class HeadwiseCallback(TrainerCallback):
             `compute_loss_func`, or the model's loss.
 
     Raises:
-        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize` does.
+        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize`
+            does.
         RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made with.
 
     Example:
         >>> from headwise import DropHead, HeadwiseCallback
-        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # Trainer(..., callbacks=[callback])
+        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # given in Trainer(callbacks=[...])
         >>> callback.methods
         (DropHead(p=0.2),)
     """
