@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
 import torchvision_stub  # noqa: F401  (before transformers)
-from shrink import build
+from shrink import build, outline
 from torch import Tensor, nn
 
 from headwise import RelaxedAttention, hosts
@@ -48,6 +48,8 @@ class Row:
     neutral: str = ""
     strong: str = ""
     note: str = ""
+    # why each refused class is refused, and what would have to change
+    why: dict[str, str] = field(default_factory=dict)
 
     def cells(self) -> list[str]:
         """Return the row of the table."""
@@ -90,20 +92,47 @@ def sweep(model_type: str) -> Row:
         row = Row(model_type)
         row.note = f"not tried: more than {SECONDS} s of processor time"
     except ValueError as error:
-        row.note = f"not tried: {error}"
+        row = read_alone(model_type, str(error))
     except RuntimeError as error:
         row.note = f"raised in the call: {error}".split(";")[0]
     return row
 
 
-def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
+def read_alone(model_type: str, error: str) -> Row:
+    """List the attention layers of a model that was built without weights, because none that runs was found."""
+    row = Row(model_type)
+    try:
+        with limited():
+            model = outline(model_type)
+            # Layers look up which attention they were loaded with.
+            for module in model.modules():
+                if hasattr(getattr(module, "config", None), "_attn_implementation"):
+                    module.config._attn_implementation_internal = "sdpa"  # type: ignore[union-attr]
+            _list(row, model)
+    except TooLong:
+        row = Row(model_type, note=f"not tried: more than {SECONDS} s of processor time")
+    except ValueError:
+        row.note = f"not tried: {error}"
+    else:
+        row.loaded = "no weights"
+        row.note = f"not run: {error}"
+    return row
+
+
+def _list(row: Row, model: nn.Module) -> list[Any]:
     found = hosts.find(model)
     reached = Counter(f.site.host for f in found if f.adapter is not None)
     row.reached = " + ".join(f"{n} {host}" for host, n in sorted(reached.items()))
-    row.refused = ", ".join(sorted({type(f.site.module).__name__ for f in found if f.adapter is None}))
+    row.why = {type(f.site.module).__name__: f.reason for f in found if f.adapter is None}
+    row.refused = ", ".join(sorted(row.why))
+    return found
+
+
+def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
+    found = _list(row, model)
     if not found:
         row.note = "it has no attention"
-    if not reached:
+    if not row.reached:
         return
     plain = run(model, batch)
     size = max(1.0, float(plain.abs().max()))
@@ -172,8 +201,9 @@ Written by `python benchmarks/families.py` with torch {torch} on CPU.
 |---|---|
 {counts}
 Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit. At the end stand
-the types of which no tiny model was built and fed by `benchmarks/shrink.py`, each with its reason: that says nothing about
-headwise.
+the types of which no model was built by `benchmarks/shrink.py`, each with its reason: that says nothing about headwise. A type
+loaded with "no weights" was built without numbers, because no batch that it takes was found: which of its layers are reached is read
+off its code, and nothing was run. Behind it stands of each refused class what would have to change.
 
 | type | loaded as | reached | refused | neutral | strong | note |
 |---|---|---|---|---|---|---|
@@ -186,6 +216,7 @@ OUTCOMES = (
     "every attention layer refused by name",
     "no attention",
     "reached, and raised in the call",
+    "built without weights and read, not run",
     "not tried",
 )
 
@@ -193,6 +224,8 @@ OUTCOMES = (
 def outcome(row: Row) -> str:
     """Return the one of OUTCOMES that a row is."""
     if row.note.startswith("not tried"):
+        return OUTCOMES[6]
+    if row.note.startswith("not run"):
         return OUTCOMES[5]
     if row.note.startswith("raised in the call"):
         return OUTCOMES[4]
@@ -203,11 +236,11 @@ def outcome(row: Row) -> str:
 
 def sentence(counted: Counter[str] | dict[str, int]) -> str:
     """Return the sentence that README says of the page; a test holds it to the page."""
-    whole, some, refused, none, raised, untried = (counted[name] for name in OUTCOMES)
+    whole, some, refused, none, raised, read, untried = (counted[name] for name in OUTCOMES)
     return (
         f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every attention layer, "
-        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name in the call, and "
-        f"of {untried} no tiny model was built and fed"
+        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name in the call, "
+        f"{read} were built without weights and their layers listed alone, and {untried} were not built"
     )
 
 
@@ -230,7 +263,10 @@ def table(rows: list[Row]) -> str:
     shown = [row for row in rows if outcome(row) != "not tried"]
     lines = "".join(f"| {' | '.join(_cell(cell) for cell in row.cells())} |\n" for row in shown)
     listed = "".join(f"| {row.model_type} | {_cell(row.note.removeprefix('not tried: '))} |\n" for row in untried)
-    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}"
+    why = {kind: reason for row in rows for kind, reason in row.why.items()}
+    changes = "".join(f"| {kind} | {_cell(reason)} |\n" for kind, reason in sorted(why.items()))
+    asked = f"\n## Refused classes\n\n| class | why, and what would have to change |\n|---|---|\n{changes}" if changes else ""
+    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{asked}"
 
 
 def _cell(text: str) -> str:
@@ -270,7 +306,7 @@ def main() -> None:
             print(" | ".join(kept[model_type].cells()), f"| {time.perf_counter() - start:.1f} s", flush=True)
             if given.resume is not None:
                 with given.resume.open("a") as file:
-                    file.write(json.dumps(kept[model_type].cells()) + "\n")
+                    file.write(json.dumps([*kept[model_type].cells(), kept[model_type].why]) + "\n")
         rows.append(kept[model_type])
     if not chosen:
         OUT.write_text(table(rows))

@@ -141,7 +141,8 @@ def _code(config_class: type) -> str:
 
 def _agree(config: Any) -> None:
     """Set what must agree with the small sizes: sections of rotary positions, periods of layers, latent heads, windows."""
-    changes: dict[str, Any] = {"attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1]}
+    # A cache that keeps states in the place of keys cannot be asked for lengths.
+    changes: dict[str, Any] = {"use_cache": False, "attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1]}
     if getattr(config, "kv_lora_rank", None):
         changes["num_key_value_heads"] = HEADS
     if hasattr(config, "depths") and hasattr(config, "window_size"):
@@ -192,6 +193,34 @@ def build(model_type: str, implementation: str | None = None, seed: int = 0) -> 
         except Exception as error:
             reasons.append(_line(error))
     raise ValueError(reasons[0])
+
+
+def outline(model_type: str) -> nn.Module:
+    """Build a model of a type without weights (meta device), as small as its configuration allows; it cannot be run.
+
+    Raises:
+        ValueError: with the first reason, where there is no model of the type or none could be built.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    reasons: list[str] = []
+    for cls in _model_classes(config_class):
+        for config in itertools.chain(_configs(config_class, reasons), _plain(config_class, reasons)):
+            try:
+                with torch.device("meta"):
+                    model: nn.Module = cls(config).eval()
+                return model
+            except Exception as error:
+                reasons.append(_line(error))
+    raise ValueError(reasons[0])
+
+
+def _plain(config_class: type, reasons: list[str]) -> Iterator[Any]:
+    try:
+        yield config_class()
+    except Exception as error:
+        reasons.append(_line(error))
 
 
 def _model_classes(config_class: type) -> list[type]:

@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | audit | methods | studies`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -269,6 +269,20 @@ def audit(
     from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What headwise.watch(..., keep=N) wrote of an alert.")],
+    training: Annotated[
+        str,
+        typer.Argument(help="FILE.py:FUNCTION, which gives (model, optimizer, step); step(batch) trains on a batch."),
+    ],
+) -> None:
+    """Run the steps before an alert again, from their weights, batches and random state, and read every one."""
+    from headwise.watching.replay import run
+
+    run(file, training)
 
 
 def main() -> None:

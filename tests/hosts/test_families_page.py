@@ -25,7 +25,7 @@ def cells(line: str) -> list[str]:
 
 def rows_of(page: str) -> tuple[list[Row], list[str], dict[str, int]]:
     counted = {name: int(n) for name, n in re.findall(r"^\| ([a-z][a-z ,]+) \| (\d+) \|$", page, re.MULTILINE)}
-    tried, _, untried = page.partition("## Not tried")
+    tried, _, untried = page.partition("## Refused classes")[0].partition("## Not tried")
     lines = tried.partition("| type | loaded as |")[2].splitlines()[2:]
     rows = [Row(*(cells(line) + [""] * 7)[:7]) for line in lines if line.startswith("| ")]
     left = [cells(line)[0] for line in untried.splitlines() if line.startswith("| ") and "first error" not in line]
@@ -69,8 +69,10 @@ def test_a_page_written_from_rows_is_read_back():
         Row("d", "eager", "", "", "", "", "it has no attention"),
         Row("e", "sdpa", "2 fused", "", "", "", "raised in the call: x | y"),
         Row("f", note="not tried: ValueError: a | b"),
+        Row("g", "no weights", "2 transformers", "", "", "", "not run: ValueError: a", {"OtherAttention": "it does more"}),
     ]
     rows, untried, counted = rows_of(table(made))
-    assert [row.cells()[:6] for row in rows] == [row.cells()[:6] for row in made[:5]]
+    assert [row.cells()[:6] for row in rows] == [row.cells()[:6] for row in (*made[:5], made[6])]
     assert untried == ["f"]
-    assert list(counted.values()) == [1] * 6
+    assert list(counted.values()) == [1] * 7
+    assert "| OtherAttention | it does more |" in table(made)

@@ -122,9 +122,9 @@ class FittedLayer:
         original: Callable[[], tuple[Tensor, Tensor | None]],
         *,
         training: bool,
-        need_weights: bool = False,
         kernel: Kernel | None = None,
         packed: Packed | None = None,
+        need_weights: bool = False,
         **settings: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the host's attention call through the methods that act now.
@@ -185,7 +185,9 @@ class FittedLayer:
                 self.shared.penalties.record(call)
             if self.armed and self.observer is not None:
                 self.observer(call, out)
-            return out if packed is None else packed.pack_heads(out), weights
+            if packed is None:
+                return out, weights
+            return packed.pack_heads(out), None if weights is None else packed.pack_matrix(weights)
         out, weights = original()
         if self.armed and self.observer is not None:
             self.observer(call, out if packed is None else packed.unpack_heads(out))

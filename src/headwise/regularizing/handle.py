@@ -15,6 +15,7 @@ from headwise.core.method import Method
 from headwise.core.schedule import Schedule
 from headwise.core.shared_state import Penalties, SharedState
 from headwise.core.site import Site
+from headwise.pages.notebook import html_table
 from headwise.regularizing import (
     attachment,
     changed,
@@ -367,6 +368,12 @@ class Regularized:
     def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
         """Return a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
         return trainer_loss.compute_loss_func(self, base)
+
+    def _repr_html_(self) -> str:
+        rows = [(repr(method), type(method).__doc__.splitlines()[0]) for method in self.methods if type(method).__doc__]
+        what = "removed" if self.removed else f"at step {self.step}"
+        shown = html_table(f"{self!r}, {what}", ("method", "what it does"), rows)
+        return shown if self.removed else shown + self.report()._repr_html_()
 
     def __repr__(self) -> str:
         return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"

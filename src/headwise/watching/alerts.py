@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from headwise.files.health_records import Alert, Record
+from headwise.pages.notebook import html_table
 from headwise.statistics.alert_remedies import REMEDIES
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.rules import Thresholds as Thresholds
@@ -21,6 +22,15 @@ class HealthAlert(RuntimeError):
     def __init__(self, alerts: list[Alert]) -> None:
         super().__init__("\n".join(told(alerts)))
         self.alerts = alerts
+
+
+class Alerts(list[Alert]):
+    """A list of alerts that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [(a["step"], a["alert"], a["sentence"], a["remedy"], a["source"]) for a in self]
+        title = f"{len(self)} alert{'s' if len(self) != 1 else ''}"
+        return html_table(title, ("step", "alert", "what it says", "what to do", "who showed it"), rows)
 
 
 def told(alerts: list[Alert]) -> list[str]:
