@@ -25,7 +25,7 @@ from headwise.core.method import REGISTRY, Method
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
 
-import backend_functions
+import backend_functions  # noqa: E402
 
 PAGE = ROOT / "docs" / "backends.md"
 BEGIN, END = "<!-- matrix: begin (python docs/backends_matrix.py) -->", "<!-- matrix: end -->"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import altair as alt
 import pytest
 
@@ -130,4 +132,4 @@ def test_names_of_points_against_a_cost_lie_on_no_other(tmp_path):
     left = [places[str(at)] for at in range(3)]
     assert {place["align"] for place in left} == {"left"} and places["3"]["align"] == "right"
     heights = sorted(280 * (0.9 - row["mean"]) / 0.4 + place["dy"] for row, place in zip(rows, left))
-    assert min(after - before for before, after in zip(heights, heights[1:])) >= LINE - 1 and LETTER > 0
+    assert min(after - before for before, after in itertools.pairwise(heights)) >= LINE - 1 and LETTER > 0
