@@ -53,6 +53,7 @@ OPTIONS = {
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
+    "replay": "--help",
 }
 
 

@@ -121,7 +121,7 @@ def _float(value: Tensor | float | None) -> float | None:
 
 @contextmanager
 def _as_it_was(model: nn.Module, optimizers: list[Optimizer], entry: dict[str, Any]) -> Iterator[None]:
-    """Give the first forward of a step its random state, and every optimizer the settings that it had."""
+    """Set the random state of a step's first forward, and the settings that every optimizer had."""
     waiting = [True]
 
     def forward(module: nn.Module, args: Any) -> None:

@@ -94,7 +94,7 @@ class Keeper:
         self._due = None
         if self._states and self._states[-1]["step"] == step:
             self._states.pop()
-        state = {"step": step, "handle": None if self.regularized is None else self.regularized.state()}
+        state: dict[str, Any] = {"step": step, "handle": None if self.regularized is None else self.regularized.state()}
         state["model"] = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         # before the first step there is none: the training's own begins
         state["optimizers"] = [copy.deepcopy(one.state_dict()) for one in self._optimizers]
@@ -202,7 +202,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def random_left_alone() -> Iterator[None]:
-    """Give the generators back as they were."""
+    """Leave the generators as they were."""
     before = random_state()
     try:
         yield
