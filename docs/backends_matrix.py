@@ -105,18 +105,28 @@ def cell(
     return "around" if attention is None else "headwise"
 
 
+def taken(plain: LlamaForCausalLM, kind: str, method: Method, attention: str | None) -> bool:
+    """Return whether a method is taken, and not refused by name."""
+    own = backend_functions.use(copy.deepcopy(plain), kind)
+    try:
+        headwise.regularize(own, method, attention=attention)
+    except ValueError:
+        return False
+    return True
+
+
 def row(plain: LlamaForCausalLM, name: str, kinds: Sequence[str]) -> list[str]:
     """Return the cells of one method."""
     method = REGISTRY[name](**REGISTRY[name].strong)
     cells: list[str] = []
     known: dict[bool, list[torch.Tensor]] = {}
     for kind in kinds:
-        try:
-            headwise.regularize(backend_functions.use(copy.deepcopy(plain), kind), method).remove(discard=True)
-            cells.append(cell(plain, kind, method, None, known))
-        except ValueError as error:
-            on_request = 'attention="headwise"' in str(error)
-            cells.append(cell(plain, kind, method, "headwise", known) if on_request else "not on causal layers")
+        # Computed by headwise every method runs that has a meaning on these layers.
+        if not taken(plain, kind, method, "headwise"):
+            cells.append("not on causal layers")
+            continue
+        attention = None if taken(plain, kind, method, None) else "headwise"
+        cells.append(cell(plain, kind, method, attention, known))
     return cells
 
 

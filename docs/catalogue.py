@@ -7,16 +7,18 @@ here.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from headwise import methods
 from headwise.core.method import REGISTRY
 from headwise.experiments.task import Task
-from headwise.studies.registry import BUILT_IN, PAPERS, load_study
+from headwise.studies.registry import BUILT_IN, PAPERS
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
@@ -57,7 +59,7 @@ def of_studies() -> dict[str, Any]:
 
 
 def _study(name: str) -> dict[str, Any]:
-    module = load_study(name)
+    module = importlib.import_module(_modules()[name])
     study = getattr(module, "STUDY", None)
     kept = _kept(name)
     if study is None:
@@ -66,6 +68,12 @@ def _study(name: str) -> dict[str, Any]:
     downloads = type(study.task).prepare is not Task.prepare
     found = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
     return found | {"data": "downloaded once" if downloads else "comes with its packages", "kept": kept}
+
+
+def _modules() -> dict[str, str]:
+    """Return the modules of all studies as this tree names them, whatever state of it is installed."""
+    papers = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
+    return {**BUILT_IN, **papers["project"]["entry-points"]["headwise.studies"]}
 
 
 def _kept(name: str) -> str:

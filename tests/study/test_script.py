@@ -163,8 +163,8 @@ def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp
 
 def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StudyError, match=r"(?s)printed and logged nothing for 3 s and was ended.*--timeout.*step 4 of"):
-        carry_script(tmp_path / "out", methods=("baseline | wrong=spawns",), timeout=3.0)
+    with pytest.raises(StudyError, match=r"(?s)printed and logged nothing for 6 s and was ended.*--timeout.*step 4 of"):
+        carry_script(tmp_path / "out", methods=("baseline | wrong=spawns",), timeout=6.0)
     child = int(Path("child").read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 

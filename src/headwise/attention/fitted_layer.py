@@ -228,7 +228,11 @@ class FittedLayer:
                 if call is None:
                     # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
-                    given_by = {"samples": self.samples, "packed": packed, "tokens": self._real(x, packed)}
+                    given_by: dict[str, Any] = {
+                        "samples": self.samples,
+                        "packed": packed,
+                        "tokens": self._real(x, packed),
+                    }
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, **given_by)
                 x = method.hidden(x, call)
         # Of two kinds of tokens the layer's first argument is one alone.

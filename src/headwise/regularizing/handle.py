@@ -370,7 +370,7 @@ class Regularized:
         return trainer_loss.compute_loss_func(self, base)
 
     def _repr_html_(self) -> str:
-        rows = [(repr(method), type(method).__doc__.splitlines()[0]) for method in self.methods if type(method).__doc__]
+        rows = [(repr(method), method.summary()) for method in self.methods]
         what = "removed" if self.removed else f"at step {self.step}"
         shown = html_table(f"{self!r}, {what}", ("method", "what it does"), rows)
         return shown if self.removed else shown + self.report()._repr_html_()

@@ -11,7 +11,7 @@ from typing import Any
 from headwise.files.durable import read_json
 from headwise.files.entry_points import entry_points
 from headwise.files.errors import StudyError
-from headwise.studies.registry import BUILT_IN, PAPERS, load_study, study_names
+from headwise.studies.registry import PAPERS, load_study, study_names
 
 WIDTH = 80
 
@@ -94,8 +94,7 @@ def print_studies() -> None:
 
 
 def _about_study(name: str) -> list[str]:
-    known = catalogue()["studies"].get(name) if name in (*BUILT_IN, *PAPERS) else _of_another(name)
-    assert known is not None
+    known = catalogue()["studies"].get(name) or _of_another(name)
     if "arms" not in known:
         return [known["question"], "figures of its own kind: no arms to choose", *_verdict(name, known)]
     lines = [known["question"], f"{known['arms']} arms x {known['seeds']} seeds; data: {known['data']}"]

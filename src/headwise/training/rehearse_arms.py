@@ -68,7 +68,7 @@ def _try_arm(part: Part, configuration: RunConfiguration, device: torch.device, 
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
         whole = part.following is None
-        cost = {"parameters": sum(one.numel() for one in model.parameters()), "steps": steps if whole else None, "seconds": None}
+        cost: dict[str, Any] = {"parameters": sum(one.numel() for one in model.parameters()), "steps": steps if whole else None, "seconds": None}
         if trains:
             cost["seconds"] = _step_seconds(part, model, handle, move(first_batch(task, train, task.batch_size), device), example)
         if handle is not None:

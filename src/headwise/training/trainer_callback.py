@@ -107,8 +107,9 @@ class HeadwiseCallback(TrainerCallback):
             )
         self._stands = True
         if self.methods:
-            settings = {"where": self.where, "seed": self.seed, "attention": self.attention}
-            self.regularized = regularize(model, *self.methods, **settings)
+            self.regularized = regularize(
+                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
+            )
         elif current().path is not None:
             self._follow(run(), trainer, model, args)
         if self.regularized is not None:
@@ -146,8 +147,7 @@ class HeadwiseCallback(TrainerCallback):
         if args.seed != found.seed:
             raise ValueError(
                 f"the Trainer's seed is {args.seed} and the run's is {found.seed}, so that arms and seeds would be no "
-                "pairs: "
-                "TrainingArguments(seed=headwise.run().seed)"
+                "pairs: TrainingArguments(seed=headwise.run().seed)"
             )
         self._run = found
         handle = found.regularize(model, steps=args.max_steps if args.max_steps > 0 else None)

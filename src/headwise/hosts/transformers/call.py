@@ -125,7 +125,7 @@ def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[N
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
     module.config = adapter.config
     if repeated and groups is not None:
-        module.num_key_value_groups = 1
+        module.num_key_value_groups = 1  # type: ignore[assignment]  # a plain number of the host's
     try:
         yield
     finally:
