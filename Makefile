@@ -35,6 +35,7 @@ lint: $(VENV)/.test
 	$(PY) docs/claims_table.py --check
 	$(PY) docs/source_pages.py --check
 	$(PY) docs/methods_table.py --check
+	$(PY) docs/catalogue.py --check
 	$(PY) docs/method_contract.py --check
 
 types: $(VENV)/.test
@@ -78,6 +79,7 @@ storm: $(VENV)/.test
 
 methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
+	$(PY) docs/catalogue.py
 	$(PY) docs/method_contract.py
 
 # torch first: a looser range would pull its CUDA build.

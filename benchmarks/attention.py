@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import torch
 import torch.nn.functional as F
 from memory import memory
-from parts import decorrelation, model_step, qk_clip
+from parts import decorrelation, model_step, packed_step, qk_clip
 from timing import CLOCKS, interleave, machine, ratio
 
 from headwise.methods import (
@@ -79,7 +79,7 @@ def table(options: argparse.Namespace, causal: bool) -> None:
     print("| method | shape | / plain | bar | / textbook | bar | plain / itself (middle half) | meets |")
     print("|---|---|---|---|---|---|---|---|")
     for kind, methods in (("first", FIRST), ("second", SECOND)):
-        for method in [m for m in methods if options.methods is None or type(m).__name__ in options.methods.split(",")]:
+        for method in chosen(options, methods):
             for i, (name, shape) in enumerate(SHAPES.items()):
                 times = interleave(variants(method, shape, causal), options.rounds, clock=options.clock)
                 over, spread = ratio(times, "method", "plain"), _spread(times)
@@ -90,6 +90,11 @@ def table(options: argparse.Namespace, causal: bool) -> None:
                 meets = "-" if not held else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
                 shown = f"{twin:.2f} | {twin_bar}" if twin is not None else "- | -"
                 print(f"| {method!r} | {name} | {over:.2f} | {bar} | {shown} | {spread[0]:.2f}-{spread[1]:.2f} | {meets} |", flush=True)
+
+
+def chosen(options: argparse.Namespace, methods=FIRST + SECOND) -> list:
+    """Return the methods whose rows are asked for."""
+    return [m for m in methods if options.methods is None or type(m).__name__ in options.methods.split(",")]
 
 
 def _spread(times: dict[str, list[float]]) -> tuple[float, float]:
@@ -104,7 +109,7 @@ def _yes(condition: bool) -> str:
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["table", "causal", "memory", "qkclip", "decorrelation", "step"])
+    parser.add_argument("--only", choices=["table", "causal", "memory", "qkclip", "decorrelation", "step", "packed"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="of the tables; cpu: processor time")
@@ -120,6 +125,7 @@ def main() -> None:
         "qkclip": lambda: qk_clip(options.rounds),
         "decorrelation": lambda: decorrelation(options.rounds),
         "step": lambda: model_step(FIRST, options.rounds),
+        "packed": lambda: packed_step(chosen(options), options.rounds, options.clock),
     }
     for name, run in parts.items():
         if options.only in (None, name):

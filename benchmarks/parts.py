@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import torch
@@ -45,6 +46,44 @@ def decorrelation(rounds: int) -> None:
 
     times = interleave({"pairwise": pairwise, "exact": exact}, max(3, rounds // 3), warmup=1)
     print(f"\n### Decorrelation, H=12, T=197, batch 8: pairwise / exact = {ratio(times, 'pairwise', 'exact'):.1f} (bar 3)", flush=True)
+
+
+def packed_step(methods, rounds: int, clock: str) -> None:
+    """Print a training step of a Llama of 4 layers on 8 sequences of 32 to 256 tokens in one row, with each method over one without.
+
+    Beside it the same over the padded batch of these sequences, and the padded step over the packed one: what padding costs there.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    print("\n### Training step on packed rows, 8 sequences of 32 to 256 tokens, sdpa, with / without\n")
+    print("| method | packed row | padded batch | padded / packed, with the method |\n|---|---|---|---|")
+    lengths = [32, 256, 64, 96, 128, 48, 192, 80]
+    rows = [torch.randint(1, 1000, (n,)) for n in lengths]
+    places = torch.arange(max(lengths))
+    packed = {"input_ids": torch.cat(rows)[None], "position_ids": torch.cat([torch.arange(n) for n in lengths])[None]}
+    padded = {
+        "input_ids": torch.stack([F.pad(row, (0, max(lengths) - len(row))) for row in rows]),
+        "attention_mask": torch.stack([places < n for n in lengths]).long(),
+    }
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    plain = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, vocab_size=1000))
+
+    def step(model, batch, handle) -> None:
+        loss = model(**batch, use_cache=False).logits.square().mean()
+        (loss if handle is None else loss + handle.loss()).backward()
+        model.zero_grad()
+
+    for method in methods:
+        fitted = copy.deepcopy(plain)
+        handle = headwise.regularize(fitted, method)
+        runs = {
+            f"{name} {kind}": partial(step, model, batch, given)
+            for name, model, given in (("plain", plain, None), ("method", fitted, handle))
+            for kind, batch in (("packed", packed), ("padded", padded))
+        }
+        times = interleave(runs, max(5, rounds // 2), clock=clock)
+        over = [ratio(times, f"method {kind}", f"plain {kind}") for kind in ("packed", "padded")]
+        print(f"| {method!r} | {over[0]:.2f} | {over[1]:.2f} | {ratio(times, 'method padded', 'method packed'):.2f} |", flush=True)
 
 
 def model_step(methods, rounds: int) -> None:

@@ -1,4 +1,5 @@
-"""What watching costs: a full reading, readings every 50 steps and an idle watch, each against the same training step.
+"""What watching costs: a full reading, readings every 50 steps, an idle watch, the largest logit of every step, and what is read
+around the optimizer's step, each against the same training step.
 
 make bench-watch
 make bench-watch ARGS="--rounds 9 --threads 2"
@@ -18,10 +19,13 @@ from torch import Tensor, nn
 import headwise
 from headwise.statistics import STATISTICS
 from headwise.studies.vision_transformer import VisionTransformer
+from headwise.watching.updates import OF_STEP
 
 EVERY = 50
 # A full reading over a step; readings every 50 steps over the same steps; hook time of all sites over a step.
 BARS = (1.0, 0.02, 0.005)
+# The largest logit read in every step, over a step.
+LOGIT_BAR = 0.03
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
@@ -73,15 +77,23 @@ def cost(name: str, make, rounds: int) -> bool:
     print(f"| every = {EVERY}, overall | {extra / EVERY:.2%} | {BARS[1]:.0%} |")
     print(f"| idle: hook time x sites | {hooks:.3%} | {BARS[2]:.1%} |")
     for rows in (64, 256):
-        print(f"| reading of {rows} sampled queries | {sampled(make, rows, rounds):.2f} | |", flush=True)
-    return extra <= BARS[0] and extra / EVERY <= BARS[1] and hooks <= BARS[2]
+        print(f"| reading of {rows} sampled queries | {sampled(make, rounds, rows=rows):.2f} | |", flush=True)
+    logit = sampled(make, rounds, statistics=["max_logit"])
+    print(f"| largest logit, every step | {logit:.1%} | {LOGIT_BAR:.0%} |", flush=True)
+    few = sampled(make, rounds, statistics=["max_logit"], rows=64)
+    print(f"| largest logit of 64 sampled queries, every step | {few:.1%} | |", flush=True)
+    around = sampled(make, rounds, statistics=list(OF_STEP))
+    print(f"| gradients and updates ({len(OF_STEP)} figures), every = {EVERY} | {around / EVERY:.2%} | |", flush=True)
+    spikes = sampled(make, rounds, statistics=["gradient_spike"])
+    print(f"| gradient norm of every step | {spikes:.1%} | |", flush=True)
+    return extra <= BARS[0] and extra / EVERY <= BARS[1] and hooks <= BARS[2] and logit <= LOGIT_BAR
 
 
-def sampled(make, rows: int, rounds: int) -> float:
-    """Measure a reading of sampled queries."""
+def sampled(make, rounds: int, **settings) -> float:
+    """Measure a reading in every step, with settings of the watch."""
     model, loss_of = make()
     other, _ = make()
-    watch = headwise.watch(other, every=1, on_alert=None, rows=rows)
+    watch = headwise.watch(other, every=1, on_alert=None, **settings)
     runs = {"plain": stepper(model.train(), loss_of), "read": stepper(other.train(), loss_of, watch)}
     times = interleave(runs, max(2, rounds // 2), warmup=1)
     watch.remove()

@@ -16,7 +16,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keep_results import CLAIMS, claims_table, divergence_table, outcome_table, premises_table, trend_table, write_differences
+from keep_results import (
+    CLAIMS,
+    claims_table,
+    divergence_table,
+    outcome_table,
+    premises_table,
+    trend_table,
+    write_differences,
+)
 from scipy import stats
 
 from headwise.comparing.claim_check import canonical_claims, canonical_premises

@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 
 WIDTH, MARGIN = 1120, 24
 FOREST = "section#paired-differences"
-# The table above the plot says the same in numbers, and would fill the picture alone.
-PICTURED = f"section:not(#paired-differences), nav {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
+# The table below the plot says the same in numbers, and would fill the picture alone.
+PICTURED = f"section:not(#paired-differences), nav, .printing {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
 
 
 def take(report: Path, picture: Path, scheme: str) -> None:

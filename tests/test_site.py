@@ -131,6 +131,32 @@ def test_every_method_has_its_formula_and_says_when_to_use_it(site):
         assert headwise.parse(one.get("picture", name))[0].__class__ is REGISTRY[name]
 
 
+def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_more_of_it(site):
+    import method_results
+
+    text = method_results.results_of("DropHead")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")][2:]
+    kept = [path.parent for path in (DOCS / "results").glob("*/analysis.json") if '"label": "DropHead(' in path.read_text(encoding="utf-8")]
+    assert {re.search(r"\[([\w-]+)\]", row[-1])[1] for row in rows} == {path.name for path in kept}
+    digits = next(row for row in rows if "digits" in row[-1])
+    page = (DOCS / "results" / "digits" / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"\| `DropHead\(p=0.2\)` \|[^|]+\| ([^|]+) \|", page)[1]
+    assert digits[3].replace(" points", "").strip() == shown and digits[4].strip() == "better"
+    # a method of a calculation alone, and one that nothing ran
+    assert "[sigma-bound]" in method_results.results_of("SigmaReparam") and method_results.results_of("XSA") == method_results.NONE
+    told = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
+    assert not [name for name, one in site["methods"].entries().items() if told.search(one["when"])]
+
+
+def test_notes_on_searches_stand_in_no_list_of_pages(site, tmp_path):
+    made = (DOCS / "site" / "gallery.py").read_text(encoding="utf-8")
+    assert "results/*/*" not in made
+    conf = (DOCS / "site" / "conf.py").read_text(encoding="utf-8")
+    assert "orphan: true" in conf
+    lists = [path.read_text(encoding="utf-8") for path in WRITTEN if path.parent == DOCS]
+    assert not [text for text in lists if re.search(r"^results/.*(search|quick|pre)$", text, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("name", methods.__all__)
 def test_the_page_of_a_method_has_picture_code_and_cost(site, tmp_path, name):
     pages = site["methods"]

@@ -104,7 +104,9 @@ def test_a_padding_free_sft_run_is_the_padded_run(tmp_path, tokenizer):
     for other in (free, plain):
         torch.testing.assert_close(other[0], padded[0], rtol=1e-4, atol=1e-4)
         assert other[1].keys() == padded[1].keys()
-        torch.testing.assert_close(list(other[1].values()), list(padded[1].values()), rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(
+            list(other[1].values()), list(padded[1].values()), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
         torch.testing.assert_close(other[2], padded[2], rtol=1e-4, atol=1e-5)
     assert free[3].fitted[0].kernels == {"the host's"}
 
@@ -126,7 +128,10 @@ def test_a_packed_sft_run_sees_every_sequence_apart(tmp_path, tokenizer):
 
 
 def test_the_penalty_is_added_once_to_the_loss_of_dpo(tmp_path, tokenizer):
-    pairs = [{"prompt": "w1 w2", "chosen": "w3 w4 w5", "rejected": "w6"}, {"prompt": "w7", "chosen": "w8", "rejected": "w9 w3"}] * 2
+    pairs = [
+        {"prompt": "w1 w2", "chosen": "w3 w4 w5", "rejected": "w6"},
+        {"prompt": "w7", "chosen": "w8", "rejected": "w9 w3"},
+    ] * 2
     found = {}
     for strength in (0.0, 1.0):
         callback = HeadwiseCallback(EntropyPenalty(strength=strength))
@@ -139,12 +144,9 @@ def test_the_penalty_is_added_once_to_the_loss_of_dpo(tmp_path, tokenizer):
             callbacks=[callback],
         )
         batch = next(iter(trainer.get_train_dataloader()))
-        forwards, layer = [], callback.regularized.fitted[0]
-        count = trainer.model.register_forward_hook(lambda *_: forwards.append(len(layer.shared.penalties)))
         trainer.model.train()
         found[strength] = trainer.compute_loss(trainer.model, batch)
-        count.remove()
-        assert len(forwards) == 1
+        assert not callback.regularized.drop_penalties()
         trainer.model.eval()
         found["plain"] = trainer.compute_loss(trainer.model, batch)
     twin = headwise.regularize(model().train(), EntropyPenalty(strength=1.0))

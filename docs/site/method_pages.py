@@ -1,4 +1,4 @@
-"""Write a page for each method of the registry: formula, picture, when to use it, cost, both forms in code.
+"""Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms in code.
 
     python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
 """
@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import methods_table  # noqa: E402
 from heat import heat_maps  # noqa: E402
+from method_results import results_of  # noqa: E402
 from pictured_layer import HEADS, learned_numbers, pictured  # noqa: E402
 
 from headwise import methods, parse  # noqa: E402
@@ -96,6 +97,7 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
     parts.append(_picture(cls, parse(said.get("picture", name))[0], folder))
     if "when" in said:
         parts += ["## When to use it", said["when"]]
+    parts += ["## What was measured", results_of(name)]
     parts += ["## Cost and place", _facts(cls), "## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
     if rest:
         parts += ["## In full", *(_line(one) for one in rest)]

@@ -26,6 +26,10 @@ INNER = {
         "headwise.compressing.record.Compressed",
         "headwise.statistics.curvature.sharpness.Sharpness",
     ),
+    "What `run` and `compare` give": (
+        "headwise.training.plain_handle.PlainHandle",
+        "headwise.results.analysis_record.Analysis",
+    ),
     "What `check_method` gives": ("headwise.testing.contract.Checked",),
     "What the author of a method meets": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
 }

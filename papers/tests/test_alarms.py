@@ -102,7 +102,7 @@ def test_faults_that_a_model_cannot_have_are_left_out(family):
 
 
 def test_a_fault_shows_where_two_evaluations_in_a_row_lie_ten_percent_above_the_twin():
-    twin = {step: 1.0 for step in range(0, 20, 4)}
+    twin = dict.fromkeys(range(0, 20, 4), 1.0)
     assert shown([(0, 9.0), (4, 9.0), (8, 1.2), (12, 1.0), (16, 1.2)], twin, onset=8) == 16
     assert shown([(8, 1.2), (12, 1.11), (16, 1.0)], twin, onset=8) == 8
     assert shown([(8, 1.09), (12, 1.1)], twin, onset=8) is None

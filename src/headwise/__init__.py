@@ -36,10 +36,18 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.curvature.sharpness",
+    "run": "training.script_run",
+    "Run": "training.script_run",
 }
 
-# Out of `from headwise import *`, which must work without transformers.
-_OPTIONAL = {"WatchCallback": "watching.callbacks", "HeadwiseCallback": "watching.callbacks"}
+# Out of `from headwise import *`, which must work with torch alone.
+_OPTIONAL = {
+    "WatchCallback": "watching.callbacks",
+    "HeadwiseCallback": "training.trainer_callback",
+    "compare": "studies.from_python",
+    "StudyReport": "studies.from_python",
+    "StudyResult": "studies.from_python",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -88,7 +96,12 @@ if TYPE_CHECKING:
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
     from headwise.statistics.curvature.sharpness import sharpness as sharpness
-    from headwise.watching.callbacks import HeadwiseCallback as HeadwiseCallback
+    from headwise.studies.from_python import StudyReport as StudyReport
+    from headwise.studies.from_python import StudyResult as StudyResult
+    from headwise.studies.from_python import compare as compare
+    from headwise.training.script_run import Run as Run
+    from headwise.training.script_run import run as run
+    from headwise.training.trainer_callback import HeadwiseCallback as HeadwiseCallback
     from headwise.watching.callbacks import WatchCallback as WatchCallback
     from headwise.watching.loggers import MLflowRun as MLflowRun
     from headwise.watching.logs import JsonLines as JsonLines

@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | audit | methods | studies`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class CompareCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the options, then the settings of the study or task that was named."""
-        super().format_help(ctx, formatter)
+        """Print the study or task that was named, with its settings, then the options."""
         given = ctx.meta.get("headwise.given", [])
         task, scale = (_after(option, given) for option in ("--task", "--scale"))
         study = next((word for word in given if word in study_names()), None)
@@ -68,6 +67,7 @@ class CompareCommand(TyperCommand):
             except StudyError as error:
                 print(f"error: {error}", file=sys.stderr)
                 ctx.exit(1)
+        super().format_help(ctx, formatter)
 
 
 def _after(option: str, given: list[str]) -> str | None:
@@ -101,6 +101,30 @@ def compare(
     ] = None,
     scale: Annotated[str | None, typer.Option(help="The size at which the study is run, where it has several.")] = None,
     task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="Your own training script instead: the command that trains once, 'python train.py --epochs 3'."),
+    ] = None,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option(help="What the script records, and which direction is good: accuracy:higher; the first decides."),
+    ] = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(help="How the script takes changes after '|': argparse, hydra, environment or yaml:PATH."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds of silence after which a run of the script is ended as hanging.")
+    ] = None,
+    require_pairs: Annotated[
+        bool, typer.Option("--require-pairs", help="Stop where arms of a seed differ in initial weights or data.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Try every arm for a batch, say what would follow, and stop.")
+    ] = False,
+    no_rehearsal: Annotated[
+        bool, typer.Option("--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
+    ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
     train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
@@ -134,13 +158,20 @@ def compare(
 
     run(
         Request(
-            study=_named(study, task),
+            study=_named(study, task, script),
             studies=Installed(),
             methods=tuple(method or ()),
             sweeps=tuple(sweep or ()),
             settings=tuple(settings or ()),
             scale=scale,
             task=task,
+            script=script,
+            arguments=arguments,
+            outcomes=tuple(outcome or ()),
+            timeout=timeout,
+            require_pairs=require_pairs,
+            plan=plan,
+            rehearsal=not no_rehearsal,
             changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
             seeds=seeds,
             trials=tune,
@@ -158,9 +189,11 @@ def compare(
     )
 
 
-def _named(study: str | None, task: str | None) -> str:
+def _named(study: str | None, task: str | None, script: str | None) -> str:
     from headwise.files.errors import StudyError
 
+    if study and script:
+        raise StudyError(f"{study} is a built-in study and --script {script!r} is your own: give one of the two.")
     if study and task:
         raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
     return study or "digits"
@@ -170,32 +203,57 @@ def _named(study: str | None, task: str | None) -> str:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER...", help="The folder given by --out; of several, the arms are put together."),
+        typer.Argument(
+            metavar="FOLDER...",
+            help="The folder given by --out, of several the arms are put together; or a table of runs, CSV or JSONL, from anywhere.",
+        ),
     ],
+    outcome: Annotated[
+        list[str] | None, typer.Option(help="Of a table: what is compared, accuracy:higher; repeatable, the first decides.")
+    ] = None,
+    baseline: Annotated[str, typer.Option(help="Of a table: the arm that the others are held against.")] = "baseline",
+    arm: Annotated[str, typer.Option(help="Of a table: the column of the arms. Default: arm, method or group.")] = "",
+    seed_column: Annotated[str, typer.Option(help="Of a table: the column of the seeds. Default: seed.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Of a table: the folder of its report. Default: NAME-report.")] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
     ] = None,
 ) -> None:
     """Rebuild the report of a study from its files."""
-    from headwise.reporting.command import run
+    from headwise.files.errors import StudyError
+    from headwise.reporting.command import report_numbers, run
+    from headwise.reporting.numbers import is_table
 
+    tables = [path for path in folders if is_table(path)]
+    if tables and len(folders) > 1:
+        raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
+    if tables:
+        report_numbers(tables[0], outcome or [], baseline, arm=arm, seed=seed_column, out=out, export=export)
+        return
+    if outcome or arm or seed_column or out:
+        raise StudyError(f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it compares.")
     run(folders, export)
 
 
 @app.command()
 def studies() -> None:
-    """List the studies: name, question, arms and seeds."""
-    from headwise.studies.listing import print_studies
+    """List the studies: name, question, arms and seeds, data, last verdict."""
+    from headwise.studies.catalogue import print_studies
 
     print_studies()
 
 
 @app.command()
-def methods() -> None:
-    """List the methods: name, operation, paper."""
-    from headwise.methods.listing import print_methods
+def methods(
+    name: Annotated[str | None, typer.Argument(help="All that is said of one method.")] = None,
+    purpose: Annotated[
+        str | None, typer.Option("--for", help="Those for overfitting, unstable training, oversmoothing, long contexts, ...")
+    ] = None,
+) -> None:
+    """List the methods: name, operation, paper, what they are for."""
+    from headwise.studies.catalogue import print_methods
 
-    print_methods()
+    print_methods(name, purpose)
 
 
 @app.command()
@@ -211,6 +269,20 @@ def audit(
     from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What headwise.watch(..., keep=N) wrote of an alert.")],
+    training: Annotated[
+        str,
+        typer.Argument(help="FILE.py:FUNCTION, which gives (model, optimizer, step); step(batch) trains on a batch."),
+    ],
+) -> None:
+    """Run the steps before an alert again, from their weights, batches and random state, and read every one."""
+    from headwise.watching.replay import run
+
+    run(file, training)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
-    from headwise.comparing.compare import compare as compare
     from headwise.experiments.batch import Batch as Batch
     from headwise.experiments.evaluation import Evaluation as Evaluation
     from headwise.experiments.evaluation import Metric as Metric
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from headwise.results.records import Claim as Claim
     from headwise.results.records import ClaimTest as ClaimTest
     from headwise.results.records import Premise as Premise
+    from headwise.studies.from_python import compare as compare
     from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
 __all__ = [
@@ -54,7 +54,7 @@ _HOME = {
     "StudyError": "headwise.files.errors",
     "Task": "headwise.experiments.task",
     "VisionTransformer": "headwise.studies.vision_transformer",
-    "compare": "headwise.comparing.compare",
+    "compare": "headwise.studies.from_python",
 }
 
 

@@ -58,7 +58,7 @@ def test_a_head_that_has_collapsed_is_told_of_at_its_only_reading(tmp_path, data
         for part in ("query", "key"):
             getattr(model.encoder.layer[1].attention.self, part).weight[:8] *= 300
     folder = saved(model, tmp_path / "model")
-    found = [a for a in audit(folder, text=data["text"]).alerts if a["alert"] == "entropy_collapse"]
+    found = [a for a in audit(folder, text=data["text"]).alerts if a["alert"] == "sharp_head"]
     assert [(a["site"], a["head"]) for a in found] == [("encoder.layer.1.attention.self", 0)]
     assert "is below 5 % of its range (0.0" in found[0]["sentence"]
 
@@ -67,7 +67,7 @@ def test_the_limits_of_activations_can_be_set(tmp_path, data):
     folder = saved(bert(), tmp_path / "model")
     assert audit(folder, text=data["text"]).alerts == []
     found = audit(folder, text=data["text"], activation_thresholds=Thresholds(entropy_share=1.0)).alerts
-    assert {a["alert"] for a in found} == {"entropy_collapse"}
+    assert {a["alert"] for a in found} == {"sharp_head"}
     assert len(found) == 4
 
 

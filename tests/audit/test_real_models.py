@@ -92,7 +92,7 @@ def test_the_worst_head_of_the_encoder_is_the_one_without_entropy(encoder, story
     assert len(worst) == 5
     assert value(found, "encoder.layer.0.attention.self", "entropy_share", 2) < 0.05
     assert found.data == "story.txt"
-    (alert,) = [a for a in found.alerts if a["alert"] == "entropy_collapse"]
+    (alert,) = [a for a in found.alerts if a["alert"] == "sharp_head"]
     assert alert["sentence"].startswith("entropy of encoder.layer.0.attention.self head 2 is below 5 % of its range")
 
 

@@ -180,7 +180,9 @@ def put_in_place(monkeypatch):
     monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
     # Uncompiled, flex attention runs forward in every dtype on every processor.
     monkeypatch.setattr(
-        flex_integration, "compile_friendly_flex_attention", lambda q, k, v, training=False, **more: flex_attention(q, k, v, **more)
+        flex_integration,
+        "compile_friendly_flex_attention",
+        lambda q, k, v, training=False, **more: flex_attention(q, k, v, **more),
     )
     monkeypatch.setattr(
         masking, "create_block_mask", lambda *args, _compile=None, **more: create_block_mask(*args, **more)

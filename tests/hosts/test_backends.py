@@ -129,7 +129,9 @@ def test_watching_a_kernel_reads_what_it_reads_on_sdpa_and_changes_no_bit(llama,
         watch.remove()
     assert read[kind].keys() == read["sdpa"].keys()
     assert len(read[kind]) > 50
-    torch.testing.assert_close(list(read[kind].values()), list(read["sdpa"].values()), rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(
+        list(read[kind].values()), list(read["sdpa"].values()), rtol=1e-5, atol=1e-5, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +139,9 @@ def test_watching_a_kernel_reads_what_it_reads_on_sdpa_and_changes_no_bit(llama,
 def test_what_edits_logits_or_weights_is_refused_by_name_and_runs_on_request(llama, kind, method):
     twin = use(copy.deepcopy(llama), kind)
     stage = "logits" if type(method) is SoftCap else "weights"
-    message = rf"layers\.0.*{type(method).__name__} edits the {stage} inside of '{re.escape(kind)}'.*attention=\"headwise\""
+    message = (
+        rf"layers\.0.*{type(method).__name__} edits the {stage} inside of '{re.escape(kind)}'.*attention=\"headwise\""
+    )
     with pytest.raises(ValueError, match=message):
         headwise.regularize(twin, method)
     found = run(llama, kind, [method], batch(), attention="headwise")
@@ -190,7 +194,9 @@ def test_a_users_function_that_does_more_than_it_is_told_is_refused_where_its_we
     llama.model.layers[0].self_attn.q_proj.weight.data.mul_(100)
     found = run(llama, "halved", [DropHead(p=0.5)], batch("none"))
     assert found[3] == {"the host's"}
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn.*attention 'halved' that does more than its keywords tell"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn.*attention 'halved' that does more than its keywords tell"
+    ):
         run(llama, "halved", [EntropyPenalty(strength=1.0)], batch("none"))
 
 
@@ -204,7 +210,9 @@ def test_the_kernel_may_be_chosen_later(llama):
     assert twin.model.layers[0].self_attn.config is twin.config
     headwise.regularize(use(twin, "sdpa"), DropColumn())
     use(twin, "flash_attention_2")
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn: DropColumn\(p=0.2\) edits the weights inside of 'flash_attention_2'"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn: DropColumn\(p=0.2\) edits the weights inside of 'flash_attention_2'"
+    ):
         twin(**batch(), use_cache=False)
 
 
@@ -212,7 +220,9 @@ def test_a_paged_cache_is_refused_where_a_method_acts_and_left_alone_where_none_
     twin = use(copy.deepcopy(llama), "flash_attention_2")
     handle = headwise.regularize(twin, GatedOutput())
     layer, q = twin.model.layers[0].self_attn, torch.randn(1, 4, 6, 8)
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn attends over a paged cache.*without continuous batching"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn attends over a paged cache.*without continuous batching"
+    ):
         headwise.hosts.transformers.call.routed(layer, q, q, q, None, cache=object())
     handle.remove()
     headwise.regularize(twin, DropHead(p=0.5))

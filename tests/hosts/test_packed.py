@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import backend_functions
 import pytest
@@ -143,7 +144,9 @@ def test_every_method_does_on_packed_rows_what_it_does_on_a_padded_batch(llama, 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("method", every_method(), ids=repr)
-@pytest.mark.parametrize("kind", ["eager", "flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "users_own"])
+@pytest.mark.parametrize(
+    "kind", ["eager", "flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "users_own"]
+)
 def test_every_method_on_every_implementation(llama, kind, method):
     attention = None if on_kernel(method) else "headwise"
     expected = train(llama, kind, [method], padded(), attention)
@@ -204,7 +207,9 @@ def test_flex_attention_itself_reads_and_edits_packed_rows_within_their_sequence
 
 def test_windows_are_counted_within_each_sequence():
     torch.manual_seed(0)
-    config = Gemma2Config(**SMALL, head_dim=8, sliding_window=3, attn_logit_softcapping=5.0, query_pre_attn_scalar=8, pad_token_id=0)
+    config = Gemma2Config(
+        **SMALL, head_dim=8, sliding_window=3, attn_logit_softcapping=5.0, query_pre_attn_scalar=8, pad_token_id=0
+    )
     model = sharpened(Gemma2ForCausalLM(config)).double()
     for kind in ("eager", "flash_attention_2"):
         methods = [EntropyPenalty(strength=1.0), ZLoss(strength=0.1), ContraNorm(strength=1.0)]
@@ -213,7 +218,10 @@ def test_windows_are_counted_within_each_sequence():
 
 
 def test_checkpointed_layers_see_the_same_sequences_again(llama):
-    methods, model = [DropHead(p=0.5), EntropyPenalty(strength=1.0), NeuTRENO(strength=0.6)], copy.deepcopy(llama).double()
+    methods, model = (
+        [DropHead(p=0.5), EntropyPenalty(strength=1.0), NeuTRENO(strength=0.6)],
+        copy.deepcopy(llama).double(),
+    )
     expected = train(model, "flash_attention_2", methods, padded())
     model.activation_checkpointing_enable({"use_reentrant": False})
     same(train(model, "flash_attention_2", methods, packed()), expected, 1e-12)
@@ -221,9 +229,12 @@ def test_checkpointed_layers_see_the_same_sequences_again(llama):
 
 def test_two_rows_of_several_sequences_are_told_apart_on_sdpa(llama):
     tokens = torch.cat(sequences())
-    rows = {"input_ids": tokens.view(2, 9), "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 0, 1, 2]])}
+    rows = {
+        "input_ids": tokens.view(2, 9),
+        "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 0, 1, 2]]),
+    }
     starts = [0, 5, 9, 14, 15, 18]
-    parts = [tokens[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    parts = [tokens[a:b] for a, b in itertools.pairwise(starts)]
     whole = {
         "input_ids": torch.stack([F.pad(p, (0, 5 - len(p))) for p in parts]),
         "attention_mask": torch.stack([torch.arange(5) < len(p) for p in parts]).long(),
@@ -268,7 +279,9 @@ def test_packed_rows_in_a_compiled_graph_are_refused_by_name(llama):
     rows = packed()
     plain = rows | {"position_ids": torch.arange(sum(LENGTHS))[None]}
     compiled(**plain, use_cache=False)
-    with pytest.raises(RuntimeError, match=r"layers\.0\.self_attn is called on rows that hold several sequences inside a compiled"):
+    with pytest.raises(
+        RuntimeError, match=r"layers\.0\.self_attn is called on rows that hold several sequences inside a compiled"
+    ):
         compiled(**rows, use_cache=False)
 
 
@@ -282,3 +295,18 @@ def test_what_is_unpacked_is_packed_again():
     assert torch.equal(laid[0, :3], x[0, :3])
     assert not laid[0, 3:].any()
     assert torch.equal(packing.pack(laid), x)
+
+
+def test_attention_weights_of_packed_rows_come_back_as_those_of_the_row(llama):
+    weights = []
+    for methods in ([], [RelaxedAttention(gamma=0.5)]):
+        twin = copy.deepcopy(llama).train()
+        if methods:
+            headwise.regularize(twin, *methods)
+        twin.set_attn_implementation("eager")
+        weights.append(twin(**packed(), use_cache=False, output_attentions=True).attentions[0])
+    plain, relaxed = weights
+    assert relaxed.shape == plain.shape == (1, 4, sum(LENGTHS), sum(LENGTHS))
+    seen = plain[0, 0] > 0
+    uniform = seen / seen.sum(-1, keepdim=True)
+    same(relaxed, 0.5 * plain + 0.5 * uniform, 1e-5)

@@ -8,9 +8,9 @@ from headwise.methods import FeatScale
 from headwise.regularizing.standalone import fit_standalone, standalone_site
 
 
-def scaled(mean_gain, rest_gain, y, rate=1.0, **settings):
+def scaled(mean_gain, rest_gain, y, **settings):
     q, k, v = qkv()
-    method = FeatScale(rate=rate)
+    method = FeatScale()
     fitted = fit_standalone([method], standalone_site(q, k, hidden=y))
     with torch.no_grad():
         fitted.states[0].tensor("mean_gain").fill_(mean_gain)
@@ -22,13 +22,6 @@ def test_mean_and_rest_are_scaled_once():
     y = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(3))
     mean = y.mean(1, keepdim=True)
     torch.testing.assert_close(scaled(0.5, 0.2, y), 1.5 * mean + 1.2 * (y - mean))
-
-
-def test_the_gains_count_so_many_times_as_their_rate_says():
-    y = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(scaled(0.05, 0.02, y, rate=10.0), scaled(0.5, 0.2, y))
-    with pytest.raises(ValueError, match="rate must be positive and finite, got 0"):
-        FeatScale(rate=0.0)
 
 
 def test_the_mean_leaves_padded_tokens_out():

@@ -69,6 +69,22 @@ def reparametrized(net):
     }
 
 
+def test_queries_and_keys_alone_leave_values_and_outputs_plain():
+    net = vision()
+    before = copy.deepcopy(net.state_dict())
+    handle = headwise.regularize(net, SigmaReparam(init="one", layers="qk"))
+    assert reparametrized(net) == {name for name in LINEAR if ".attn.qkv" in name}
+    weight = net.blocks[0].attn.qkv.weight.detach()
+    for part, plain in list(zip(weight.chunk(3), before["blocks.0.attn.qkv.weight"].chunk(3)))[:2]:
+        torch.testing.assert_close(part * torch.linalg.matrix_norm(plain, ord=2), plain)
+    assert torch.equal(weight.chunk(3)[2], before["blocks.0.attn.qkv.weight"].chunk(3)[2])
+    train(net, handle)
+    handle.fold()
+    assert net.state_dict().keys() == before.keys()
+    with pytest.raises(ValueError, match="layers must be one of"):
+        WeightNorm(layers="qk")
+
+
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_all_takes_every_linear_layer_and_convolution_and_attention_its_own(method):
     net = vision()

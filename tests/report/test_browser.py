@@ -125,6 +125,24 @@ def test_a_study_in_which_every_run_diverged_is_quiet_too(browser, tmp_path):
     assert seen.page.locator("text=no epoch of a run ended with a finite figure").count() == 2
 
 
+def test_better_is_to_the_right_for_a_loss_too(visit):
+    """Of two arms the one with the lower test loss stands farther to the right."""
+    figure = visit.page.locator("#figure-differences-in-test-loss")
+    titles = figure.locator(".role-axis-title text").all_text_contents()
+    assert titles == ["nats, better →"]
+    ticks = figure.locator(".role-axis-label text").evaluate_all(
+        "all => all.map(e => [e.getBoundingClientRect().left, Number(e.textContent.replace('−', '-'))])"
+    )
+    assert [value for _, value in sorted(ticks)] == sorted((value for _, value in ticks), reverse=True) and len(ticks) > 2
+    names = figure.locator(".mark-text text").all_text_contents()
+    assert "InputNoise(scale=0.01, per_head=True)" in names
+
+
+def test_points_of_costs_bear_the_names_of_their_arms(visit):
+    named = visit.page.locator("#outcome-against-cost figure").first.locator(".mark-text.role-mark text").all_text_contents()
+    assert "DropHead" in named and "baseline" in named and len(named) == 9
+
+
 def test_a_diverged_run_ends_in_a_cross(visit):
     chart = visit.page.locator("#learning-curves details", has=visit.page.locator("summary", has_text="DropHead"))
     assert chart.locator(".mark-symbol path").count() == 2
@@ -151,11 +169,11 @@ def test_the_table_sorts_by_click_both_ways(visit):
 
 
 def test_the_table_sorts_by_keyboard_and_keeps_what_is_missing_last(visit):
-    button = visit.answer.locator("thead button").nth(2)
+    button = visit.answer.locator("thead button").nth(1)
     button.focus()
     for _ in range(2):
         visit.page.keyboard.press("Enter")
-        assert visit.column(2)[-1] == "–"
+        assert visit.column(1)[-1] == "–"
 
 
 def test_a_method_name_with_html_does_no_harm(visit):
@@ -203,14 +221,18 @@ def test_charts_follow_a_change_to_dark(browser, report):
     assert seen.messages == []
 
 
-def test_the_verdict_is_in_sight_on_a_phone(browser, report):
+def test_the_difference_and_the_verdict_are_in_sight_on_a_phone(browser, report):
     phone = Visit(browser, report, width=390)
     lead = phone.page.locator(".lead").bounding_box()
     assert lead["y"] + lead["height"] < 844
     cells = phone.answer.locator("tbody tr td:nth-child(2)")
     words = cells.all_inner_texts()
-    assert len(words) == 9 and any("better" in word for word in words)
+    assert len(words) == 9 and sum("[" in word for word in words) == 8
     assert max(cells.evaluate_all("all => all.map(e => e.getBoundingClientRect().right)")) <= 390
+    verdicts = phone.answer.locator("tbody tr td:nth-child(3) .tag")
+    better = verdicts.filter(has_text="better")
+    assert better.count() and max(better.evaluate_all("all => all.map(e => e.getBoundingClientRect().right)")) <= 390
+    assert "would have been seen" in " ".join(verdicts.all_inner_texts())
 
 
 def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
@@ -230,12 +252,25 @@ def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
     assert seen.page.locator(".scroll, .plot, body").evaluate_all(clipped) == []
     rights = "all => Math.max(...all.filter(e => e.getClientRects().length).map(e => e.getBoundingClientRect().right))"
     assert seen.page.locator("td, th, svg").evaluate_all(rights) < 704
-    assert seen.page.locator("#runs table").is_visible() and not seen.page.locator("nav").is_visible()
+    # the appendix is printed where the reader asks for it
+    assert not seen.page.locator("#runs table").is_visible() and not seen.page.locator("nav").is_visible()
+    seen.page.evaluate("document.querySelector('#print-appendix').checked = true")
+    assert seen.page.locator("#runs table").is_visible()
     seen.page.emulate_media(media="screen", color_scheme="dark")
     seen.page.set_viewport_size({"width": 1280, "height": 900})
     seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
     seen.page.wait_for_function(f"({width})() > 703")
     assert seen.messages == []
+
+
+def test_the_answer_its_plot_and_its_table_are_printed_on_the_first_page(browser, tmp_path):
+    seen = Visit(browser, headwise.reporting.write(write_study(tmp_path, methods=NINE[:7], epochs=3)))
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    seen.page.emulate_media(media="print", color_scheme="light")
+    seen.page.set_viewport_size({"width": 703, "height": 1000})
+    # A4 without its margins, at this width
+    bottom = "e => e.getBoundingClientRect().bottom + scrollY"
+    assert seen.page.locator("#result table").evaluate(bottom) < 703 * (297 - 20) / (210 - 24)
 
 
 def saved(visit, button) -> str:
@@ -254,7 +289,7 @@ def test_figures_and_tables_are_saved_from_the_page(browser, report):
     name, table = saved(seen, seen.page.locator("#result button[data-save=csv]"))
     lines = list(csv.reader(table.decode().splitlines()))
     assert name == "every-arm-against-the-baseline.csv" and len(lines) == 10 and len({len(line) for line in lines}) == 1
-    assert lines[0][0] == "arm" and lines[1][0] == "baseline" and abs(float(lines[2][2])) < 1
+    assert lines[0][0] == "arm" and lines[1][0] == "baseline" and abs(float(lines[2][1])) < 1
     _, tex = saved(seen, seen.page.locator("#result button[data-save=tex]"))
     assert tex.decode().count(r"\\") == 10 and r"\%" in tex.decode()
     assert seen.messages == []

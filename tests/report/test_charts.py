@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import altair as alt
 import pytest
 
@@ -62,7 +64,7 @@ def data_of(spec: dict) -> list[dict]:
             baseline=0.5,
         ),
         against_cost(
-            [{"number": "0", "label": "A()", "role": "arm", "x": 1.0, "mean": 1.0, "low": None, "high": None}],
+            [{"name": "0", "label": "A()", "role": "arm", "x": 1.0, "mean": 1.0, "low": None, "high": None}],
             x="ms",
             y="loss",
         ),
@@ -119,3 +121,15 @@ def test_what_has_no_interval_gets_no_layer_of_intervals():
     assert len(forest(DIFFERENCES, title="d")["layer"]) - len(forest(single, title="d")["layer"]) == 1
     without = [row | {"low": None, "high": None} for row in EPOCHS]
     assert len(curves(EPOCHS, x="e", y="l")["layer"]) - len(curves(without, x="e", y="l")["layer"]) == 1
+
+
+def test_names_of_points_against_a_cost_lie_on_no_other(tmp_path):
+    from headwise.pages.line_charts import LETTER, LINE, _beside
+
+    rows = [{"label": str(at), "name": "Regularizer" * 2, "x": x, "mean": mean, "low": None, "high": None} for at, (x, mean) in enumerate([(1, 0.5), (1.1, 0.5), (1.2, 0.501), (3, 0.5), (3, 0.9)])]
+    places = _beside(rows)
+    # those of the left half stand to the right of their points, one below the other
+    left = [places[str(at)] for at in range(3)]
+    assert {place["align"] for place in left} == {"left"} and places["3"]["align"] == "right"
+    heights = sorted(280 * (0.9 - row["mean"]) / 0.4 + place["dy"] for row, place in zip(rows, left))
+    assert min(after - before for before, after in itertools.pairwise(heights)) >= LINE - 1 and LETTER > 0

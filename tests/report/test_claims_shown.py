@@ -64,10 +64,10 @@ def test_the_analysis_holds_every_claim_with_its_verdict_and_its_figures(folder)
     assert claims[2]["why"] == "outcome test/pleasure was not recorded"
 
 
-def test_the_page_says_the_claims_first(folder):
+def test_the_page_says_the_claims_below_the_plot_and_the_table_that_answer(folder):
     page = (folder / "report.html").read_text(encoding="utf-8")
     titles = re.findall(r"<h2[^>]*>(?:<a[^>]*>)?\s*([^<]+?)\s*<", page)
-    assert titles[0] == "Claims", titles
+    assert titles[:3] == ["Paired differences", "Result", "Claims"], titles
     section = html.unescape(page[page.index("Claims that this study tests") :])
     places = [section.index(f">{verdict}<") for verdict in VERDICTS]
     assert places == sorted(places)

@@ -309,7 +309,7 @@ def test_findings_that_version_0_1_kept_can_be_read(tmp_path, name):
     shutil.copy(kept, tmp_path)
     html = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
     stored = json.loads(kept.read_text())
-    assert html.count("<caption>") == len(stored["tables"]) and stored["title"] in html
+    assert html.count("<caption>") == len(stored["tables"]) + bool(stored.get("claims")) and stored["title"] in html
 
 
 def test_a_folder_of_version_0_1_gives_the_same_report(tmp_path):
@@ -332,7 +332,7 @@ def test_divergence_stands_first_where_there_is_any(tmp_path):
         write_study(tmp_path / "a", **settings, diverged={(TWO[1], seed) for seed in range(7)}, failure=0.1)
     ).read_text()
     order = re.findall(r'<section id="([^"]+)"', html)
-    assert order[:2] == ["divergence", "result"]
+    assert order[:3] == ["paired-differences", "result", "divergence"]
     assert "counts as 0.1 in test accuracy" in html and "more often" in html
     calm = headwise.reporting.write(write_study(tmp_path / "b", **settings)).read_text()
     assert 'id="divergence"' not in calm

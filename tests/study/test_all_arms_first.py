@@ -1,5 +1,7 @@
 """An arm that cannot be is told before any arm trains, and one fault of all runs is told once."""
 
+import re
+
 import pytest
 from small_studies import carry, study_of, tiny_study
 from test_engines import Engine, headwise
@@ -49,7 +51,7 @@ def test_the_rehearsal_of_arms_changes_no_number_and_is_not_made_again(tmp_path,
     study = tiny_study(methods=("DropHead(p=0.3)",))
     made = []
     once = carry(study, tmp_path / "with")
-    monkeypatch.setattr(compare, "_rehearse", lambda comparison: made.append(comparison))
+    monkeypatch.setattr(compare, "_rehearse", made.append)
     other = carry(study, tmp_path / "without")
     assert made
 
@@ -83,3 +85,27 @@ def test_a_mistake_in_model_is_told_once_where_arms_have_methods(tmp_path, place
     with pytest.raises(StudyError) as told:
         carry(study, tmp_path / "out")
     assert str(told.value).count("no_such_name") == 1
+
+
+def test_the_plan_says_what_will_follow_and_trains_nothing(tmp_path):
+    from small_studies import Silent
+
+    study, listener = tiny_study(methods=("DropHead(p=0.3)", "DropHead(p=0.3) @ 0"), seeds=3), Silent()
+    assert carry(study, tmp_path, listener=listener, plan_only=True, jobs=2) == []
+    said = "\n".join(listener.said)
+    assert "plan:   9 runs, each arm tried for a batch" in said and "time:   about" in said and "2 at a time" in said
+    assert re.search(r"DropHead\(p=0.3\): 2 of 2 layers, [\d.]+ ms a step, .* a run", said), said
+    assert "DropHead(p=0.3) @ 0: 1 of 2 layers" in said and "disk:   at most" in said
+    assert max(map(len, listener.said)) <= 80 and not list(tmp_path.rglob("config.json"))
+
+
+def test_a_step_that_only_an_arm_cannot_take_is_told_before_the_first_run(tmp_path, monkeypatch):
+    from headwise.regularizing.handle import Regularized
+
+    def refuse(handle):
+        raise StudyError("no step can be taken")
+
+    monkeypatch.setattr(Regularized, "after_step", refuse)
+    with pytest.raises(StudyError, match=r"(?s)^DropHead\(p=0.3\): no step can be taken.*Nothing was trained"):
+        carry(tiny_study(methods=("DropHead(p=0.3)",)), tmp_path)
+    assert not list(tmp_path.rglob("metrics.jsonl"))

@@ -47,11 +47,13 @@ def test_help_takes_less_computing_than_importing_torch():
 
 
 OPTIONS = {
-    "compare": "--data --device --engine --epochs --help --jobs --method --out --processes --ray-address --scale --seeds --set --slurm --sweep --task --test-size --train-size --tune --watch",
-    "report": "--export --help",
-    "methods": "--help",
+    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
+    "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
+    "report": "--arm --baseline --export --help --out --outcome --seed-column",
+    "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
+    "replay": "--help",
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 from small_studies import orders, tiny_study
 
 from headwise.comparing import progress as showing
+from headwise.comparing.failures import describe_failures
 from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
 from headwise.results.records import Divergence, RunResult
 
@@ -106,3 +107,27 @@ def test_durations_are_written_as_people_read_them(seconds, text):
 def test_a_run_ends_with_the_figures_that_its_study_has(metrics, wanted):
     found = describe_end(RESULT.model_copy(update={"metrics": metrics}))
     assert found == wanted
+
+
+def test_the_time_that_is_left_is_told_from_the_first_run_on(tmp_path, monkeypatch):
+    stream, at = io.StringIO(), [0.0]
+    monkeypatch.setattr(showing.time, "monotonic", lambda: at[0])
+    (order,) = orders(tiny_study(), tmp_path)
+    lines = PlainLines(stream)
+    lines.plan(12, 2)
+    for seconds in (60.0, 70.0, 130.0):
+        at[0] = seconds
+        lines.hear(order, {"event": "done", "result": RESULT})
+    said = [line for line in stream.getvalue().splitlines() if "left" in line]
+    assert said == ["runs 3/12, about 9 min 00 s left", "runs 5/12, about 5 min 03 s left"]
+
+
+def test_a_failure_is_one_line_with_its_place_and_the_details_lie_in_a_log(tmp_path):
+    (order,) = orders(tiny_study(), tmp_path)
+    order.folder.mkdir(parents=True)
+    trace = 'Traceback (most recent call last):\n  File "/a/mine.py", line 7, in loss\n    1 / 0\n  File "/x/site-packages/torch/y.py", line 3, in z\n'
+    event = {"event": "failed", "reason": "ZeroDivisionError: division by zero", "trace": trace}
+    said = describe_failures([(order, event)] * 4).splitlines()
+    assert said[0] == "baseline, seed 0, could not go on: ZeroDivisionError: division by zero (line 7 of mine.py, in loss) (the same in 3 other runs)"
+    assert "Traceback" not in "".join(said) and str(tmp_path / "failures.log") in said[2]
+    assert "site-packages" in (tmp_path / "failures.log").read_text()

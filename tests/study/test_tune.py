@@ -23,8 +23,8 @@ def test_every_arm_gets_the_same_number_of_trials_and_never_sees_the_test_split(
     carry(study, tmp_path / "out", listener=listener, trials=3)
     assert listener.plans == [(12, 0), (4, 0)]
     trained = log.read_text().split()
-    # twelve trials, four final runs, and each arm with methods once before them
-    assert trained.count("train") == 12 + 4 + 3
+    # twelve trials, four final runs, and each arm once before them
+    assert trained.count("train") == 12 + 4 + 4
     # only the four final runs ask for it
     assert trained.count("test") == 4 and "test" not in trained[: -4 * 3]
     ends = [order.configuration for order in listener.ends if order.configuration.purpose == "trial"]

@@ -68,7 +68,7 @@ def test_every_alert_is_raised_beyond_its_limit_and_not_before(alert, well, ill)
 def test_an_audits_judge_tells_of_what_is_ill_at_its_only_reading():
     judge = Judge(Thresholds(), at_once=True)
     (alert,) = judge.alerts([figure("entropy_share", 0.01)])
-    assert alert["sentence"] == "entropy of blocks.3.attn head 2 is below 5 % of its range (0.01)"
+    assert alert["sentence"] == "entropy of blocks.3.attn head 2 is below 5 % of its range (0.01): it looks at about one key for each query"
 
 
 def test_the_two_products_of_a_head_are_told_of_each():
@@ -148,7 +148,7 @@ def test_every_remedy_names_methods_that_exist():
 
     import headwise.methods  # noqa: F401
     from headwise.core.method import REGISTRY
-    from headwise.watching.alerts import REMEDIES
+    from headwise.statistics.alert_remedies import REMEDIES
 
     named = {word for remedy in REMEDIES.values() for word in re.findall(r"\b[A-Z][A-Za-z]+\b", remedy.text)}
     assert len(named & set(REGISTRY)) > 5
@@ -157,10 +157,12 @@ def test_every_remedy_names_methods_that_exist():
 
 def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
     from headwise.auditing import weight_alerts
-    from headwise.statistics.alert_remedies import REMEDIES, remedy_for_weights
+    from headwise.statistics.alert_remedies import REMEDIES, remedy_for, remedy_for_weights
     from headwise.watching import rules
 
     told = {rule.alert for rule in rules.RULES}
     of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}
-    used = [REMEDIES[alert] for alert in told] + [remedy_for_weights(alert) for alert in of_weights]
+    at_once = {rule.of_checkpoint or rule.alert for rule in rules.RULES}
+    used = [remedy_for(alert, trains=True) for alert in told] + [remedy_for(alert, trains=False) for alert in at_once]
+    used += [remedy_for_weights(alert) for alert in of_weights]
     assert {id(remedy) for remedy in used} == {id(remedy) for remedy in REMEDIES.values()}

@@ -13,7 +13,7 @@ from watch.test_watch_logs import WandbRun
 from watch.watched_model import figure, read, sharpen, watched
 
 import headwise
-from headwise.watching.log_figures import ABSENT, COLOURS, GAP, NOT_FINITE, SQUARE, heat_map, shown
+from headwise.watching.log_figures import ABSENT, COLOURS, GAP, NOT_FINITE, SQUARE, heat_map, shown, squares
 from headwise.watching.logs import TensorBoard, logs_of
 
 LAYER, MAP = "health/entropy_share/blocks.0.attn", "health/map/entropy_share"
@@ -60,7 +60,7 @@ def test_a_heat_map_has_a_row_for_each_layer_and_a_column_for_each_head():
         figure("a", value, head=head, site="x") | {"depth": 1} for head, value in enumerate((0.0, 1.0, math.inf))
     ]
     records.append(figure("a", 0.5, head=0, site="w") | {"depth": 0})
-    picture, size = heat_map(records), SQUARE + GAP
+    picture, size = squares(records), SQUARE + GAP
     assert picture.dtype == torch.uint8 and picture.shape == (2 * size - GAP, 3 * size - GAP, 3)
     corners = [[tuple(picture[row * size, column * size].tolist()) for column in range(3)] for row in range(2)]
     assert corners == [[COLOURS[2], ABSENT, ABSENT], [COLOURS[0], COLOURS[-1], NOT_FINITE]]
@@ -81,7 +81,8 @@ def test_tensorboard_shows_layer_means_heat_maps_and_alerts(tmp_path):
             (s, pytest.approx(mean_of(watch, s))) for s in (0, 1)
         ]
         picture = seen.Images(MAP)[1]
-        assert (picture.step, picture.width, picture.height) == (1, 4 * (SQUARE + GAP) - GAP, 2 * (SQUARE + GAP) - GAP)
+        painted = heat_map([r for r in watch.records() if (r["statistic"], r["step"]) == ("entropy_share", 1)])
+        assert (picture.step, picture.height, picture.width) == (1, *painted.shape[:2])
         (alert,) = seen.Tensors("health/logit_growth/text_summary")
         assert alert.step == 1 and b"QKNorm" in alert.tensor_proto.string_val[0]
 

@@ -30,7 +30,9 @@ def train(model, steps, watch=None, told=False, kind=torch.optim.AdamW, inputs=X
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
-        seen.append((gradients, before, {name: p.detach().clone() for name, p in model.named_parameters()}, loss.item()))
+        seen.append(
+            (gradients, before, {name: p.detach().clone() for name, p in model.named_parameters()}, loss.item())
+        )
         if watch is not None:
             watch.step(loss if told else None)
     return seen
@@ -80,7 +82,9 @@ def test_a_diverged_head_leaves_the_others_alone():
 def test_what_is_read_around_a_step_equals_its_definition(host):
     model = fresh(HOSTS[host])
     model.train()
-    watch = headwise.watch(model, every=2, on_alert=None, statistics=["gradient_norm", "update_ratio", "update_entropy"])
+    watch = headwise.watch(
+        model, every=2, on_alert=None, statistics=["gradient_norm", "update_ratio", "update_entropy"]
+    )
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(3):
         optimizer.zero_grad()

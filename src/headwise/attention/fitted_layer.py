@@ -122,9 +122,9 @@ class FittedLayer:
         original: Callable[[], tuple[Tensor, Tensor | None]],
         *,
         training: bool,
-        need_weights: bool = False,
         kernel: Kernel | None = None,
         packed: Packed | None = None,
+        need_weights: bool = False,
         **settings: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the host's attention call through the methods that act now.
@@ -185,7 +185,9 @@ class FittedLayer:
                 self.shared.penalties.record(call)
             if self.armed and self.observer is not None:
                 self.observer(call, out)
-            return out if packed is None else packed.pack_heads(out), weights
+            if packed is None:
+                return out, weights
+            return packed.pack_heads(out), None if weights is None else packed.pack_matrix(weights)
         out, weights = original()
         if self.armed and self.observer is not None:
             self.observer(call, out if packed is None else packed.unpack_heads(out))
@@ -226,7 +228,11 @@ class FittedLayer:
                 if call is None:
                     # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
-                    given_by = {"samples": self.samples, "packed": packed, "tokens": self._real(x, packed)}
+                    given_by: dict[str, Any] = {
+                        "samples": self.samples,
+                        "packed": packed,
+                        "tokens": self._real(x, packed),
+                    }
                     call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, **given_by)
                 x = method.hidden(x, call)
         # Of two kinds of tokens the layer's first argument is one alone.

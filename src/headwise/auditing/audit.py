@@ -17,13 +17,15 @@ from headwise.auditing.weights import read_checkpoint
 from headwise.files.provenance import commit, hardware, versions
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from headwise.watching.rules import Thresholds
 
 __all__ = ["Audit", "CheckpointError", "WeightThresholds", "audit"]
 
 
 def audit(
-    checkpoint: str | Path,
+    checkpoint: str | Path | nn.Module,
     text: str | Path | None = None,
     images: str | Path | None = None,
     out: str | Path | None = None,
@@ -38,7 +40,8 @@ def audit(
     Weights are read layer by layer. No code of a checkpoint is ever executed: safetensors only, no remote code.
 
     Args:
-        checkpoint: a transformers folder, `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of yours).
+        checkpoint: a model in memory, which stays as it is; a transformers folder, a hub's cache among them; the name of a model that lies in
+            the hub's cache; `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of yours).
         text: a text file, for the statistics of the activations.
         images: a folder of images, for the same.
         out: where to write the HTML report; the JSON is written beside it.

@@ -10,7 +10,7 @@ from typing import Any
 from headwise.auditing.audit import audit
 from headwise.auditing.page import Audit
 from headwise.auditing.records import place_of
-from headwise.auditing.result import AuditResult
+from headwise.auditing.result import SCORE, AuditResult
 from headwise.auditing.summary import lead, most_worrying
 from headwise.files.optional_imports import load
 
@@ -25,6 +25,7 @@ def show(audit: AuditResult, console: Any) -> None:
     console.print(lead(audit))
     if audit.records:
         console.print(_worst(audit))
+        console.print(text(SCORE, style="dim"))
         console.print(_overview(audit))
         console.print(text("Statistics that are neither good nor bad stand in the report.", style="dim"))
     for alert in audit.alerts[:ALERTS]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from headwise.core.site import Site
 from headwise.files.optional_imports import load
 from headwise.projections import Projections
 
+# a model that its owner trains: it stays in the mode that it is in
+LIVE = "live model"
+
 
 class BuiltModel:
     """A model that stands in memory with its weights."""
 
     def __init__(self, name: str, kind: str, model: nn.Module, image: dict[str, Any] | None = None) -> None:
-        self.name, self.kind, self.model, self._image = name, kind, model.eval(), image
+        self.name, self.kind, self.model, self._image = name, kind, model if kind == LIVE else model.eval(), image
         # Weights that do not fit are refused, or the factory's own affair.
         self.unused: list[str] = []
 
@@ -50,7 +54,7 @@ class BuiltModel:
         """Return what turns images into batches; a factory's model is read from its weights alone."""
         if self._image is None:
             raise CheckpointError(
-                "the model of a factory is audited by its weights: headwise.watch reads it on your own batches"
+                f"a {self.kind} is audited by its weights: headwise.watch reads it on your own batches"
             )
         return Batches(None, image=self._image)
 
@@ -119,22 +123,29 @@ def factory_model(file: Path, name: str) -> BuiltModel:
     return BuiltModel(f"{file.name}:{name}", "factory", model)
 
 
+# owner and model, as the hub names them
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FORMS = "a transformers folder, TIMM_NAME:FILE.safetensors, or MODULE.py:FACTORY"
 
 
-def open_checkpoint(text: str | Path) -> Checkpoint:
+def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
     """Open a checkpoint.
 
     Args:
-        text: a transformers folder, such as `models/stories260K`; a timm name and its weights, such as
+        text: a model in memory; a transformers folder, such as `models/stories260K`, or that of a hub's cache; the name of a model that
+            lies in the cache, such as `openai-community/gpt2`; a timm name and its weights, such as
             `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that gives a model, such as `model.py:build`.
 
     Raises:
         CheckpointError: naming what is wrong and what to do.
     """
+    if isinstance(text, nn.Module):
+        if next(text.parameters(), None) is None:
+            raise CheckpointError(f"{type(text).__name__} has no parameters: there is nothing to read")
+        return BuiltModel(type(text).__name__, LIVE, text)
     path = Path(text)
     if path.is_dir():
-        return TransformersFolder(path)
+        return TransformersFolder(snapshot_of(path))
     left, colon, right = str(text).rpartition(":")
     if colon and left.endswith(".py"):
         return factory_model(Path(left), right)
@@ -144,4 +155,44 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
         raise CheckpointError(f"{path} is pickled. {PICKLE_REMEDY}")
     if path.is_file():
         raise CheckpointError(f"{path} alone does not tell which model it is: give {FORMS}")
+    if HUB_NAME.fullmatch(str(text)):
+        return TransformersFolder(_of_hub(str(text)))
     raise CheckpointError(f"there is no checkpoint {str(text)!r}: give {FORMS}")
+
+
+def snapshot_of(path: Path) -> Path:
+    """Return the folder that holds a model's files: of a hub's cache, the snapshot that its main branch names, else the latest.
+
+    Raises:
+        CheckpointError: where a cache holds no snapshot, or several and names none.
+    """
+    snapshots = path / "snapshots"
+    if (path / "config.json").is_file() or not snapshots.is_dir():
+        return path
+    named = path / "refs" / "main"
+    if named.is_file() and (found := snapshots / named.read_text(encoding="utf-8").strip()).is_dir():
+        return found
+    found_all = sorted(one for one in snapshots.iterdir() if one.is_dir())
+    if len(found_all) == 1:
+        return found_all[0]
+    listed = ", ".join(one.name[:12] for one in found_all) or "none"
+    raise CheckpointError(f"{path} is a hub's cache and names no main snapshot; it holds {listed}. Give one of {snapshots}/...")
+
+
+def _of_hub(name: str) -> Path:
+    """Return the folder of the cache in which a model of the hub lies; nothing is downloaded.
+
+    Raises:
+        CheckpointError: with the command that downloads it, where it does not lie there.
+    """
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ModuleNotFoundError as error:
+        raise CheckpointError(f"{name!r} names a model of the hub: pip install 'headwise[hf]', then hf download {name}") from error
+    folder = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{name!r} is no folder here, and no model of this name lies in {HF_HUB_CACHE}. Nothing is downloaded by itself: "
+            f"hf download {name}, then give the same name again"
+        )
+    return snapshot_of(folder)

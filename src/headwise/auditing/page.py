@@ -10,7 +10,7 @@ from typing import Any
 
 from headwise.auditing.balances import NEARLY, compared
 from headwise.auditing.records import AuditRecord, place_of
-from headwise.auditing.result import AuditResult
+from headwise.auditing.result import SCORE, AuditResult
 from headwise.auditing.summary import balance_rows, lead, markdown, overview, title_of
 from headwise.auditing.weights import PRODUCTS
 from headwise.pages.charts import heat_map
@@ -34,7 +34,7 @@ def audit_page(audit: AuditResult) -> str:
     names = list(dict.fromkeys(record["statistic"] for record in audit.records))
     weights = [name for name in names if name not in STATISTICS]
     on_data = [name for name in names if name in STATISTICS]
-    sections = [Section("Worst heads", _worst(audit), "Alerts first, then figures far from the median of all heads.")]
+    sections = [Section("Worst heads", _worst(audit), SCORE)]
     sections.append(Section("Alerts", _alerts(audit)))
     for kind, product in PRODUCTS.items():
         maps = [_map(audit, name) for name in weights if name.endswith(f"_{kind}")]

@@ -20,6 +20,11 @@ from headwise.statistics.weights import WEIGHT_STATISTICS
 LEAST = 0.05
 # What one figure, and an alert, can add to a head's score: one broken figure must not hide all others.
 MOST = 10.0
+# What the score is, wherever it is shown.
+SCORE = (
+    f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard deviations (1.4826 MAD, of "
+    f"the logarithm where all are positive) beyond two by which it lies from the median of all heads on that side, at most {MOST:g}."
+)
 
 
 def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], most: int = 5) -> list[WorstHead]:

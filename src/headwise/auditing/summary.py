@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from headwise.auditing.balances import compared
 from headwise.auditing.records import AuditRecord, place_of
-from headwise.auditing.result import AuditResult, distances, worrying
+from headwise.auditing.result import SCORE, AuditResult, distances, worrying
 from headwise.auditing.weights import PRODUCTS, in_words
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
@@ -114,7 +114,7 @@ def lead(audit: AuditResult) -> str:
 
 def markdown(audit: AuditResult) -> str:
     """Return the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
-    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", ""]
+    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", "", SCORE, ""]
     lines += _table(
         ["head", "score", "why"], [[place_of(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
     )

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from headwise.comparing.claim_check import canonical_claims, canonical_premises
+from headwise.comparing.comparison import Started
 from headwise.comparing.request import Request
 from headwise.core.settings import suggest
+from headwise.engines.local import worker_environment
 from headwise.engines.slurm_options import read_slurm_options
-from headwise.experiments.arm import canonical_arms, refuse_equal_arms
+from headwise.experiments.arm import AnySubject, canonical_arms, refuse_equal_arms
 from headwise.experiments.arm_settings import read_settings
+from headwise.experiments.script import check_form, name_of, script_of, source_of
 from headwise.experiments.study import Study
+from headwise.experiments.subject import Subject
 from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task, installed_task, load_task
@@ -25,15 +29,19 @@ def choose_study(request: Request) -> Study:
     Raises:
         StudyError: naming the arm, the setting or the scale that cannot be.
     """
+    if request.script is not None:
+        return choose_script_study(request)
     written = study = find_study(request)
+    if not isinstance(study.task, Task):
+        raise StudyError(f"{study.name} is about a script. Give its command with --script.")
     if request.scale is not None:
         study = scaled(study, request.scale)
     # judged on the study as it is written: on the command line anything may be left out
     whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
     claims, premises = canonical_claims(whole), canonical_premises(whole)
-    task = _changed(study.task, request)
+    task = changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
-    _check_sweeps(sweeps, task)
+    check_sweeps(sweeps, task)
     methods = canonical_arms(request.methods or (() if request.sweeps else study.methods), task)
     if request.methods:
         refuse_equal_arms(request.methods, task)
@@ -76,7 +84,7 @@ def scaled(study: Study, name: str) -> Study:
     return study.model_copy(update={"task": task, "seeds": scale.seeds or study.seeds})
 
 
-def scale_of(study: Study, task: Task) -> str:
+def scale_of(study: Study, task: Subject) -> str:
     """Name the scale that has the settings of `task`: a declared one, "default" for those of the study, else "other"."""
     for name, scale in study.scales.items():
         if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
@@ -84,7 +92,7 @@ def scale_of(study: Study, task: Task) -> str:
     return "default" if task.model_dump() == study.task.model_dump() else "other"
 
 
-def _check_sweeps(texts: tuple[str, ...], task: Task) -> None:
+def check_sweeps(texts: tuple[str, ...], task: Subject) -> None:
     """Refuse a text that is no axis, and two texts of one."""
     known: dict[tuple[str, ...], str] = {}
     for text in texts:
@@ -94,7 +102,7 @@ def _check_sweeps(texts: tuple[str, ...], task: Task) -> None:
         known[arms] = text
 
 
-def _changed(task: Task, request: Request) -> Task:
+def changed(task: AnySubject, request: Request) -> AnySubject:
     changes: dict[str, Any] = {name: value for name, value in request.changes.items() if value is not None}
     for text in request.settings:
         try:
@@ -114,6 +122,46 @@ def _device_of_jobs(request: Request) -> str:
         return "cuda"
     gpu = request.device is None and read_slurm_options(request.slurm).wants_gpu
     return "cuda" if gpu else choose_device("cpu" if request.device is None else request.device)
+
+
+def choose_script_study(request: Request) -> Study:
+    """Build the study of a script: its arms are methods and changes of its arguments.
+
+    Raises:
+        StudyError: naming the arm, the outcome or the form of arguments that cannot be.
+    """
+    assert request.script is not None
+    check_form(request.arguments or "argparse")
+    source, name = source_of(request.script), name_of(request.script)
+    kind = script_of(request.outcomes)
+    task = changed(build_task(kind, {"script": request.script, "arguments": request.arguments or "argparse"}), request)
+    check_sweeps(request.sweeps, task)
+    methods = canonical_arms(request.methods, task)
+    if not methods and not request.sweeps:
+        raise StudyError(f"--script {request.script!r}: there is nothing to compare. Give arms: --method 'DropHead(p=0.1)'.")
+    if request.methods:
+        refuse_equal_arms(request.methods, task)
+    return Study(
+        name=name,
+        title=name,
+        question=task.question,
+        task=task,
+        # a module or a program is known by the command alone
+        task_place=f"{source.resolve()}:{name}" if source is not None else f"headwise.script:{name}",
+        methods=methods,
+        sweeps=request.sweeps,
+        seeds=request.seeds or 10,
+        device=request.device or "its own",
+        watch=request.watch,
+    )
+
+
+def started(request: Request) -> Started:
+    """Say how the script is started: here, with the variables as they are now."""
+    if request.timeout is not None and request.timeout <= 0:
+        raise StudyError(f"--timeout {request.timeout:g}: give seconds above 0.")
+    before = {name: os.environ.get(name) for name in worker_environment(1)}
+    return Started(Path.cwd(), before, request.timeout)
 
 
 def choose_device(asked: str | None) -> str:

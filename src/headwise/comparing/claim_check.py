@@ -96,6 +96,8 @@ def _check_outcome(name: str, study: Study) -> None:
     if name == DIVERGED:
         return
     task, kind = study.task, name.partition("/")[0]
+    if not isinstance(task, Task):
+        raise StudyError(f"the claim of {name} is about a script, which makes none. Leave it out.")
     if kind == "cost":
         _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
     elif kind == "alerts":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.progress import choose_display
+from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import Request, check, refuse_unused
 from headwise.engines import rank
 from headwise.engines.launch import launch
@@ -40,7 +41,7 @@ def run(request: Request) -> None:
     try:
         # one of several processes hears stops in a thread of its own
         with nullcontext() if rank.is_one_of_several() else raise_on_stops():
-            if request.task is None and not hasattr(request.studies.load(request.study), "STUDY"):
+            if request.of_study and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
                 run_findings(request)
             else:
@@ -72,20 +73,33 @@ def start_engine(request: Request) -> Engine:
         return SlurmEngine(read_slurm_options(request.slurm), request.jobs)
     from headwise.engines.local import LocalEngine
 
+    if request.script is not None:
+        # a script takes the machine as it would alone, unless it is told to share it
+        return LocalEngine(request.jobs or 1, trains=False)
     return LocalEngine(request.jobs or usable_cores())
 
 
 def run_comparison(request: Request, engine: Engine) -> None:
     """Carry out a study of arms × seeds, then write its report and print its table."""
+    folder = carry_out(request, engine)
+    if request.plan:
+        return
+    if int(os.environ.get("RANK", "0")) == 0:
+        write_report(folder)
+
+
+def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path:
+    """Carry out a study of arms × seeds and give its folder."""
     from headwise.comparing.check_arms import check_arms
-    from headwise.comparing.choosing import choose_study
+    from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
+    from headwise.experiments.task import Task
 
     study = choose_study(request)
     folder = choose_folder(request, study)
     rank.name_folder(folder)
-    with choose_display() as display:
+    with PlainLines(io.StringIO()) if silent else choose_display() as display:
         for line in announce(study, folder, request.trials):
             display.say(line)
         task = study.task.located(request.data.resolve() if request.data else None)
@@ -93,7 +107,8 @@ def run_comparison(request: Request, engine: Engine) -> None:
             task.prepare(display.say)
         except OSError as error:
             raise explain(error, request.data or Path.cwd(), "--data") from error
-        check_arms(study.arms, task)
+        if isinstance(task, Task):
+            check_arms(study.arms, task)
         comparison = Comparison(
             study.model_copy(update={"task": task}),
             folder,
@@ -103,10 +118,14 @@ def run_comparison(request: Request, engine: Engine) -> None:
             watch=study.watch,
             trials=request.trials,
             command=request.command,
+            script=started(request) if request.script is not None else None,
+            require_pairs=request.require_pairs,
+            rehearse=request.rehearsal,
+            plan_only=request.plan,
+            jobs=request.jobs or (1 if request.script is not None else usable_cores()),
         )
         compare(comparison)
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_report(folder)
+    return folder
 
 
 def choose_folder(request: Request, study: Study) -> Path:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +16,12 @@ from filelock import FileLock, Timeout
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
+from headwise.comparing.plan import rehearse
 from headwise.comparing.tune import tune
 from headwise.experiments.arm import read_arm
+from headwise.experiments.configuration import BASELINE
 from headwise.experiments.study import Study
+from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
@@ -26,6 +29,7 @@ from headwise.files.provenance import distinct_environments
 from headwise.results.answer import count
 from headwise.results.digests import RESULT, SEAL, sealed
 from headwise.results.folder import ledger_of, strangers
+from headwise.results.pairing import why_no_pair
 from headwise.results.records import (
     Claim,
     ClaimTest,
@@ -36,7 +40,7 @@ from headwise.results.records import (
     RunResult,
     StudyRecord,
 )
-from headwise.training.job import Order, Rehearsal, is_first_process
+from headwise.training.job import Order, is_first_process
 from headwise.training.part import part_of
 from headwise.training.preflight import check_task, evaluations_of
 
@@ -53,7 +57,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         >>> from headwise.comparing.comparison import Comparison
         >>> from headwise.engines.in_process import HereEngine
         >>> from headwise.comparing.progress import PlainLines
-        >>> from headwise.study import compare
+        >>> from headwise.comparing.compare import compare
         >>> from headwise.studies.digits import STUDY
         >>> task = STUDY.task.model_copy(update={"epochs": 1, "train_size": 64, "test_size": 64})
         >>> study = STUDY.model_copy(update={"task": task, "methods": ("DropHead(p=0.2)",), "seeds": 1})
@@ -63,8 +67,11 @@ def compare(comparison: Comparison) -> list[RunResult]:
         ['baseline', 'DropHead(p=0.2)']
     """
     out = comparison.out
+    subject = comparison.study.task
     for arm in comparison.study.arms:
-        check_task(read_arm(arm, comparison.study.task).task(comparison.study.task))
+        changed = read_arm(arm, subject).task(subject)
+        if isinstance(changed, Task):
+            check_task(changed)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
@@ -75,14 +82,17 @@ def compare(comparison: Comparison) -> list[RunResult]:
             notes = list(comparison.study.notes)
             if comparison.trials:
                 _refuse_several_processes(comparison.study)
-            _rehearse(comparison)
+            if comparison.rehearse or comparison.plan_only:
+                _rehearse(comparison)
+            if comparison.plan_only:
+                return []
             if comparison.trials:
                 configurations, found = tune(comparison)
                 notes += found
             orders = [comparison.order(configuration) for configuration in configurations]
             _tell_strangers(comparison, orders)
             _write_study(comparison, orders, notes)
-            results = run_orders(comparison, orders)
+            results = run_orders(comparison, orders, _pairs_wanted(comparison))
             # again: now every result says where it came from
             _write_study(comparison, orders, notes)
             return results
@@ -91,28 +101,28 @@ def compare(comparison: Comparison) -> list[RunResult]:
 
 
 def _rehearse(comparison: Comparison) -> None:
-    """Try every arm of which no run has begun, before any other trains. Raises StudyError naming those that cannot be."""
-    begun: set[str] = set()
-    first: dict[str, Order] = {}
-    for order in map(comparison.order, comparison.study.configurations()):
-        first.setdefault(order.configuration.arm, order)
-        if (order.folder / "metrics.jsonl").exists():
-            begun.add(order.configuration.arm)
-    arms = tuple(order.configuration for arm, order in first.items() if arm not in begun)
-    began_trials = bool(comparison.trials) and (comparison.out / "trials").exists()
-    if not comparison.engine.rehearses or began_trials or not any(read_arm(c.arm, comparison.study.task).methods for c in arms):
-        return
-    one = comparison.order(arms[0])
-    given = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    comparison.engine.submit(Rehearsal(**given | {"folder": one.folder.with_name("rehearsal")}, arms=arms))
-    for event in comparison.engine.events():
-        if event["event"] == "failed":
-            again = "Nothing was trained: repair it and start the same command again."
-            raise StudyError("\n".join(filter(None, (event["reason"], event["trace"].rstrip(), again))))
-        if event["event"] == "note":
-            comparison.listener.say(f"note: {event['text']}")
-        if event["event"] == "output":
-            comparison.listener.say(event["text"])
+    for line in rehearse(comparison):
+        comparison.listener.say(line)
+
+
+def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
+    """Return what looks at each result: with --require-pairs, the first arms of a seed that are no pair stop the study."""
+    known: dict[tuple[str, int], RunResult] = {}
+
+    def look(order: Order, result: RunResult) -> None:
+        known[result.arm, result.seed] = result
+        if not comparison.require_pairs:
+            return
+        base = known.get((BASELINE, result.seed))
+        for one in [result] if result.arm != BASELINE else [r for (_, seed), r in known.items() if seed == result.seed]:
+            why = why_no_pair(base, one) if base is not None else ""
+            if why:
+                raise StudyError(
+                    f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed before the model is "
+                    "built and the data are shuffled, or leave --require-pairs out: they are then judged as not paired."
+                )
+
+    return look
 
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
@@ -162,7 +172,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         seeds=list(range(study.seeds)),
         primary=task.primary(),
         metrics=[MetricRecord(**dataclasses.asdict(metric)) for metric in task.all_metrics()],
-        evaluations=[evaluation.name for evaluation in evaluations_of(task)],
+        evaluations=_evaluations(task),
         margin=study.margin,
         # tuning writes arms at other values than the axis has
         axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
@@ -194,10 +204,17 @@ def _as_run(study: Study, arms: list[str], said: Sequence[Said]) -> list[Said]:
     return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in said]
 
 
+def _evaluations(subject: Subject) -> list[str]:
+    if isinstance(subject, Task):
+        return [evaluation.name for evaluation in evaluations_of(subject)]
+    # what a script may record: the deciding split last, as a task's test
+    return list(dict.fromkeys(("train", "validation", subject.decides_on)))
+
+
 def _settings(comparison: Comparison) -> dict[str, Any]:
     study = comparison.study
     shared = {"task": study.task_place.rpartition(":")[2], **study.task.model_dump(mode="json")}
-    parts = phases_in_words(study.task)
+    parts = phases_in_words(study.task) if isinstance(study.task, Task) else ""
     if parts:
         shared = {name: value for name, value in shared.items() if name not in ("epochs", "steps")} | {"phases": parts}
     computing = study.model_dump(include={"threads", "processes", "device"})

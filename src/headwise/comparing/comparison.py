@@ -11,6 +11,7 @@ from headwise.experiments.configuration import RunConfiguration
 from headwise.experiments.study import Study
 from headwise.files.provenance import describe_environment
 from headwise.training.job import Order
+from headwise.training.script_order import ScriptOrder
 
 
 class Engine(Protocol):
@@ -39,8 +40,20 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
+class Started:
+    """Hold how the script of a study is started: where, with which variables as they were, and how long it may be silent (seconds)."""
+
+    folder: Path
+    environment: dict[str, str | None] = field(default_factory=dict)
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm."""
+    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm.
+
+    `script` is there for a study of a script. With `require_pairs` the study stops where arms of a seed are shown to be no pairs.
+    """
 
     study: Study
     out: Path
@@ -51,16 +64,33 @@ class Comparison:
     trials: int = 0
     command: str = "headwise compare"
     environment: dict[str, Any] = field(default_factory=describe_environment)
+    script: Started | None = None
+    require_pairs: bool = False
+    # whether every arm is tried before the first run, and whether that is all
+    rehearse: bool = True
+    plan_only: bool = False
+    # runs at a time, for the estimate of the plan
+    jobs: int = 1
 
     def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:
         """Return the order for one run of this study."""
-        return Order(
-            configuration,
-            folder=self.out.resolve() / part / configuration.identity,
-            task_place=self.study.task_place,
-            data=self.data,
-            watch=self.watch and part == "runs",
-            device=self.study.device,
-            alone=not self.engine.parallel,
-            environment=self.environment,
+        shared: dict[str, Any] = {
+            "configuration": configuration,
+            "folder": self.out.resolve() / part / configuration.identity,
+            "task_place": self.study.task_place,
+            "data": self.data,
+            "watch": self.watch and part == "runs",
+            "device": self.study.device,
+            "alone": not self.engine.parallel,
+            "environment": self.environment,
+        }
+        if self.script is None:
+            return Order(**shared)
+        return ScriptOrder(
+            **shared,
+            started_in=self.script.folder,
+            primary=self.study.task.primary(),
+            outcomes=tuple(metric.name for metric in self.study.task.metrics),
+            timeout=self.script.timeout,
+            environment_before=self.script.environment,
         )

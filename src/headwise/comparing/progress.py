@@ -24,8 +24,8 @@ class PlainLines:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._finished = self._total = 0
-        self._spoke = time.monotonic()
+        self._finished = self._total = self._before = 0
+        self._spoke = self._began = self._told = time.monotonic()
 
     def __enter__(self) -> PlainLines:
         return self
@@ -35,7 +35,8 @@ class PlainLines:
 
     def plan(self, total: int, finished: int) -> None:
         """Tell how many runs there are and how many are finished already."""
-        self._finished, self._total = finished, total
+        self._finished, self._total, self._before = finished, total, finished
+        self._began, self._told = time.monotonic(), -QUIET
         known = f", {finished} finished already" if finished else ""
         self.say(f"{total} runs{known}")
 
@@ -49,8 +50,17 @@ class PlainLines:
             self._finished += 1
             count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
             self.say(f"{count} {title(order)}: {describe_end(event['result'])}")
+            self._say_left("trials" if order.configuration.purpose == "trial" else "runs")
         elif time.monotonic() - self._spoke > QUIET:
             self.say(f"{title(order)}: {describe_progress(event)}")
+
+    def _say_left(self, what: str) -> None:
+        """Say, from the first run on and then now and then, how long the rest will take; not of what is over in a moment."""
+        now = time.monotonic()
+        left = (now - self._began) / (self._finished - self._before) * (self._total - self._finished)
+        if left >= QUIET and now - self._told >= QUIET:
+            self._told = now
+            self.say(f"{what} {self._finished}/{self._total}, about {clock(left)} left")
 
     def say(self, text: str) -> None:
         """Print one line at once."""
@@ -72,7 +82,8 @@ class Bars:
         )
 
         text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        times = (TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"))
+        columns = (text, BarColumn(bar_width=20), MofNCompleteColumn(), *times)
         self._all = Progress(*columns, console=console)
         self._each = Progress(
             text, BarColumn(bar_width=16), TextColumn("{task.fields[state]}", markup=False), console=console
@@ -104,13 +115,14 @@ class Bars:
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
         """Draw what changed."""
+        what = "trials" if order.configuration.purpose == "trial" else "runs"
         run = order.identity
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
         elif event["event"] == "output":
             self.say(event["text"])
         elif event["event"] == "done":
-            self._all.advance(self._overall)
+            self._all.update(self._overall, advance=1, description=what)
             if run in self._lines:
                 self._each.remove_task(self._lines.pop(run))
         else:
@@ -142,12 +154,15 @@ def title(order: Order) -> str:
     """Name a run for people."""
     configuration = order.configuration
     if configuration.purpose == "trial":
-        return f"trial of {configuration.arm}, learning rate {configuration.settings['learning_rate']:g}"
+        rate = configuration.settings.get("learning_rate")
+        return f"trial of {configuration.arm}" + (f", learning rate {rate:g}" if rate is not None else "")
     return f"{configuration.arm}, seed {configuration.seed}"
 
 
 def describe_progress(event: dict[str, Any]) -> str:
-    """Describe where a run stands."""
+    """Describe where a run stands; of a script, whose length is not known, what it logged last."""
+    if "step" in event:
+        return "  ".join([f"step {event['step']}", *(f"{name} {value:.3f}" for name, value in list(event["figures"].items())[:2])])
     metric = f"  {event['name']} {event['metric']:.3f}" if math.isfinite(event["metric"]) else ""
     return f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.3f}{metric}  {clock(event['left'])} left"
 

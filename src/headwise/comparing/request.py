@@ -50,6 +50,14 @@ class Request:
     methods: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
     task: str | None = None
+    # the command that trains once, how its arguments are changed, and what it records: NAME:higher or NAME:lower
+    script: str | None = None
+    arguments: str | None = None
+    outcomes: tuple[str, ...] = ()
+    timeout: float | None = None
+    require_pairs: bool = False
+    plan: bool = False
+    rehearsal: bool = True
     changes: dict[str, Any] = field(default_factory=dict)
     # as written: name=value
     settings: tuple[str, ...] = ()
@@ -72,11 +80,21 @@ class Request:
     def folder(self) -> Path:
         """Name the folder of the results."""
         name = self.study if self.task is None else self.task.rpartition(":")[2]
+        if self.script is not None:
+            from headwise.experiments.script import name_of
+
+            name = name_of(self.script)
         return self.out or Path("results") / name
+
+    @property
+    def of_study(self) -> bool:
+        """Return whether an installed study was asked for, and neither a task nor a script of the user's own."""
+        return self.task is None and self.script is None
 
 
 def check(request: Request) -> None:
     """Refuse what cannot be done before anything is started."""
+    _check_script(request)
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
     if request.ray_address is not None and request.engine != "ray":
@@ -85,7 +103,7 @@ def check(request: Request) -> None:
         raise StudyError(f"--slurm {request.slurm[0]} needs --engine slurm.")
     read_slurm_options(request.slurm)
     _check_processes(request)
-    if request.task is None and request.study not in request.studies.names:
+    if request.of_study and request.study not in request.studies.names:
         raise StudyError(
             request.studies.missing(request.study)
             or f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
@@ -96,6 +114,32 @@ def check(request: Request) -> None:
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")
     if request.data is not None and request.data.is_file():
         raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
+
+
+def _check_script(request: Request) -> None:
+    """Refuse options that only a script has, or that none has."""
+    if request.script is None:
+        only = {
+            "--arguments": request.arguments,
+            "--outcome": request.outcomes,
+            "--timeout": request.timeout,
+            "--require-pairs": request.require_pairs,
+        }
+        given = [name for name, value in only.items() if value]
+        if given:
+            raise StudyError(f"{', '.join(given)} belongs to --script. Give the command that trains once with --script.")
+        return
+    if request.task is not None:
+        raise StudyError("--script and --task are two ways to say what is trained: give one of the two.")
+    sized = [f"--{name.replace('_', '-')}" for name, value in request.changes.items() if value is not None]
+    if request.scale is not None:
+        sized.append("--scale")
+    if sized:
+        raise StudyError(f"{sized[0]} is of tasks. A script takes its own arguments: write them in --script, or --set name=value.")
+    if (request.processes or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise StudyError(
+            'a script starts its own processes: write --script "torchrun --nproc-per-node 2 train.py", and start headwise once.'
+        )
 
 
 def _check_processes(request: Request) -> None:

@@ -11,6 +11,7 @@ from headwise.comparing.request import Request, Studies
 from headwise.experiments.arm_settings import write_setting
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.study import Study
+from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.results.records import Claim
 
@@ -59,7 +60,7 @@ def _claim(claim: Claim) -> Iterator[str]:
         yield f"    {test.arm}: {test.says} in {test.outcome}{against}"
 
 
-def _meaning(kind: type[Task], name: str) -> str:
+def _meaning(kind: type[Subject], name: str) -> str:
     """Return what a field's nearest description says (a task that only changes a default has none), else its choices."""
     fields = [
         base.model_fields[name] for base in kind.__mro__ if issubclass(base, Recipe) and name in base.model_fields
@@ -70,7 +71,7 @@ def _meaning(kind: type[Task], name: str) -> str:
     return " | ".join(map(str, get_args(fields[0].annotation))) if get_origin(fields[0].annotation) is Literal else ""
 
 
-def _line(task: Task, name: str) -> str:
+def _line(task: Subject, name: str) -> str:
     written = write_setting(name, getattr(task, name), task)
     meaning = _meaning(type(task), name)
     begin = f"  {written:<36}"

@@ -17,6 +17,9 @@ from headwise.comparing.order_queue import run_orders
 from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.configuration import RunConfiguration, derive
 from headwise.experiments.evaluation import Metric
+from headwise.experiments.script import RATES, Script
+from headwise.experiments.subject import Subject
+from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.results.answer import count
 from headwise.results.records import RunResult
@@ -49,7 +52,7 @@ class Search:
     def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
         self._arm = read_arm(text, comparison.study.task)
-        self._rate = self._arm.task(comparison.study.task).learning_rate
+        self._rate_name, self._rate = rate_of(self._arm.task(comparison.study.task))
         # another task, data or setting is another search
         self._name = f"{text} {self._configuration(Choice(text, self._rate)).identity}"
         self._pending: int | None = None
@@ -100,6 +103,11 @@ class Search:
         return choice, f"{self.text}: {told}"
 
     @property
+    def rate_name(self) -> str:
+        """Return the name of the setting that is the learning rate."""
+        return self._rate_name
+
+    @property
     def _worst(self) -> float:
         return -math.inf if self._metric.higher_is_better else math.inf
 
@@ -119,13 +127,13 @@ class Search:
             methods[index] = methods[index].replace(**{name: _round(getattr(methods[index], name) * factor)})
         rate, task = _round(self._rate * factors[RATE]), self._comparison.study.task
         chosen = dataclasses.replace(self._arm, methods=tuple(methods))
-        if RATE in dict(self._arm.changes):
-            chosen = chosen.changed(task, **{RATE: rate})
+        if self._rate_name in dict(self._arm.changes):
+            chosen = chosen.changed(task, **{self._rate_name: rate})
         return Choice(chosen.text, rate)
 
     def _configuration(self, choice: Choice) -> RunConfiguration:
         return self._comparison.study.configuration(
-            choice.label, TRIAL_SEED, settings={"learning_rate": choice.rate}, purpose="trial"
+            choice.label, TRIAL_SEED, settings={self._rate_name: choice.rate}, purpose="trial"
         )
 
     def _ranges(self) -> dict[str, float]:
@@ -156,7 +164,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = comparison.study
-    _refuse_twins([read_arm(text, study.task) for text in study.arms])
+    _refuse_twins([read_arm(text, study.task) for text in study.arms], rate_of(study.task)[0])
     backend = JournalFileBackend(str(comparison.out / "tuning.journal"))
     storage = optuna.storages.JournalStorage(backend)
     arms = [Search(comparison, storage, text) for text in study.arms]
@@ -175,15 +183,34 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
+    comparison.listener.say(f"trials {finished}/{comparison.trials * len(arms)} · runs 0/{len(study.arms) * study.seeds}")
     run_orders(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
     found = {arm.text: arm.best() for arm in arms}
+    names = {arm.text: arm.rate_name for arm in arms}
     final = [
-        study.configuration(found[text][0].label, seed, settings={"learning_rate": found[text][0].rate})
+        study.configuration(found[text][0].label, seed, settings={names[text]: found[text][0].rate})
         for seed in range(study.seeds)
         for text in study.arms
     ]
     notes = [note for _, note in found.values()]
     return final, notes
+
+
+def rate_of(subject: Subject) -> tuple[str, float]:
+    """Return name and value of a subject's learning rate.
+
+    Raises:
+        StudyError: where the command of a script names none: a trial cannot search what it does not know.
+    """
+    if isinstance(subject, Task):
+        return RATE, subject.learning_rate
+    found = subject.rate() if isinstance(subject, Script) else None
+    if found is None:
+        raise StudyError(
+            f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, ...). Write it there: "
+            '--script "python train.py --lr 3e-4".'
+        )
+    return found
 
 
 def searched(arm: Arm) -> list[tuple[int, str]]:
@@ -222,7 +249,7 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _refuse_twins(arms: list[Arm]) -> None:
+def _refuse_twins(arms: list[Arm], rate: str) -> None:
     """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
     seen: dict[str, str] = {}
     for arm in arms:
@@ -231,7 +258,7 @@ def _refuse_twins(arms: list[Arm]) -> None:
             (type(method).__name__, {k: v for k, v in method.settings().items() if k != strengths.get(index)})
             for index, method in enumerate(arm.methods)
         ]
-        shape = repr((arm.name, methods, arm.timed, arm.where, [c for c in arm.changes if c[0] != RATE]))
+        shape = repr((arm.name, methods, arm.timed, arm.where, [c for c in arm.changes if c[0] != rate]))
         if shape in seen:
             raise StudyError(
                 f"{seen[shape]} and {arm.text} differ only in what --tune searches, strength and learning rate. "

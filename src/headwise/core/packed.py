@@ -102,6 +102,14 @@ class Packed:
         beyond = ~self.real[:, None, None, :]
         return own.masked_fill(beyond, False if own.dtype == torch.bool else float("-inf"))
 
+    def pack_matrix(self, weights: Tensor) -> Tensor:
+        """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences."""
+        sequence, place = (
+            x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest)
+        )
+        laid = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
+        return laid.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
+
     def mask(self, causal: bool, window: int | None) -> Tensor:
         """Return which keys each query may see, (S, 1, L|1, L) bool: its own sequence's, earlier ones under causality, fewer than
         `window` places away."""

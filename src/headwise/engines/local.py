@@ -38,9 +38,9 @@ class LocalEngine:
 
     rehearses = True
 
-    def __init__(self, jobs: int, threads: int = 1) -> None:
+    def __init__(self, jobs: int, threads: int = 1, *, trains: bool = True) -> None:
         self.parallel = jobs > 1
-        self._threads = threads
+        self._threads, self._trains = threads, trains
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
         # the lines that workers printed, each with the run that printed it first
@@ -82,7 +82,7 @@ class LocalEngine:
         mine, theirs = context.Pipe()
         reader, writer = context.Pipe(duplex=False)
         name = f"headwise worker {number}"
-        process = context.Process(target=serve, args=(theirs, writer), name=name, daemon=True)
+        process = context.Process(target=serve, args=(theirs, writer, self._trains), name=name, daemon=True)
         with _environment(worker_environment(self._threads)), ignored_stops():
             process.start()
         theirs.close()

@@ -25,7 +25,7 @@ class MetricStreams:
         lines = [EpochLine.model_validate(line) for line in found]
         settings, last = order.configuration.settings, lines[-1]
         # where steps decide, the number of epochs is not known before the end
-        epochs = max(settings["epochs"], len(lines)) if settings.get("steps") is None else len(lines)
+        epochs = max(settings.get("epochs", 0), len(lines)) if settings.get("steps") is None else len(lines)
         steps = settings.get("steps") or epochs
         done = min(1.0, (len(lines) if settings.get("steps") is None else last.step or 0) / steps)
         left = sum(line.seconds for line in lines) * (1 - done) / max(done, 1e-9)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.engines.local import REPLACEMENTS, worker_environment
 from headwise.engines.worker import carry_out
-from headwise.files.durable import read_lines
 from headwise.files.errors import StudyError
 from headwise.training.job import Order
 
@@ -55,7 +54,7 @@ class SlurmRun:
     @classmethod
     def of(cls, order: Order) -> SlurmRun:
         """Return the run of an order as its first job of this command begins it."""
-        return cls(order, os.getcwd(), _epochs(order))
+        return cls(order, os.getcwd(), order.kept())
 
     def again(self) -> SlurmRun:
         """Return the run as it goes on in another job.
@@ -63,7 +62,7 @@ class SlurmRun:
         Raises:
             StudyError: where several jobs in a row ended without one more epoch.
         """
-        kept = _epochs(self.order)
+        kept = self.order.kept()
         idle = 0 if kept > self.kept else self.idle + 1
         if idle > REPLACEMENTS:
             raise StudyError(
@@ -82,6 +81,3 @@ class SlurmRun:
             # the run itself says who holds it
             return
 
-
-def _epochs(order: Order) -> int:
-    return len(read_lines(order.folder / "metrics.jsonl"))

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from headwise.training.job import Order
 
 
-def serve(pipe: Connection, output: Connection) -> None:
-    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is gone."""
+def serve(pipe: Connection, output: Connection, trains: bool = True) -> None:
+    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is gone.
+
+    A worker that `trains` imports torch ahead; one that only starts scripts needs none.
+    """
     leave_stops_to_the_parent()
     end_in_order()
     print_into(output)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # importing takes seconds: it happens while the parent still reads its command
-    from headwise.training import execution as run  # noqa: F401
+    if trains:
+        # importing takes seconds: it happens while the parent still reads its command
+        from headwise.training import execution as run  # noqa: F401
 
     while True:
         try:
@@ -38,15 +42,9 @@ def serve(pipe: Connection, output: Connection) -> None:
 def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Carry out one order and give its last event: done with the result, or failed with the reason."""
     from headwise.files.errors import StudyError, explain
-    from headwise.training.execution import execute
-    from headwise.training.job import Rehearsal
-    from headwise.training.rehearse_arms import rehearse_arms
 
     try:
-        if isinstance(order, Rehearsal):
-            rehearse_arms(order)
-            return {"event": "done", "result": None}
-        return {"event": "done", "result": execute(order, tell)}
+        return {"event": "done", "result": _result(order, tell)}
     except StudyError as error:
         return {"event": "failed", "reason": str(error), "trace": ""}
     except OSError as error:
@@ -54,6 +52,24 @@ def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str,
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"event": "failed", "reason": reason, "trace": traceback.format_exc()}
+
+
+def _result(order: Order, tell: Callable[[dict[str, Any]], None]) -> Any:
+    from headwise.training.job import Rehearsal
+    from headwise.training.script_order import ScriptOrder
+
+    if isinstance(order, ScriptOrder):
+        from headwise.training.script_process import carry_script, try_script
+
+        return try_script(order) if order.tries else carry_script(order, tell)
+    # these import torch
+    if isinstance(order, Rehearsal):
+        from headwise.training.rehearse_arms import rehearse_arms
+
+        return rehearse_arms(order)
+    from headwise.training.execution import execute
+
+    return execute(order, tell)
 
 
 def _end_with_parent() -> None:

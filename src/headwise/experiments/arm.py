@@ -6,11 +6,11 @@ import dataclasses
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwise.experiments.arm_settings import cut, read_settings, split, write_setting
 from headwise.experiments.configuration import BASELINE, SAME
-from headwise.experiments.task import Task
+from headwise.experiments.subject import Subject
 from headwise.experiments.task_source import build_task
 from headwise.experiments.timed_settings import Timed, is_timed, read_timed
 from headwise.experiments.where import Where, read_where
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # settings that choose examples: with another value a pair would not be one
 OF_DATA = ("train_size", "test_size", "held_out")
+AnySubject = TypeVar("AnySubject", bound=Subject)
 CALL = re.compile(r"(\w+)\s*\((.*)\)$", re.DOTALL)
 
 
@@ -51,17 +52,17 @@ class Arm:
             for index, method in enumerate(self.methods)
         ]
 
-    def task(self, task: Task) -> Task:
+    def task(self, task: AnySubject) -> AnySubject:
         """Return the task with the arm's changes of recipe and settings."""
         return build_task(type(task), task.model_dump() | dict(self.changes)).located(task.folder)
 
-    def changed(self, task: Task, **changes: Any) -> Arm:
+    def changed(self, task: Subject, **changes: Any) -> Arm:
         """Return the arm with further changes of `task`, or other values of those it has."""
         values = dict(sorted((dict(self.changes) | changes).items()))
         written = tuple(write_setting(name, value, task) for name, value in values.items())
         return dataclasses.replace(self, changes=tuple(values.items()), written=written)
 
-    def does_the_same(self, other: Arm, task: Task) -> bool:
+    def does_the_same(self, other: Arm, task: Subject) -> bool:
         """Return whether two arms are the same under two texts, as where one names a setting at the value that `task` has."""
         if (self.name, self.methods, self.timed, self.where) != (other.name, other.methods, other.timed, other.where):
             return False
@@ -72,7 +73,7 @@ class Arm:
         return [{"name": type(method).__name__, "settings": method.settings()} for method in self.methods]
 
 
-def read_arm(text: str, task: Task) -> Arm:
+def read_arm(text: str, task: Subject) -> Arm:
     """Read an arm: `Method(...) + Method(...) @ where | setting=value, ...`; the order after the methods is free.
 
     Raises:
@@ -96,7 +97,7 @@ def read_arm(text: str, task: Task) -> Arm:
     return Arm("", methods, timed, where).changed(task, **changes)
 
 
-def canonical_arms(texts: list[str] | tuple[str, ...], task: Task) -> tuple[str, ...]:
+def canonical_arms(texts: list[str] | tuple[str, ...], task: Subject) -> tuple[str, ...]:
     """Write each arm in its one form; the baseline, which is always there, is left out.
 
     Raises:
@@ -116,7 +117,7 @@ def canonical_arms(texts: list[str] | tuple[str, ...], task: Task) -> tuple[str,
     return tuple(written)
 
 
-def refuse_equal_arms(texts: tuple[str, ...], task: Task) -> None:
+def refuse_equal_arms(texts: tuple[str, ...], task: Subject) -> None:
     """Refuse arms that do the same under two texts: one names a setting at the value that it has anyway.
 
     Arms of a study as it is written may come to that at one of its scales, and stay.
@@ -136,7 +137,7 @@ def refuse_equal_arms(texts: tuple[str, ...], task: Task) -> None:
                 raise StudyError(f"--method {before!r} and {text!r} are the same arm, {other.text}. Give one of them.")
 
 
-def _changes(text: str, task: Task) -> dict[str, Any]:
+def _changes(text: str, task: Subject) -> dict[str, Any]:
     found = read_settings(text, task)
     of_data = [name for name in found if name in OF_DATA]
     if of_data:
@@ -146,7 +147,7 @@ def _changes(text: str, task: Task) -> dict[str, Any]:
         )
     changed = build_task(type(task), task.model_dump() | found)
     # as the fields hold them: 1 for a rate is 1.0
-    return {name: getattr(changed, name) for name in found}
+    return {name: changed.setting(name) for name in found}
 
 
 def _check_plain(name: str, where: Where | None, changes: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from headwise.core.settings import suggest
-from headwise.experiments.task import Task
+from headwise.experiments.subject import Subject
 from headwise.files.errors import StudyError
 
 OPEN, CLOSE = "([{", ")]}"
@@ -49,10 +49,12 @@ def split(text: str, mark: str) -> list[str]:
 
 
 WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
+# a task's are identifiers, a script's arguments may have dots and dashes
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
 BARE = re.compile(r"[A-Za-z_][\w./:-]*$")
 
 
-def read_settings(text: str, task: Task) -> dict[str, Any]:
+def read_settings(text: str, task: Subject) -> dict[str, Any]:
     """Read `name=value, …` into the values that the task's fields hold.
 
     Raises:
@@ -61,7 +63,7 @@ def read_settings(text: str, task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in split(text, ","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not name.isidentifier() or not value:
+        if not equals or not NAME.fullmatch(name) or not value:
             raise StudyError(f"cannot read a setting from {part!r}; write name=value, for example learning_rate=0.001.")
         if name in found:
             raise StudyError(f"{name} is given twice in {text!r}.")
@@ -69,10 +71,10 @@ def read_settings(text: str, task: Task) -> dict[str, Any]:
     return found
 
 
-def read_setting(name: str, text: str, task: Task) -> Any:
+def read_setting(name: str, text: str, task: Subject) -> Any:
     """Read one value: a number, true, false, none, (a, b), or a text, whichever the field takes."""
-    known = list(type(task).model_fields)
-    if name not in known:
+    if not task.has_setting(name):
+        known = list(type(task).model_fields)
         raise StudyError(
             f"{type(task).__name__} has no setting {name!r}.{suggest(name, known)} Its settings: {', '.join(known)}."
         )
@@ -87,7 +89,7 @@ def read_setting(name: str, text: str, task: Task) -> Any:
     raise StudyError(f"{name}={text}: {first[0]['msg']}.{suggest(text, choices)}")
 
 
-def write_setting(name: str, value: Any, task: Task) -> str:
+def write_setting(name: str, value: Any, task: Subject) -> str:
     """Write `name=value` in its one form: a text stands bare wherever it is read back as the same text."""
     value = _plain(value)
     if isinstance(value, str) and BARE.match(value):
@@ -129,10 +131,10 @@ def _part(text: str) -> Any:
     return text if BARE.match(text) else ast.literal_eval(text)
 
 
-def _validated(kind: type[Task], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
+def _validated(kind: type[Subject], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
     """Return the value as the field holds it, and what is wrong with it as a value of this field alone."""
     try:
-        found = getattr(kind(**settings | {name: value}), name)
+        found = kind(**settings | {name: value}).setting(name)
     except ValidationError as error:
         wrong = [found for found in error.errors() if found["loc"][:1] == (name,)]
         # settings that fit only with others of the same text are judged together, later

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE, RunConfiguration
+from headwise.experiments.subject import Subject
 from headwise.experiments.sweep import read_sweep
-from headwise.experiments.task import Task
 from headwise.experiments.task_place import source_file
 from headwise.experiments.task_source import file_digests, files_read, source_digest
 from headwise.results.records import AxisRecord, Claim, Premise
@@ -70,7 +70,7 @@ class Study(BaseModel):
     name: str
     title: str
     question: str
-    task: SerializeAsAny[Task]
+    task: SerializeAsAny[Subject]
     # "file.py:Class" or "package.module:Class", from which a worker builds the task
     task_place: str
     # the arms besides the baseline, each in its one form
@@ -146,7 +146,7 @@ class Study(BaseModel):
         name = self.task_place.rpartition(":")[2]
         return {"task": name, "task_source": source_digest(file) if file else None}
 
-    def _digests_of(self, task: Task) -> dict[str, str]:
+    def _digests_of(self, task: Subject) -> dict[str, str]:
         # reading large files once is enough; an arm may read others, such as another checkpoint to start from
         known: dict[tuple[Path, ...], dict[str, str]] = self.__dict__.setdefault("digests", {})
         files = tuple(files_read(task))

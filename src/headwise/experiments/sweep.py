@@ -7,14 +7,14 @@ import re
 
 from headwise.experiments.arm import Arm, read_arm
 from headwise.experiments.configuration import BASELINE
-from headwise.experiments.task import Task
+from headwise.experiments.subject import Subject
 from headwise.files.errors import StudyError
 from headwise.results.records import AxisRecord
 
-VALUES = re.compile(r"(\w+)\s*=\s*\{([^{}]*)\}")
+VALUES = re.compile(r"([\w.-]+)\s*=\s*\{([^{}]*)\}")
 
 
-def read_sweep(text: str, task: Task) -> AxisRecord:
+def read_sweep(text: str, task: Subject) -> AxisRecord:
     """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis and its arms.
 
     Raises:
@@ -41,7 +41,7 @@ def _written(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
-def _label(arm: Arm, task: Task) -> str:
+def _label(arm: Arm, task: Subject) -> str:
     """Return the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
     return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 from torch import Tensor, nn
 
 from headwise.experiments.batch import Batch
-from headwise.experiments.evaluation import Evaluation, Metric, Sums
-from headwise.experiments.phase import Phase
+from headwise.experiments.evaluation import Evaluation, Sums
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.subject import Subject
 
 
-class Task(Recipe, ABC):
+class Task(Recipe, Subject, ABC):
     """Describe what is learned; subclass it in one file and pass `--task file.py:Class`.
 
     Fields are settings: whatever changes a number belongs in a field; those of `Recipe` say how it is trained. `model` and
@@ -42,16 +40,6 @@ class Task(Recipe, ABC):
         (64, 2)
     """
 
-    title: ClassVar[str] = ""
-    question: ClassVar[str] = "Which attention regularizers beat the plain model, paired by seed?"
-    # the first decides, on the evaluation named by `decides_on`; none: `metric` under `metric_name`
-    metrics: ClassVar[tuple[Metric, ...]] = ()
-    decides_on: ClassVar[str] = "test"
-    metric_name: ClassVar[str] = "accuracy"
-    higher_is_better: ClassVar[bool] = True
-    unit: ClassVar[str] = "%"
-    # what a diverged run counts as in `metric`: chance; None leaves it out
-    failure: ClassVar[float | None] = None
     # True records the test split after every epoch too; nothing is ever chosen by it
     test_curve: ClassVar[bool] = False
     # True keeps the maps of attention of the first and last layer on one held-out example, for a picture in the report
@@ -81,8 +69,6 @@ class Task(Recipe, ABC):
         (), description="statistics of a watched run to which an exponential in the steps is fitted"
     )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
-
-    _folder: Path | None = PrivateAttr(None)
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -150,41 +136,9 @@ class Task(Recipe, ABC):
         """Return passes beside "train", "validation" and "test"; one of these names replaces it."""
         return []
 
-    def phases(self) -> list[Phase]:
-        """Return the parts of a run in their order."""
-        return [Phase("train")]
-
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
         """Return further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example forgetting."""
         return {}
-
-    def files(self) -> list[Path]:
-        """List the files the data comes from: their content is part of every run's identity."""
-        return []
-
-    def prepare(self, tell: Callable[[str], None]) -> None:
-        """Make the data ready once before the runs start, for example by a download."""
-
-    def located(self, folder: Path | None) -> Task:
-        """Return the task that finds its data in `folder` (where data lies changes no number)."""
-        self._folder = folder
-        return self
-
-    @property
-    def folder(self) -> Path | None:
-        """Name the folder given by `--data` or HEADWISE_DATA."""
-        return self._folder
-
-    def all_metrics(self) -> tuple[Metric, ...]:
-        """Return the declared metrics, the deciding one first, and the loss where it is not among them."""
-        short = Metric(self.metric_name, "", self.higher_is_better, self.unit, self.failure)
-        found = self.metrics or (short,)
-        known = any(metric.name == "loss" for metric in found)
-        return found if known else (*found, Metric("loss", higher_is_better=False, unit="nats"))
-
-    def primary(self) -> str:
-        """Name the outcome that decides."""
-        return f"{self.decides_on}/{self.all_metrics()[0].name}"
 
 
 def has_mean_metric(task: Task) -> bool:

@@ -9,16 +9,19 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headwise.core.settings import suggest
 from headwise.experiments.phase import checkpoint_files
+from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.files.entry_points import entry_points
 from headwise.files.errors import StudyError
+
+AnySubject = TypeVar("AnySubject", bound=Subject)
 
 
 def installed_task(name: str) -> str | None:
@@ -51,7 +54,7 @@ def load_task(text: str) -> type[Task]:
     return found
 
 
-def build_task(task: type[Task], settings: dict[str, Any]) -> Task:
+def build_task(task: type[AnySubject], settings: dict[str, Any]) -> AnySubject:
     """Build a task with settings, naming each setting that is wrong."""
     try:
         return task(**settings)
@@ -60,7 +63,7 @@ def build_task(task: type[Task], settings: dict[str, Any]) -> Task:
         raise StudyError(f"{task.__name__} does not take these settings: {wrong.removesuffix('.')}.") from error
 
 
-def _wrong(task: type[Task], error: ErrorDetails) -> str:
+def _wrong(task: type[Subject], error: ErrorDetails) -> str:
     place, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         message = f"there is no such setting.{suggest(place, list(task.model_fields))}"
@@ -73,13 +76,13 @@ def source_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def files_read(task: Task) -> list[Path]:
+def files_read(task: Subject) -> list[Path]:
     """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start from."""
     starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
     return list(dict.fromkeys((*task.files(), *starts)))
 
 
-def file_digests(task: Task) -> dict[str, str]:
+def file_digests(task: Subject) -> dict[str, str]:
     """Return the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
     digests: dict[str, str] = {}
     for path in files_read(task):

@@ -28,7 +28,7 @@ class Record(TypedDict):
 
 
 class Alert(TypedDict):
-    """A figure that passed its limit, what that means, what helps and who showed it."""
+    """A figure that passed its limit, what that means, what helps, who showed it, and how good this alarm was found to be."""
 
     alert: str
     site: str
@@ -41,6 +41,8 @@ class Alert(TypedDict):
     sentence: str
     remedy: str
     source: str
+    # absent in files of earlier versions
+    measured: NotRequired[str]
 
 
 Line = Record | Alert

@@ -21,21 +21,15 @@ class FeatScale(Method):
     projection and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and
     evaluation. Hosts that drop there by a function call, behind which nothing can stand, are refused unless that
     dropout is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
-    authors' files adds it twice). The gains are `rate` times what the optimizer moves: at a rate of 10 Adam's steps on them are ten
-    times as long, where few steps would leave them at 0. The mean runs over the tokens a query may see: real ones under padding, the past
+    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past
     under causality.
     """
-
-    rate: float = 1.0
 
     neutral = {}
     strong = {}
     acts = "both"
     learns = True
     shapes = ("hidden",)
-
-    def check(self) -> None:
-        self.require(0 < self.rate < float("inf"), f"rate must be positive and finite, got {self.rate}")
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:
@@ -60,6 +54,5 @@ class FeatScale(Method):
                 "run it without a cache (use_cache=False) and without extra keys"
             )
         state = call.state(self)
-        of_mean, of_rest = (self.rate * state.tensor(name).to(y.dtype) for name in ("mean_gain", "rest_gain"))
         mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
-        return y + of_mean * mean + of_rest * (y - mean)
+        return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)

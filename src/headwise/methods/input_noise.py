@@ -22,11 +22,12 @@ class InputNoise(Method):
 
     x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
     absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as
-    `median(x)` reads in the blog. The median of a layer-normed sample is about 1e-2 in size (over a whole batch 1e-4 to
-    1e-2), so that the blog's noise is about 1e-4 of the input's deviation: for more use "std" or "mad". `per_head=True`
-    gives each head noise of its own: (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never
-    stored. It needs plain projections: refused behind rotary positions and query-key norms; on cross attention it
-    reaches the queries alone, as without it.
+    `median(x)` reads in the blog; tokens that the host tells to be padding do not count. The median of a layer-normed
+    sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that the blog's noise is about 1e-4 of the input's
+    deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own:
+    (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain
+    projections: refused behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as
+    without it.
     """
 
     scale: float = 0.01
@@ -94,7 +95,7 @@ class InputNoise(Method):
         parts = (torch.stack(part, dim=1) for part in zip(*added))
         return tuple(tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(made, factors, parts))
 
-    def _level(self, x: Tensor, tokens: Tensor | None) -> Tensor:
+    def _level(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         flat = x.detach().float()
         if tokens is not None:
             # Padding may hold anything, and is no part of a sample.

@@ -19,18 +19,19 @@ COLOURS = (
     "var(--grey)",
 )
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
-PANEL_LABELS = 145  # pixels
+# rows from which on they stand closer
+MANY = 6
 # pixels; below it the numbers beside a label lose their interval
 NARROW = 430
 
 
 @specification
-def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None) -> Any:
+def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None, reverse: bool = False) -> Any:
     """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
 
     A row has label, mean, low, high (None where there is no interval), verdict, number and short (its text with and without the
     interval), words (its tooltip) and seeds: a list of {"seed", "value"}. The label and the number stand above their interval, so that
-    the plot keeps its width on a small screen. `margin` shades what counts as none.
+    the plot keeps its width on a small screen. `margin` shades what counts as none; `reverse` puts lower numbers to the right.
     """
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
@@ -41,7 +42,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     drawn = any(row["low"] is not None for row in rows)
     scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
     y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
-    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=_ticks(alt))
+    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True, reverse=reverse), axis=_ticks(alt))
     words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
     layers = [_zero(alt, title)]
     if margin is not None:
@@ -56,25 +57,28 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
         )
     )
     layers += _labels(alt, base, y)
-    return alt.layer(*layers).properties(width="container", height=52 * len(order) + 8)
+    return alt.layer(*layers).properties(width="container", height=(52 if len(order) < MANY else 42) * len(order) + 8)
 
 
 @specification
-def panel(rows: list[dict[str, Any]], *, title: str) -> Any:
-    """Return the same rows small, to stand beside those of other outcomes: intervals with the arms named on the axis."""
+def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> Any:
+    """Return the same rows small, to stand beside those of other outcomes: intervals below the full names of the arms."""
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
     base = alt.Chart(alt.InlineData(values=flat))
-    axis = alt.Axis(labelLimit=PANEL_LABELS, domain=False, ticks=False)
-    y = alt.Y("label", type="nominal", title=None, sort=[row["label"] for row in rows], axis=axis)
-    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True), axis=_ticks(alt, 4))
+    y = alt.Y("label", type="nominal", title=None, sort=[row["label"] for row in rows], axis=None)
+    scale = alt.Scale(zero=True, nice=True, reverse=reverse)
+    x = alt.X("mean", type="quantitative", title=title, scale=scale, axis=_ticks(alt, 4))
     words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
     layers = [_zero(alt, title)]
     if any(row["low"] is not None for row in rows):
         layers.append(_intervals(base, x, y, _colour(alt), words, 2))
     points = base.mark_point(filled=True, size=60, opacity=1)
     layers.append(points.encode(x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words))
-    return alt.layer(*layers).properties(width="container", height=20 * len(rows) + 6)
+    name = base.mark_text(align="left", dy=-11, fontSize=10.5, limit={"expr": "width"})
+    where = {"y": y, "x": alt.value(2), "text": "label:N"}
+    layers.append(name.encode(**where, color=alt.value("var(--ink)")))
+    return alt.layer(*layers).properties(width="container", height=32 * len(rows) + 6)
 
 
 def _ticks(alt: Any, count: int = 6) -> Any:
@@ -97,7 +101,7 @@ def _intervals(base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: 
 
 
 def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
-    dots = alt.Chart(alt.InlineData(values=seeds)).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=11)
+    dots = alt.Chart(alt.InlineData(values=seeds)).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
     shown = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
     shown.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
     return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=shown)
@@ -106,12 +110,12 @@ def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
 def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
     narrow = f"width < {NARROW}"
     label = functools.partial(
-        base.mark_text, align="left", dy=-19, fontSize=11.5, limit={"expr": f"width - ({narrow} ? 64 : 190)"}
+        base.mark_text, align="left", dy=-16, fontSize=11.5, limit={"expr": f"width - ({narrow} ? 64 : 190)"}
     )
     number = functools.partial(
         base.transform_calculate(beside=f"{narrow} ? datum.short : datum.number").mark_text,
         align="right",
-        dy=-19,
+        dy=-16,
         fontSize=11.5,
     )
     where = {"y": y, "x": alt.value(2), "text": "label:N"}

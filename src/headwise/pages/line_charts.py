@@ -173,11 +173,15 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
     return alt.layer(*layers).properties(width="container", height=220)
 
 
+# pixels of a letter and of a line of a point's name
+LETTER, LINE = 6.0, 13.0
+
+
 @specification
 def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
-    """Return an outcome against a cost: a numbered point for each arm with its interval; the baseline is grey and square.
+    """Return an outcome against a cost: a named point for each arm with its interval; the baseline is grey and square.
 
-    A row has number, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
+    A row has name, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
@@ -199,6 +203,34 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
             x=across, y=up, color=colour, shape=shape, tooltip=words
         )
     )
-    text = base.mark_text(align="left", dx=8, dy=-7, fontSize=11.5, color="var(--ink)")
-    layers.append(text.encode(x=across, y=up, text="number:N"))
-    return alt.layer(*layers).properties(width="container", height=260)
+    places = _beside(rows)
+    for row in rows:
+        # a name stands on the side where there is room, and clear of the names beside it
+        name = base.transform_filter(alt.datum.label == row["label"])
+        text = name.mark_text(fontSize=11, color="var(--ink)", limit=210, **places[row["label"]])
+        layers.append(text.encode(x=across, y=up, text="name:N"))
+    return alt.layer(*layers).properties(width="container", height=300)
+
+
+def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) -> dict[str, dict[str, Any]]:
+    """Return where each point's name stands: on the side that is farther from the edge, moved down until it lies on no other name.
+
+    Sizes are pixels of a chart in a grid of two; in a wider one names stand farther apart.
+    """
+    low, high = min(row["x"] for row in rows), max(row["x"] for row in rows)
+    ends = [end for row in rows for end in (row["mean"], row["low"], row["high"]) if end is not None]
+    bottom, top = min(ends), max(ends)
+    places: dict[str, dict[str, Any]] = {}
+    taken: list[tuple[float, float, float]] = []
+    for row in sorted(rows, key=lambda row: -row["mean"]):
+        side = "left" if row["x"] <= (low + high) / 2 else "right"
+        at = (row["x"] - low) / ((high - low) or 1.0) * width
+        long = min(210.0, LETTER * len(row["name"]))
+        left = at + 8 if side == "left" else at - 8 - long
+        up = (top - row["mean"]) / ((top - bottom) or 1.0) * height
+        stands = up - 7
+        while any(abs(stands - other) < LINE and left < far and near < left + long for near, far, other in taken):
+            stands += 1
+        taken.append((left, left + long, stands))
+        places[row["label"]] = {"align": side, "dx": 8 if side == "left" else -8, "dy": round(stands - up)}
+    return places

@@ -73,12 +73,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds one section: a title, its body as markup, an introduction, and whether it starts collapsed."""
+    """Holds one section: a title, its body as markup, an introduction, whether it starts collapsed, and whether it is of the appendix.
+
+    The appendix is printed only where the reader asks for it.
+    """
 
     title: str
     body: Any
     intro: str = ""
     collapsed: bool = False
+    appendix: bool = False
 
     @property
     def anchor(self) -> str:

@@ -9,6 +9,7 @@ from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
+from headwise.pages.notebook import html_table
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Coverage:
             for row in table
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        rows = [(row.name or "(the model)", row.status, "+".join(row.kernels) or "-", row.detail) for row in self.rows]
+        return html_table("Attention layers", ("module", "status", "kernel", "what"), rows, "; ".join(self.notes))
 
     def status(self, name: str) -> str:
         """Return the status of the module of this name."""

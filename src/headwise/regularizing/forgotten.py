@@ -89,11 +89,7 @@ class Forgotten:
         """
         if number < BY_STEP or not (self.handle.seen_training or any(f.reached for f in self.handle.fitted)):
             return
-        problems = []
-        if not self.read and (names := self._penalizing()):
-            problems.append(UNREAD.format(steps=BY_STEP - 1, methods=names))
-        if not self.stepped and (names := self._stepping()):
-            problems.append(UNSTEPPED.format(steps=BY_STEP - 1, methods=names))
+        problems = self._uncalled()
         if untrained := self._untrained():
             more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""
             learners = _shown(m for m in self.handle.methods if m.learns)
@@ -101,6 +97,18 @@ class Forgotten:
         if problems:
             raise RuntimeError("\n".join(problems))
         self.stop()
+
+    def so_far(self) -> str:
+        """Say which calls are missing that methods need to act, whatever number of steps there was; nothing where none is."""
+        return "; ".join(self._uncalled())
+
+    def _uncalled(self) -> list[str]:
+        problems = []
+        if not self.read and (names := self._penalizing()):
+            problems.append(UNREAD.format(steps=BY_STEP - 1, methods=names))
+        if not self.stepped and (names := self._stepping()):
+            problems.append(UNSTEPPED.format(steps=BY_STEP - 1, methods=names))
+        return problems
 
     def forward(self) -> None:
         """Note a training forward; penalties that nobody reads do not pile up."""

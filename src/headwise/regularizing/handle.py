@@ -15,6 +15,7 @@ from headwise.core.method import Method
 from headwise.core.schedule import Schedule
 from headwise.core.shared_state import Penalties, SharedState
 from headwise.core.site import Site
+from headwise.pages.notebook import html_table
 from headwise.regularizing import (
     attachment,
     changed,
@@ -195,6 +196,19 @@ class Regularized:
         self._strengths.write(self.fitted, self.step)
         self._look_out()
 
+    def idle(self) -> str:
+        """Say which methods did nothing in this training so far, and why; nothing where all acted."""
+        never = [m for m in self.methods if not self._came_to(m)]
+        if never:
+            names = " and ".join(map(repr, never))
+            return f"no training forward came to the layers of {names}: train the model that was regularized, in training mode"
+        return self._forgotten.so_far()
+
+    def _came_to(self, method: Method) -> bool:
+        # after a step that was checked, every layer was reached once
+        on = [f for f in self.fitted if any(m is method for m in f.methods)]
+        return (self.checked and self.step > 0) or any(f.reached for f in on)
+
     def _check_reached(self) -> None:
         if self.fitted:
             reach.check(self.model, self.fitted, first=not self.checked)
@@ -354,6 +368,12 @@ class Regularized:
     def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
         """Return a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
         return trainer_loss.compute_loss_func(self, base)
+
+    def _repr_html_(self) -> str:
+        rows = [(repr(method), method.summary()) for method in self.methods]
+        what = "removed" if self.removed else f"at step {self.step}"
+        shown = html_table(f"{self!r}, {what}", ("method", "what it does"), rows)
+        return shown if self.removed else shown + self.report()._repr_html_()
 
     def __repr__(self) -> str:
         return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"

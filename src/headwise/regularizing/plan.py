@@ -229,7 +229,9 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
             "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention (called "
             "by that name, not imported from it)"
         )
-    lines = by_text([(f.site.name, f"({type(f.site.module).__name__}) cannot be reached: {f.reason}") for f in found], " ")
+    lines = by_text(
+        [(f.site.name, f"({type(f.site.module).__name__}) cannot be reached: {f.reason}") for f in found], " "
+    )
     return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from headwise.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
 from headwise.pages.shell import Cell, Column, prose, table
-from headwise.reporting.words import SIGNS, label_of, unit_of
+from headwise.reporting.words import SIGNS, by_effect, label_of, unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
 from headwise.results.records import Outcome
 
@@ -20,8 +21,8 @@ def gap_of(analysis: Analysis) -> Outcome | None:
     return analysis.outcomes.get("gap/" + analysis.primary.rpartition("/")[2])
 
 
-def answer_table(analysis: Analysis) -> Any:
-    """Return one row an arm: verdict, difference, p, the outcome itself, gap, costs and runs."""
+def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> Any:
+    """Return one row an arm, the best first: difference, verdict, the outcome itself, gap, costs and runs; `tuned` says how arms were chosen."""
     metric, gap = analysis.metric, gap_of(analysis)
     unit = unit_of(metric)
     columns = [
@@ -33,8 +34,9 @@ def answer_table(analysis: Analysis) -> Any:
         Column("memory", "peak, median", number=True),
         Column("runs"),
     ]
-    rows = [_row(arm, analysis, unit, gap) for arm in analysis.arms]
-    return table(columns, rows, marked=_baseline(analysis), caption="Every arm against the baseline")
+    base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
+    rows = [_row(arm, analysis, unit, gap, tuned or {}) for arm in (*base, *by_effect(analysis))]
+    return table(columns, rows, marked=[0], caption="Every arm against the baseline")
 
 
 def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
@@ -46,49 +48,52 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
         Column(label_of(outcome), f"{unit.name} {INTERVAL}".strip(), number=True),
     ]
     rows = []
-    for arm in analysis.arms:
+    base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
+    for arm in (*base, *by_effect(analysis)):
         mean = arm.metrics[outcome.name]
         shown = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
         entry = arm.differences.get(outcome.name)
         rows.append([Cell(arm.label), *difference_cells(entry, unit, arm.all_diverged), shown])
-    return table(columns, rows, marked=_baseline(analysis), caption=label_of(outcome))
+    return table(columns, rows, marked=[0], caption=label_of(outcome))
 
 
 def difference_columns(unit: Unit) -> list[Column]:
-    """Return the columns of a paired difference; the verdict stands first, in sight on a small screen."""
+    """Return the columns of a paired difference; the difference stands first, in sight on a small screen."""
     kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
     return [
-        Column("verdict"),
         Column("difference", kind, number=True),
+        Column("verdict"),
         Column("corrected p", number=True),
     ]
 
 
 def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:
-    """Return the cells of a paired difference: the verdict, the difference and its corrected p (dashes for the baseline)."""
+    """Return the cells of a paired difference: the difference, the verdict and its corrected p (dashes for the baseline)."""
     if entry is None:
         return [Cell("–", value=None), Cell("–"), Cell("–")]
-    tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "plain"
-    found = re.fullmatch(r"(.+?)((?: with | \().*)?", entry.verdict_text)
-    text, detail = found.groups(default="") if found else (entry.verdict_text, "")
+    tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "wrapped"
     interval = unit.interval(entry.low, entry.high, signed=True)
     return [
-        Cell(SIGNS.get(entry.verdict, "") + text, tone=tone, small=detail or could_be_seen(entry, unit)),
         figure_cell(unit.number(entry.mean, signed=True), entry.mean, diverged, interval),
+        Cell(SIGNS.get(entry.verdict, "") + plain_verdict(entry, unit), tone=tone),
         figure_cell(p_value(entry.p_corrected), entry.p_corrected, diverged),
     ]
 
 
-def could_be_seen(entry: Difference, unit: Unit) -> str:
-    """Say what a comparison without a verdict excludes: the effect it would have seen, and the margin it is within."""
-    if entry.verdict not in ("no evidence", "equivalent"):
-        return ""
-    words = []
-    if entry.within is not None:
-        words.append(f"within ±{unit.number(entry.within)}")
-    if entry.detectable is not None and entry.verdict == "no evidence":
-        words.append(f"{unit.number(entry.detectable)} would show")
-    return "; ".join(words)
+def plain_verdict(entry: Difference, unit: Unit) -> str:
+    """Return the verdict in words: what was shown, or which difference would have been seen."""
+    if entry.verdict == "no evidence":
+        seen = "" if entry.detectable is None else f"; {unit.number(entry.detectable)} would have been seen"
+        return f"not shown{seen}{_detail(entry)}"
+    if entry.verdict == "equivalent" and entry.within is not None:
+        return f"no difference; within ±{unit.number(entry.within)}{_detail(entry)}"
+    return entry.verdict_text
+
+
+def _detail(entry: Difference) -> str:
+    """Return what the verdict says beside itself, such as how many diverged runs count as failed."""
+    found = re.fullmatch(r".+?((?: with | \().*)?", entry.verdict_text)
+    return found[1] or "" if found else ""
 
 
 def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> Cell:
@@ -132,19 +137,16 @@ def _pairing(analysis: Analysis) -> list[str]:
     ]
 
 
-def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None) -> list[Cell]:
+def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, tuned: Mapping[str, str]) -> list[Cell]:
     mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
     time, memory = costs.get("seconds_per_step"), costs.get("peak_memory_bytes")
     counts, steps = run_counts(arm.runs)
     shown = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
-    cells = [Cell(arm.label), *difference_cells(arm.differences.get(analysis.primary), unit, diverged), shown]
+    heading = Cell(arm.label, small=tuned.get(arm.label, ""))
+    cells = [heading, *difference_cells(arm.differences.get(analysis.primary), unit, diverged), shown]
     if gap:
         value = arm.metrics[gap.name].mean
         cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))
     cells.append(figure_cell(milliseconds(time), time, diverged))
     cells.append(figure_cell(mebibytes(memory), memory, diverged))
     return [*cells, Cell(counts, small="; ".join(steps))]
-
-
-def _baseline(analysis: Analysis) -> list[int]:
-    return [at for at, arm in enumerate(analysis.arms) if arm.label == analysis.baseline]

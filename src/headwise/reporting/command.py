@@ -8,11 +8,32 @@ from pathlib import Path
 
 from headwise.files.errors import StudyError
 from headwise.reporting.export import export as write_out
+from headwise.reporting.numbers import study_of_numbers
 from headwise.reporting.rebuild import rebuild
 from headwise.results.across import across, across_words
 from headwise.results.analysis_record import stranger_words
 from headwise.results.stored import checked_analysis
-from headwise.results.table import print_sentences
+from headwise.results.table import print_answer, print_sentences
+
+
+def report_numbers(
+    path: Path, outcomes: Sequence[str], baseline: str, *, arm: str = "", seed: str = "", out: Path | None = None, export: Path | None = None
+) -> Path:
+    """Make a study's folder of a table of numbers, beside it unless `out` names another, and its report; print what a study prints.
+
+    Raises:
+        StudyError: as `study_of_numbers` does.
+    """
+    folder = out or path.with_name(f"{path.stem}-report")
+    notes = study_of_numbers(path, outcomes, baseline, folder, arm=arm, seed=seed)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    page = rebuild(folder)
+    print_answer(folder)
+    print(f"\nreport: {page}")
+    if export is not None:
+        print(f"{len(write_out(folder, export))} files in {export}")
+    return page
 
 
 def run(folders: Sequence[Path], export: Path | None) -> None:

@@ -6,8 +6,8 @@ from headwise.pages.formats import mebibytes, milliseconds
 from headwise.pages.line_charts import against_cost
 from headwise.pages.shell import Cell, Column, Section, figure, grid, join, table
 from headwise.reporting.answer_table import figure_cell
-from headwise.reporting.words import shown, titled, unit_of
-from headwise.results.analysis_record import Analysis, ArmAnalysis
+from headwise.reporting.words import short_names, shown, titled, unit_of
+from headwise.results.analysis_record import Analysis
 
 # name, words and factor of the costs that are drawn, where they were measured and differ between arms
 COSTS = (
@@ -21,18 +21,17 @@ COSTS = (
 
 def cost_section(analysis: Analysis) -> list[Section]:
     """Return the section on costs; empty when no cost was measured or there is one arm alone."""
-    numbered = list(enumerate(analysis.arms))
     measured = [cost for cost in COSTS if any(arm.costs.get(cost[0]) is not None for arm in analysis.arms)]
     if not measured or not analysis.compared:
         return []
-    charts = [_chart(analysis, numbered, *cost) for cost in measured if _varies(analysis, cost[0])]
+    charts = [_chart(analysis, *cost) for cost in measured if _varies(analysis, cost[0])]
     indicative = (
         " Other runs shared the processor while these were measured: they are indicative."
         if analysis.cost_is_indicative
         else ""
     )
-    intro = f"Medians over seeds; further left costs less. The numbers are those of the table.{indicative}"
-    body = join(grid(charts, wide=True), _table(analysis, numbered, measured))
+    intro = f"Medians over seeds.{indicative}"
+    body = join(grid(charts, wide=True), _table(analysis, measured))
     return [Section("Outcome against cost", body, intro)]
 
 
@@ -41,35 +40,35 @@ def _varies(analysis: Analysis, name: str) -> bool:
     return len(found) > 1
 
 
-def _chart(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], name: str, words: str, factor: float):  # type: ignore[no-untyped-def]
-    unit, rows = unit_of(analysis.metric), []
-    for number, arm in numbered:
+def _chart(analysis: Analysis, name: str, words: str, factor: float):  # type: ignore[no-untyped-def]
+    unit, rows, names = unit_of(analysis.metric), [], short_names(analysis)
+    for arm in analysis.arms:
         cost, found = arm.costs.get(name), arm.metrics[analysis.primary]
         if cost is None or found.mean is None:
             continue
         ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
         role = "baseline" if arm.label == analysis.baseline else "arm"
         row = {
-            "number": str(number),
             "label": arm.label,
+            "name": names[arm.label],
             "role": role,
             "x": cost * factor,
             "mean": shown(found.mean, unit.factor),
         }
         rows.append(row | ends)
     return figure(
-        against_cost(rows, x=words, y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}"
+        against_cost(rows, x=f"{words}, ← cheaper", y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}"
     )
 
 
-def _table(analysis: Analysis, numbered: list[tuple[int, ArmAnalysis]], measured: list[tuple[str, str, float]]):  # type: ignore[no-untyped-def]
+def _table(analysis: Analysis, measured: list[tuple[str, str, float]]):  # type: ignore[no-untyped-def]
     unit = unit_of(analysis.metric)
-    columns = [Column("arm"), Column("number", number=True), Column(analysis.metric.label, unit.name, number=True)]
+    columns = [Column("arm"), Column(analysis.metric.label, unit.name, number=True)]
     columns += [Column(words.partition(" (")[0], number=True) for _, words, _ in measured]
     rows = []
-    for number, arm in numbered:
+    for arm in analysis.arms:
         mean = arm.metrics[analysis.primary].mean
-        cells = [Cell(arm.label), Cell(str(number), number), figure_cell(unit.number(mean), mean, arm.all_diverged)]
+        cells = [Cell(arm.label), figure_cell(unit.number(mean), mean, arm.all_diverged)]
         rows.append([*cells, *(_cost(name, arm.costs.get(name), arm.all_diverged) for name, _, _ in measured)])
     return table(columns, rows, caption="What every arm costs")
 

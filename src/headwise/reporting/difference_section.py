@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwise.pages.forest import forest, panel
 from headwise.pages.formats import p_value
 from headwise.pages.line_charts import dose
@@ -15,30 +17,28 @@ from headwise.results.records import Outcome
 
 def difference_sections(analysis: Analysis) -> list[Section]:
     """Return the forest plot of the primary outcome and, where there are more, the panels and tables of all outcomes."""
-    return [*_forest(analysis), *_panels(analysis)]
+    return [*forest_section(analysis), *panels_section(analysis)]
 
 
-def _forest(analysis: Analysis) -> list[Section]:
+def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
+    """Return the forest plot of the primary outcome, the best arm first, below what is to be said before it; none without a pair."""
     metric = analysis.metric
     found = differences_of(analysis, metric.name)
     rows = [forest_row(label, entry, metric) for label, entry in found if entry.mean is not None]
     if not rows:
         return []
-    direction = "right" if metric.higher_is_better else "left"
-    intro = (
-        f"Paired difference to the baseline in {metric.label} with its 95 % interval, which holds for all arms together; further "
-        f"{direction} is better. A dot is a seed. A triangle marks a verdict, a square equivalence, a circle no evidence, a diamond too few seeds."
-    )
     margin = None if analysis.margin is None else analysis.margin * unit_of(metric).factor
     left_out = [label for label, entry in found if entry.mean is None]
     caption = f"Not drawn, because no pair of runs finished: {', '.join(left_out)}. " if left_out else ""
+    caption += "Mean with a joint 95 % interval; dots: seeds. Triangle: a verdict, square: equivalent, circle: not shown, diamond: too few seeds. "
     caption += f"Shaded: the declared margin, ±{margin:g} {unit_of(metric).difference}." if margin is not None else ""
-    chart = forest(rows, title=titled(metric, difference=True), margin=margin)
+    chart = forest(rows, title=titled(metric, difference=True), margin=margin, reverse=metric.higher_is_better is False)
     name = f"Paired differences in {metric.label}"
-    return [Section("Paired differences", figure(chart, caption=caption.strip(), name=name), intro)]
+    return [Section("Paired differences", join(before, figure(chart, caption=caption.strip(), name=name)))]
 
 
-def _panels(analysis: Analysis) -> list[Section]:
+def panels_section(analysis: Analysis) -> list[Section]:
+    """Return a panel and a table of every outcome; none where the primary one is the only one."""
     others = [one for one in qualities(analysis) if one.name != analysis.primary]
     if not others or not analysis.compared:
         return []
@@ -57,7 +57,9 @@ def _panel(analysis: Analysis, outcome: Outcome):  # type: ignore[no-untyped-def
     rows = [forest_row(label, entry, outcome) for label, entry in found if entry.mean is not None]
     if not rows:
         return None
-    chart = panel(rows, title=unit_of(outcome).difference or "difference")
+    title = unit_of(outcome).difference or "difference"
+    arrow = "" if outcome.higher_is_better is None else ", better →"
+    chart = panel(rows, title=title + arrow, reverse=outcome.higher_is_better is False)
     return figure(chart, title=label_of(outcome), name=f"Differences in {label_of(outcome)}")
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from headwise.files.optional_imports import load
 from headwise.pages.paper import on_paper
+from headwise.reporting.paper import paper_files
 from headwise.reporting.rebuild import report_files, write_files
+from headwise.results.analysis_record import Analysis
+from headwise.results.folder import read_study
 
 TABLES = (".csv", ".tex", ".md")
 FIGURE = re.compile(
@@ -20,7 +23,8 @@ FIGURE = re.compile(
 
 
 def export(folder: str | Path, out: str | Path) -> list[Path]:
-    """Write every figure of a folder's report (also of closed folds) and every table into `out`; return their paths.
+    """Write every figure of a folder's report (also of closed folds) every table, and what a paper takes (table, text,
+    BibTeX) into `out`; return their paths.
 
     Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what `headwise.reporting.write` raises, and StudyError
     where `out` cannot be written.
@@ -28,6 +32,8 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
     path, target = Path(folder), Path(out)
     files = report_files(path)
     tables: dict[str, str | bytes] = {name: text for name, text in files.items() if name.endswith(TABLES)}
+    if "analysis.json" in files:
+        tables |= paper_files(read_study(path), Analysis.model_validate_json(files["analysis.json"]))
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -193,12 +193,12 @@ def escape(text: str) -> str:
 
 
 def _latex(title: str, header: Sequence[Any], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
-    lines = [" & ".join(_tex(value) for value in row) + r" \\" for row in [header, *rows]]
+    lines = [" & ".join(tex(value) for value in row) + r" \\" for row in [header, *rows]]
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     columns = "l" + "r" * (len(header) - 1)
     return (
         "\\begin{table}\n\\centering\n"
-        f"\\caption{{{_tex(f'{title}. {caption}' if caption else title)}}}\n"
+        f"\\caption{{{tex(f'{title}. {caption}' if caption else title)}}}\n"
         f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
 
@@ -209,8 +209,9 @@ TEX |= {">": r"\textgreater{}", "|": r"\textbar{}", MINUS: "$-$", "±": r"$\pm$"
 TEX |= {"\u00a0": "~", "σ": r"$\sigma$", "λ": r"$\lambda$", "→": r"$\to$", "\n": " "}
 
 
-def _tex(value: Any) -> str:
+def tex(value: Any) -> str:
+    """Return a value as LaTeX, in which nothing acts; text in backticks becomes code."""
     text = "missing" if value is None else str(value)
     if text.startswith("`"):
-        return f"\\texttt{{{_tex(text.strip('`'))}}}"
+        return f"\\texttt{{{tex(text.strip('`'))}}}"
     return "".join(TEX.get(character, character) for character in text)

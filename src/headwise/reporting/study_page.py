@@ -1,20 +1,23 @@
-"""Lay out the report of a comparison: claims, divergence, the answer, differences, axes, costs, curves, heads, runs and how to repeat it."""
+"""Lay out the report of a comparison: the plot and the table that answer, claims, divergence, other outcomes, costs; then an appendix."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from headwise.pages.formats import unit_named
-from headwise.pages.shell import Section, join, page, pairs, prose
+from headwise.pages.shell import Section, fold, join, page, pairs, prose
 from headwise.reporting.answer_table import answer_table, notes_on_table
 from headwise.reporting.claims_section import claims_section
 from headwise.reporting.cost_section import cost_section
-from headwise.reporting.difference_section import axis_sections, difference_sections
+from headwise.reporting.difference_section import axis_sections, forest_section, panels_section
+from headwise.reporting.headline import headline, next_step
 from headwise.reporting.heads_section import heads_section
 from headwise.reporting.health_section import health_sections
 from headwise.reporting.learning_curves import learning_curves
 from headwise.reporting.phases_section import divergence_section, maps_section, phases_section
 from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
+from headwise.reporting.tuned import chosen_by_trials
 from headwise.results.analysis_record import Analysis, stranger_words
 from headwise.results.folder import StudyFolder
 
@@ -22,17 +25,19 @@ from headwise.results.folder import StudyFolder
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
     described = study.study
+    warned = join(_unfinished(analysis), _doubts(study, analysis))
+    plot = forest_section(analysis, warned)
     sections = [
+        *plot,
+        Section("Result", join("" if plot else warned, _answered(study, analysis))),
         *claims_section(analysis.claims, analysis.premises),
         *divergence_section(analysis),
-        Section(
-            "Result",
-            join(_unfinished(analysis), _doubts(study, analysis), answer_table(analysis), notes_on_table(analysis)),
-        ),
-        *difference_sections(analysis),
+        *panels_section(analysis),
         *axis_sections(study, analysis),
         *phases_section(described, analysis),
         *cost_section(analysis),
+    ]
+    appendix = [
         *learning_curves(study, analysis),
         *heads_section(analysis),
         *maps_section(study),
@@ -41,14 +46,23 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
         Section("Settings", pairs(described.settings), collapsed=True),
         Section("How to repeat it", repeat(described, analysis.environments)),
     ]
+    sections += [replace(one, appendix=True) for one in appendix]
     return page(
         described.title or described.name or "Comparison",
         sections,
         eyebrow="headwise · comparison",
         question=described.question,
-        lead=analysis.answer,
+        lead=headline(analysis),
         facts=_facts(study, analysis),
     )
+
+
+def _answered(study: StudyFolder, analysis: Analysis) -> Any:
+    """Return the table, what to do next, and, folded, in which words and by which tests it is said."""
+    step = next_step(analysis)
+    told = join(prose([analysis.answer]), notes_on_table(analysis))
+    table = answer_table(analysis, chosen_by_trials(study.study.notes))
+    return join(table, prose([step]) if step else "", fold("How this was judged", told))
 
 
 def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:

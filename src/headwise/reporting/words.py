@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from headwise.pages.formats import MINUS, Unit, p_value, unit_named
-from headwise.results.analysis_record import Analysis, Difference
+from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
 from headwise.results.records import Outcome
 
 SIGNS = {"better": "▲ ", "worse": "▼ ", "higher": "↑ ", "lower": "↓ ", "equivalent": "＝ "}
@@ -22,11 +24,36 @@ def label_of(outcome: Outcome) -> str:
 
 
 def titled(outcome: Outcome, *, difference: bool = False) -> str:
-    """Return an outcome's name with its unit, for an axis."""
+    """Return an outcome's name with its unit and where it is better, for an axis.
+
+    Axes of differences point to the right where it is better; upright ones up or down, as the outcome does.
+    """
     unit = unit_of(outcome)
     name = unit.difference if difference else unit.name
     start = "difference in " if difference else ""
-    return f"{start}{label_of(outcome)} ({name})" if name else f"{start}{label_of(outcome)}"
+    words = f"{start}{label_of(outcome)} ({name})" if name else f"{start}{label_of(outcome)}"
+    if outcome.higher_is_better is None:
+        return words
+    arrow = "better →" if difference else "better ↑" if outcome.higher_is_better else "better ↓"
+    return f"{words}, {arrow}"
+
+
+def by_effect(analysis: Analysis) -> list[ArmAnalysis]:
+    """Return the arms other than the baseline, the best first; those without a difference come last."""
+    sign = 1 if analysis.metric.higher_is_better is False else -1
+
+    def rank(arm: ArmAnalysis) -> tuple[bool, float]:
+        mean = arm.differences[analysis.primary].mean
+        return (mean is None, sign * (mean or 0.0))
+
+    return sorted(analysis.compared, key=rank)
+
+
+def short_names(analysis: Analysis) -> dict[str, str]:
+    """Return of every arm its name without its settings, where no other arm has the same."""
+    names = {arm.label: re.sub(r"\(.*?\)", "", arm.label) for arm in analysis.arms}
+    found = list(names.values())
+    return {label: name if found.count(name) == 1 else label for label, name in names.items()}
 
 
 def shown(value: float | None, factor: float) -> float | None:
@@ -40,8 +67,8 @@ def qualities(analysis: Analysis) -> list[Outcome]:
 
 
 def differences_of(analysis: Analysis, outcome: str) -> list[tuple[str, Difference]]:
-    """Return the arms other than the baseline with their differences in an outcome."""
-    return [(arm.label, arm.differences[outcome]) for arm in analysis.compared]
+    """Return the arms other than the baseline with their differences in an outcome, the best in the primary one first."""
+    return [(arm.label, arm.differences[outcome]) for arm in by_effect(analysis)]
 
 
 def forest_row(label: str, entry: Difference, outcome: Outcome) -> dict:

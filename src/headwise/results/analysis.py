@@ -15,6 +15,7 @@ from headwise.results.divergences import diverged_runs, divergence_tests
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, interval, share
 from headwise.results.outcome_names import DIVERGED
+from headwise.results.pairing import not_paired, without_evidence
 from headwise.results.records import EnvironmentRecord, Outcome
 from headwise.results.simultaneous import EXACT_UP_TO, RESAMPLES
 
@@ -55,7 +56,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
         trends=trends(study, outcomes),
         premises=(premises := judged_premises(study)),
         claims=judged_claims(study, premises),
-        warnings=_warnings(compared[study.study.primary]),
+        warnings=[*_warnings(compared[study.study.primary]), *_of_pairs(study)],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_words(study),
         environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
@@ -131,6 +132,20 @@ def _warnings(found: dict[str, Difference]) -> list[str]:
         f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: something besides the "
         "arms differs between these runs. Trust no verdict here before it is found."
     ]
+
+
+def _of_pairs(study: StudyFolder) -> list[str]:
+    found = [
+        f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. Seed the script with "
+        "run.seed before the model is built and the data are shuffled."
+        for arm, why in not_paired(study).items()
+    ]
+    if without_evidence(study):
+        found.append(
+            "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights (run.regularize) nor its data "
+            "(run.saw)."
+        )
+    return found
 
 
 def _words(study: StudyFolder) -> dict[str, str]:

@@ -39,6 +39,8 @@ class Difference(Interval):
     p_equivalent: float | None = None
     # how many times the seeds an unpaired comparison would have needed
     pairing: float | None = None
+    # False where the evidence shows other initial weights or data than the baseline's: then the means alone are compared
+    paired: bool = True
     verdict: Verdict = "undecided"
     verdict_text: str = ""
 

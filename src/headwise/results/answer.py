@@ -22,7 +22,7 @@ def answer(analysis: Analysis) -> str:
         text = f"{start}, it cannot be decided whether {whole} differs from the baseline."
     else:
         text = f"{start}: {'; '.join(_clauses(by_verdict, analysis))}."
-    return " ".join([*_divergences(analysis), text])
+    return " ".join([*divergence_sentences(analysis), text])
 
 
 def _clauses(by_verdict: dict[str, list[str]], analysis: Analysis) -> list[str]:
@@ -55,7 +55,8 @@ def _figure(analysis: Analysis, value: float | None) -> str:
     return f"{unit.number(value)} {unit.difference}".rstrip()
 
 
-def _divergences(analysis: Analysis) -> list[str]:
+def divergence_sentences(analysis: Analysis) -> list[str]:
+    """Return a sentence on each arm that diverged, or one on all where they are many."""
     diverged = [arm for arm in analysis.arms if arm.runs.diverged]
     tested = [arm for arm in diverged if arm.divergence]
     base = next(arm for arm in analysis.arms if arm.label == analysis.baseline)

@@ -5,6 +5,7 @@ Every difference is taken within a seed (arm − baseline), because within a see
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from headwise.results.analysis_record import Difference
@@ -13,8 +14,10 @@ from headwise.results.equivalence import Equivalence, equivalence
 from headwise.results.folder import StudyFolder
 from headwise.results.intervals import ALPHA
 from headwise.results.joint_flips import joint_test
+from headwise.results.pairing import not_paired
 from headwise.results.power import detectable_effect, pairing_gain
 from headwise.results.simultaneous import EXACT_UP_TO, Bounds, JointIntervals, families, smallest_p
+from headwise.results.unpaired import unpaired_difference
 
 if TYPE_CHECKING:
     from headwise.results.joint_flips import Table
@@ -35,11 +38,15 @@ def paired_differences(
     ours = {arm: {seed: study.figure(arm, seed, name) for seed in study.seeds} for arm in others}
     if not others or not study.seeds:
         return {}
-    rows = [[_minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds]
+    apart = not_paired(study)
+    rows = [[math.nan if arm in apart else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds]
     table = np.array(rows, dtype=float)
     alone, judged = joint_test(table).alone, _judged(table, margin)
     found = {}
     for at, arm in enumerate(others):
+        if arm in apart:
+            found[arm] = _unpaired(ours[arm], base, len(others), higher_is_better)
+            continue
         bounds, p, error, within = judged[at]
         pairs = {seed: float(table[row, at]) for row, seed in enumerate(study.seeds) if np.isfinite(table[row, at])}
         entry: dict[str, Any] = {
@@ -67,6 +74,21 @@ def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float
         parts = intervals.bounds(ALPHA), intervals.p_zero(), intervals.errors().tolist(), equivalence(intervals, margin)
         found |= dict(zip(columns, zip(*parts)))
     return found
+
+
+def _unpaired(
+    ours: dict[int, float | None], base: dict[int, float | None], arms: int, higher_is_better: bool | None
+) -> Difference:
+    """Return the difference of an arm whose runs are no pairs with the baseline's: the means alone are compared."""
+    values, others = ([value for value in found.values() if value is not None] for found in (ours, base))
+    entry: dict[str, Any] = {"by_seed": {}, "smallest_p": 0.0 if min(len(values), len(others)) > 1 else 1.0, "exact": False}
+    entry |= unpaired_difference(values, others, arms)
+    entry |= {"excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None], "paired": False}
+    if entry["p_corrected"] is None:
+        text = "not paired, and cannot be decided with one seed" if entry["n"] else "no figure of finished runs"
+        return Difference(**entry, verdict="undecided", verdict_text=text)
+    said = _verdict(entry | {"by_seed": {"": entry["mean"]}}, higher_is_better, False)
+    return Difference(**entry | said | {"verdict_text": f"{said['verdict']}, not paired"})
 
 
 def _minus(one: float | None, other: float | None) -> float:

@@ -328,6 +328,8 @@ class RunResult(Record):
     # whether other runs shared the processor while the costs were measured
     cost_is_indicative: bool = False
     watched: bool = False
+    # of a script: digests of its initial weights and of the order of its data, by which pairs are shown
+    evidence: dict[str, str] = {}
     # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
     digests: dict[str, str | None] | None = None
     # SHA-256 of all the other entries; earlier versions wrote none

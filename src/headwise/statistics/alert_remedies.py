@@ -15,7 +15,8 @@ class Remedy(NamedTuple):
 # An alert on weights alone, where no training goes on, has the remedy "<alert> of weights" where it is another one.
 REMEDIES = {
     "entropy_collapse": Remedy(
-        "SigmaReparam or QKNorm bound it; a lower learning rate or a longer warm-up delays it",
+        "SigmaReparam or QKNorm bound it, and kept a vision transformer from diverging in docs/results/entropy-collapse; a lower learning rate or a longer "
+        "warm-up delays it",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "logit_growth": Remedy(
@@ -23,7 +24,7 @@ REMEDIES = {
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "over_smoothing": Remedy(
-        "NeuTRENO, AttnScale or FeatScale keep tokens apart; a high cosine is a diagnosis and no score of quality",
+        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures of NeuTRENO; a high cosine is a diagnosis and no score of quality",
         "Nguyen et al. 2023, arXiv 2312.00751; Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse": Remedy(
@@ -31,7 +32,8 @@ REMEDIES = {
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
     ),
     "low_rank": Remedy(
-        "weight decay on queries, keys, values and output lowers their rank: give them a smaller one (parameter_groups)",
+        "weight decay on queries, keys, values and output lowers their rank, as docs/results/decay-lm measures: give them a smaller one "
+        "(parameter_groups)",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite": Remedy(
@@ -46,6 +48,32 @@ REMEDIES = {
     "redundancy": Remedy(
         "Disagreement or DropHead push heads apart",
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
+    ),
+    "sharp_head of a checkpoint": Remedy(
+        "nothing to do by itself: heads that read a fixed position, such as the token before, are sharp in healthy models. headwise.watch "
+        "tells while a model trains whether a head became so",
+        "Voita et al. 2019, arXiv 1905.09418",
+    ),
+    "logit_growth of a checkpoint": Remedy(
+        "large logits lose digits in half precision: keep the softmax in fp32. QKNorm or QKClip bound them in the next run",
+        "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
+    ),
+    "over_smoothing of a checkpoint": Remedy(
+        "a high cosine is a diagnosis and no score of quality: compare it with that of a model that is known to be good",
+        "Wang et al. 2022, arXiv 2203.05962",
+    ),
+    "rank_collapse of a checkpoint": Remedy(
+        "check that weights and skip connections were loaded as they were trained", "Dong et al. 2021, arXiv 2103.03404"
+    ),
+    "low_rank of a checkpoint": Remedy(
+        "the head can be stored low-rank (headwise.compress)", "Kobayashi et al. 2024, arXiv 2410.23819"
+    ),
+    "not_finite of a checkpoint": Remedy(
+        "the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"
+    ),
+    "dead_head of a checkpoint": Remedy("the head can be pruned", "Michel et al. 2019, arXiv 1905.10650"),
+    "redundancy of a checkpoint": Remedy(
+        "heads that attend alike can be pruned to one", "Michel et al. 2019, arXiv 1905.10650"
     ),
     "rank_collapse of weights": Remedy(
         "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
@@ -68,3 +96,8 @@ REMEDIES = {
 def remedy_for_weights(alert: str) -> Remedy:
     """Return what helps against an alert on the weights of a checkpoint."""
     return REMEDIES.get(f"{alert} of weights") or REMEDIES[alert]
+
+
+def remedy_for(alert: str, *, trains: bool) -> Remedy:
+    """Return what helps against an alert on activations, while a model trains or on a checkpoint that no longer does."""
+    return REMEDIES[alert] if trains else REMEDIES[f"{alert} of a checkpoint"]

@@ -18,7 +18,6 @@ class QueryNorm(Statistic):
     name = "query_norm"
     unit = "units of q"
     reduction = "mean over real queries with a key"
-    worse = "high"
 
     def tally(self, rows: RowFigures) -> Tally:
         valid = rows.queries.every_valid
@@ -35,7 +34,6 @@ class KeyNorm(Statistic):
     name = "key_norm"
     unit = "units of k"
     reduction = "mean over keys that a real query may see"
-    worse = "high"
 
     def tally(self, rows: RowFigures) -> Tally:
         return _over_seen(rows, rows.reading.key_norms)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
-from headwise.experiments.task import Task
 from headwise.results.records import Divergence
+
+
+class Rule(Protocol):
+    """What a task or a script says of a loss that rose too far."""
+
+    @property
+    def divergence_factor(self) -> float | None: ...
+
+    @property
+    def divergence_smoothing(self) -> float: ...
 
 
 @dataclass
@@ -16,7 +26,7 @@ class Smoothed:
     mean: float | None = None
     least: float = math.inf
 
-    def first_bad(self, task: Task, losses: list[float], step: int) -> Divergence | None:
+    def first_bad(self, task: Rule, losses: list[float], step: int) -> Divergence | None:
         """Take the losses of the steps after `step`, counted from 1 over the run; give the first that shows a divergence."""
         factor, weight = task.divergence_factor, task.divergence_smoothing
         for at, loss in enumerate(losses, step + 1):

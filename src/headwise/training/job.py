@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from headwise.experiments.configuration import RunConfiguration
-from headwise.files.durable import read_json
+from headwise.files.durable import read_json, read_lines
 from headwise.files.errors import StudyError
 from headwise.results.digests import RESULT, broken_seal, damage
 from headwise.results.records import RunResult
@@ -42,6 +42,10 @@ class Order:
         """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
         found, damaged = self._looked_at()
         return None if damaged else found
+
+    def kept(self) -> int:
+        """Count what a stop leaves of this run: its epochs."""
+        return len(read_lines(self.folder / "metrics.jsonl"))
 
     def damage(self) -> list[str]:
         """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""

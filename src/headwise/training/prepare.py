@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from headwise.experiments.arm import Arm, read_arm
+from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import derive
 from headwise.experiments.phase import Phase
 from headwise.experiments.task import Task
 from headwise.training.batches import Examples, epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.built_model import build_model
+from headwise.training.fit import fit
 from headwise.training.job import Order
 from headwise.training.measuring import Clock
 from headwise.training.optimizer import LearningRate, build_optimizer
@@ -27,27 +28,7 @@ from headwise.training.train import Training
 from headwise.training.watched import watch_run
 
 if TYPE_CHECKING:
-    from headwise.regularizing.handle import Regularized
-
-
-def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> Regularized | None:
-    """Regularize a model as the arm says, in a training of `steps` optimizer steps; None for an arm without methods.
-
-    Raises:
-        StudyError: where the arm asks for layers that the model does not have.
-        ValueError: where a method has no meaning on them.
-    """
-    if not arm.methods:
-        return None
-    from headwise.hosts.finding import sites
-    from headwise.regularizing.regularize import regularize
-
-    if arm.where is not None:
-        arm.where.check(sites(model))
-    handle = regularize(model, *arm.methods, where=arm.where, example=example, seed=seed)
-    for place, name, timed in arm.timed:
-        handle.set(handle.methods[place], **{name: timed.schedule(steps)})
-    return handle
+    pass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 
 from headwise.files.health_records import Alert, Record
-from headwise.statistics.alert_remedies import REMEDIES
+from headwise.pages.notebook import html_table
+from headwise.statistics.alert_remedies import remedy_for
+from headwise.watching.measured_alarms import in_words
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.rules import Thresholds as Thresholds
 
@@ -23,6 +25,17 @@ class HealthAlert(RuntimeError):
         self.alerts = alerts
 
 
+class Alerts(list[Alert]):
+    """A list of alerts that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [(a["step"], a["alert"], a["sentence"], a["remedy"], a["source"], a.get("measured", "")) for a in self]
+        title = f"{len(self)} alert{'s' if len(self) != 1 else ''}"
+        return html_table(
+            title, ("step", "alert", "what it says", "what to do", "who showed it", "how good the alarm is"), rows
+        )
+
+
 def told(alerts: list[Alert]) -> list[str]:
     """Return one sentence per kind of alert: the first of its kind, how many more there are, and the remedy."""
     kinds: dict[str, list[Alert]] = {}
@@ -31,7 +44,8 @@ def told(alerts: list[Alert]) -> list[str]:
     texts = []
     for first, *others in kinds.values():
         more = f", and {len(others)} more like it" if others else ""
-        texts.append(f"{first['sentence']}{more}; {first['remedy']} ({first['source']})")
+        measured = f"; {known}" if (known := first.get("measured")) else ""
+        texts.append(f"{first['sentence']}{more}; {first['remedy']} ({first['source']}){measured}")
     return texts
 
 
@@ -59,9 +73,9 @@ class Judge:
                 finite.setdefault(record["statistic"], []).append(record)
         # All alerts are found before any is reported, so that none depends on the order of the rules.
         found = [(rule, one) for rule in self.rules for one in rule.findings(finite, given)]
-        return [alert for rule, one in found for alert in self._new(rule, one)]
+        return [alert for rule, one in found for alert in self._new(rule, one, finite)]
 
-    def _new(self, rule: Rule, found: Finding) -> Iterator[Alert]:
+    def _new(self, rule: Rule, found: Finding, finite: ByStatistic) -> Iterator[Alert]:
         """Return the alert of a finding where it is ill, was not told of yet and is to be told."""
         record = found.record
         key = (rule.alert, record["statistic"] if rule.per_statistic else "", record["site"], record["head"])
@@ -73,9 +87,10 @@ class Judge:
         if key in self._told or (since is None and not rule.at_once and not self.at_once):
             return
         self._told.add(key)
-        remedy = REMEDIES[rule.alert]
+        name = (self.at_once and rule.of_checkpoint) or rule.alert
+        remedy = remedy_for(name, trains=not self.at_once)
         yield {
-            "alert": rule.alert,
+            "alert": name,
             "site": record["site"],
             "depth": record["depth"],
             "head": record["head"],
@@ -83,9 +98,10 @@ class Judge:
             "statistic": record["statistic"],
             "value": record["value"],
             "threshold": found.threshold,
-            "sentence": _sentence(rule, found, since),
+            "sentence": _sentence(rule, found, since) + (rule.adds(record, finite) if self.at_once else ""),
             "remedy": remedy.text,
             "source": remedy.source,
+            "measured": "" if self.at_once else in_words(rule.alert),
         }
 
 

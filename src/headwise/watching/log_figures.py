@@ -11,26 +11,51 @@ from torch import Tensor
 
 from headwise.files.health_records import Line, Record, alerts_among, figures_among, flat
 from headwise.watching.alerts import told
+from headwise.watching.map_labels import labelled
 
 # from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours too
 COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 ABSENT = (255, 255, 255)
 NOT_FINITE = (255, 0, 0)
+# what is shown where nobody names statistics: the end of each that is the worrying one
+BRIEF = {
+    "entropy_share": "lowest",
+    "max_logit": "highest",
+    "token_cosine": "highest",
+    "massive_activations": "highest",
+    "key_norm": "highest",
+    "effective_rank_qk": "lowest",
+}
+BRIEF_MAPS = ("entropy_share", "max_logit")
 # pixels of a head's square, and between two
 SQUARE, GAP = 14, 2
 
 
 def heat_map(records: Iterable[Record]) -> Tensor:
-    """Paint records of heads of one statistic and step: (height, width, 3) of uint8.
+    """Paint records of heads of one statistic and step: (height, width, 3) of uint8, with layers, heads and the scale beside it."""
+    given = list(records)
+    depths = {record["site"]: record["depth"] for record in sorted(given, key=lambda record: record["depth"])}
+    lowest, highest = _ends(given)
+    ramp = torch.linspace(highest, lowest, 64).tolist() if highest > lowest else [lowest]
+    scale = torch.tensor([colour(value, lowest, highest) for value in ramp], dtype=torch.uint8)
+    rows = [str(depth) for depth in depths.values()]
+    return labelled(squares(given), rows, SQUARE, GAP, (f"{lowest:.3g}", f"{highest:.3g}"), scale)
+
+
+def _ends(records: list[Record]) -> tuple[float, float]:
+    finite = [record["value"] for record in records if math.isfinite(record["value"])]
+    return (min(finite), max(finite)) if finite else (0.0, 0.0)
+
+
+def squares(given: list[Record]) -> Tensor:
+    """Paint a square for each head, a row for each layer.
 
     The first layer is on top, the first head on the left. Colours run from the lowest finite value (dark) to the highest (bright); red
     is a value that is not finite, white a head that a layer does not have.
     """
-    given = list(records)
     rows = list(dict.fromkeys(record["site"] for record in sorted(given, key=lambda record: record["depth"])))
     heads = 1 + max(record["head"] or 0 for record in given)
-    finite = [record["value"] for record in given if math.isfinite(record["value"])]
-    lowest, highest = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    lowest, highest = _ends(given)
     colours = torch.tensor(ABSENT, dtype=torch.uint8).repeat(len(rows), heads, 1)
     for record in given:
         colours[rows.index(record["site"]), record["head"] or 0] = torch.tensor(
@@ -67,8 +92,10 @@ class Shown:
     alerts: dict[str, str]
 
 
-def shown(lines: Iterable[Line], heads: bool = False) -> Shown:
+def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Shown:
     """Return what is shown of the lines of one step.
+
+    `brief` shows six figures, the worrying end of `BRIEF` over all layers, two heat maps, and the number of alerts. Else:
 
     `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads `health/<statistic>/lowest` and
     `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are. With `heads`, every head is a figure
@@ -85,6 +112,13 @@ def shown(lines: Iterable[Line], heads: bool = False) -> Shown:
     for name, records in by_statistic.items():
         values = [value for record in records if math.isfinite(value := record["value"])] or [math.nan]
         figures |= {f"health/{name}/lowest": min(values), f"health/{name}/highest": max(values)}
+    if brief:
+        figures = {
+            f"health/{name}/{end}": figures.get(f"health/{name}/{end}", _end(given, name, end))
+            for name, end in BRIEF.items()
+            if any(name == record["statistic"] for record in figures_among(given))
+        }
+        by_statistic = {name: records for name, records in by_statistic.items() if name in BRIEF_MAPS}
     alerts = alerts_among(given)
     kinds = dict.fromkeys(alert["alert"] for alert in alerts)
     if alerts:
@@ -94,3 +128,9 @@ def shown(lines: Iterable[Line], heads: bool = False) -> Shown:
         {f"health/map/{name}": heat_map(records) for name, records in by_statistic.items()},
         dict(zip(kinds, told(alerts))),
     )
+
+
+def _end(lines: Iterable[Line], name: str, end: str) -> float:
+    """Return the lowest or highest finite value of a statistic of layers."""
+    found = [r["value"] for r in figures_among(lines) if r["statistic"] == name and math.isfinite(r["value"])]
+    return (min if end == "lowest" else max)(found, default=math.nan)

@@ -97,9 +97,11 @@ class Metrics(Log):
         if found is None:
             raise TypeError(f"{target!r} has neither log_metrics(dict, step) nor log(dict, step)")
         self.target, self.heads, self._logger = target, heads, found
+        # six figures and no more; a watch asks for it whose statistics nobody named
+        self.brief = False
 
     def write(self, records: list[Line], step: int) -> None:
-        seen = shown(records, self.heads)
+        seen = shown(records, self.heads, self.brief)
         self._logger.figures(seen.figures, step)
         try:
             if seen.maps:
@@ -146,8 +148,8 @@ class TensorBoard(Metrics):
         return f"TensorBoard({str(self.folder)!r})"
 
 
-def logs_of(given: Any, heads: bool = False) -> list[Log]:
-    """Make logs of what a user gave: one or several of Log or of loggers; `heads` asks for every head in all of these.
+def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
+    """Make logs of what a user gave: one or several of Log or of loggers; `heads` asks for every head in all of these, `brief` for six figures.
 
     Raises:
         TypeError: where an object is neither.
@@ -169,6 +171,9 @@ def logs_of(given: Any, heads: bool = False) -> list[Log]:
                 "a log is JsonLines(path), TensorBoard(folder) or an object with log_metrics(dict, step) or log(dict, step): a wandb run, "
                 f"mlflow, trackio, a SummaryWriter, a logger of Lightning, an Accelerator; got {item!r}"
             )
+    for log in made:
+        if isinstance(log, Metrics):
+            log.brief = brief
     return made
 
 

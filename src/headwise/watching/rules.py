@@ -10,6 +10,9 @@ from typing import ClassVar
 
 from headwise.files.health_records import Record
 
+# A sharp head whose mean distance is this near to 0 or 1 reads its own token or its neighbour.
+NEIGHBOUR = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
@@ -20,7 +23,7 @@ class Thresholds:
     Attributes:
         entropy_share: entropy collapse, where a head's mean entropy falls below this share of log(allowed keys), having been
             above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit, which reads once,
-            tells of every head below.
+            tells of every head below as sharp: nothing tells there whether it ever was otherwise.
         max_logit: logit growth, where a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
         token_cosine: over-smoothing, where the mean cosine of the tokens that enter a layer exceeds this.
         high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one vector.
@@ -82,6 +85,8 @@ class Rule(ABC):
     at_once: ClassVar[bool] = True
     # Whether an alert is told for each statistic, or once for each head whatever the statistic.
     per_statistic: ClassVar[bool] = True
+    # What the alert is called at the one reading of a checkpoint, where it is not the same there.
+    of_checkpoint: ClassVar[str] = ""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
@@ -94,6 +99,10 @@ class Rule(ABC):
             finite: the finite figures, by statistic.
             records: all of the step, in the order in which they were read.
         """
+
+    def adds(self, record: Record, finite: ByStatistic) -> str:
+        """Return what is to be said besides at the one reading of a checkpoint."""
+        return ""
 
 
 def _below(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
@@ -129,6 +138,16 @@ class EntropyCollapse(Rule):
     alert, verb = "entropy_collapse", "fell"
     # Heads that a checkpoint brings along with one clear key are no collapse.
     at_once = False
+    of_checkpoint = "sharp_head"
+
+    def adds(self, record: Record, finite: ByStatistic) -> str:
+        """Say where a sharp head looks: one that reads its neighbour or its own token is healthy in most models."""
+        place = record["site"], record["head"]
+        away = next((r["value"] for r in finite.get("attention_distance", ()) if (r["site"], r["head"]) == place), None)
+        if away is None:
+            return ": it looks at about one key for each query"
+        near = " (a positional head)" if min(abs(away), abs(away - 1)) < NEIGHBOUR else ""
+        return f": it looks at about one key for each query, {away:.3g} tokens away on the mean{near}"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Say of each head whether its entropy is below the limit."""

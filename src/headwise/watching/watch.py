@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import os
+import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.files.health_records import Alert, Line, Record, figures_among
+from headwise.pages.notebook import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
-from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, told
+from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge, told
 from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
+from headwise.watching.replay_file import Keeper
 from headwise.watching.rules import Thresholds
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
@@ -42,6 +48,8 @@ def watch(
     thresholds: Thresholds | None = None,
     loss: Loss | None = None,
     log_heads: bool = False,
+    keep: int | None = None,
+    keep_in: str | os.PathLike[str] = "replays",
 ) -> Watch:
     """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
 
@@ -50,8 +58,9 @@ def watch(
             (fused projections of a sharded model cannot be told apart).
         every: steps between readings; the first reading is of step 0, before any update.
         log: one or several of `JsonLines`, `TensorBoard`, `MLflowRun`, or the loggers that there are: objects with `log_metrics(dict, step)`
-            or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter, loggers of Lightning, an Accelerator. These get a
-            mean for each layer, heat maps of the heads, and alerts with what helps; `JsonLines` gets every record.
+            or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter, loggers of Lightning, an Accelerator. These get six
+            figures, two heat maps and alerts with what helps; where `statistics` names some, of each of these a mean for each layer and a
+            heat map of the heads. `JsonLines` gets every record.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and ratios
             are marked `sampled`. None reads all.
@@ -66,6 +75,10 @@ def watch(
             `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and costs about a
             hundred backward passes; see `headwise.sharpness`.
         log_heads: give loggers every head as a figure too.
+        keep: keep what it takes to run the last `keep` steps again, and write it where an alert comes, with the last `keep`
+            readings: weights, optimizers, each step's random state, settings and `batch`; `headwise replay` runs them again. It
+            holds two copies of weights and optimizers.
+        keep_in: the folder of these files, `step_<number>.pt`.
 
     Raises:
         ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched then.
@@ -91,8 +104,19 @@ def watch(
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
-    names, logs = names_with(statistics, loss), logs_of(log, log_heads)
-    return Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep is the number of steps to run again, at least 1, got {keep}")
+    names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None)
+    made = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    if keep is not None:
+        made.keep(keep, Path(keep_in))
+    return made
+
+
+def statistics_median(records: list[Record]) -> float:
+    """Return the median of records' values, NaN where one is."""
+    values = [record["value"] for record in records]
+    return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 class Watch:
@@ -111,7 +135,8 @@ class Watch:
         loss: Loss | None = None,
     ) -> None:
         self.every, self.on_alert, self.names = every, on_alert, names
-        self.steps, self.removed = 0, False
+        self.steps, self.rows, self.removed = 0, rows, False
+        self._keeper: Keeper | None = None
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
@@ -132,23 +157,46 @@ class Watch:
 
     # What the training loop calls
 
-    def step(self, loss: Tensor | float | None = None) -> None:
+    def keep(self, last: int, folder: Path) -> None:
+        """Keep from now on what it takes to run the last steps before an alert again."""
+        self._keeper = Keeper(self._places.model, self._places.regularized, last, folder)
+        self._keeper.begin(self.steps)
+
+    def step(self, loss: Tensor | float | None = None, batch: Any = None) -> None:
         """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
 
         Args:
             loss: of this step, for `loss_spike`; a tensor stays on its device until a step is read.
+            batch: names the examples of this step, as the training of a replay takes them: numbers, texts or tensors, or lists or
+                dicts of them.
 
         Raises:
+            ValueError: where steps are kept and no batch is named.
             HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
         self._forgotten.stop()
         if loss is not None:
             self._whole.updates.loss(loss)
+        if self._keeper is not None:
+            if batch is None:
+                raise ValueError(
+                    "watch(keep=...) cannot run a step again whose batch it does not know: watch.step(batch=ids)"
+                )
+            self._keeper.step(self.steps, loss, batch)
         alerts = self._take() if self._armed else []
+        if self._keeper is not None:
+            if alerts and is_first():
+                settings = {"statistics": self.names, "rows": self.rows, "every": self.every}
+                self._keeper.write(alerts, self._last_readings(self._keeper.last), settings)
+            self._keeper.after(self.steps)
         self.steps += 1
         self._arm()
         self._tell(alerts)
+
+    def _last_readings(self, many: int) -> list[Record]:
+        read = sorted({figure.step for figure in self._figures})[-many:]
+        return [record for figure in self._figures if figure.step in read for record in figure.records()]
 
     def step_to(self, step: int, known: Iterable[Line] = ()) -> None:
         """Go on at an optimizer step of a resumed run.
@@ -162,6 +210,8 @@ class Watch:
             self._judge.alerts(records)
         self._recorder.clear()
         self.steps = step
+        if self._keeper is not None:
+            self._keeper.begin(step)
         self._arm()
 
     def _arm(self) -> None:
@@ -236,9 +286,22 @@ class Watch:
         """Return every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
         return [record for figure in self._figures for record in figure.records()]
 
-    def alerts(self) -> list[Alert]:
-        """Return every alert: the fields of a record and threshold, sentence, remedy, source."""
-        return list(self._alerts)
+    def alerts(self) -> Alerts:
+        """Return every alert: the fields of a record and threshold, sentence, remedy, source. A notebook shows them as a table."""
+        return Alerts(self._alerts)
+
+    def plot(self, *names: str) -> Any:
+        """Return charts of the statistics named, or of the six that loggers show: a line for each head, alerts marked.
+
+        A notebook shows them; `watch.plot("max_logit").save("health.html")` writes a page.
+
+        Raises:
+            ValueError: where nothing was read of a name.
+            ImportError: where altair is missing: pip install 'headwise[study]'.
+        """
+        from headwise.watching.plots import plot
+
+        return plot(self.records(), self._alerts, names)
 
     def reasons(self) -> dict[str, dict[str, str]]:
         """Say, per site read so far and of the "model", which statistics have no meaning there and why."""
@@ -257,6 +320,8 @@ class Watch:
         self._places.leave()
         self._forgotten.stop()
         self._whole.stop()
+        if self._keeper is not None:
+            self._keeper.stop()
         self._recorder.clear()
         self._observers = []
         self._logs.close()
@@ -265,6 +330,22 @@ class Watch:
     def _alive(self) -> None:
         if self.removed:
             raise RuntimeError("this watch was removed; call headwise.watch(model) again")
+
+    def _repr_html_(self) -> str:
+        last = max((figure.step for figure in self._figures), default=None)
+        newest = [record for figure in self._figures if figure.step == last for record in figure.records()]
+        by_name: dict[str, list[Record]] = {}
+        for record in newest:
+            by_name.setdefault(record["statistic"], []).append(record)
+        rows = [
+            (name, min(r["value"] for r in found), statistics_median(found), max(r["value"] for r in found))
+            for name, found in by_name.items()
+        ]
+        when = "nothing was read yet" if last is None else f"reading of step {last}"
+        return (
+            html_table(f"{self!r}: {when}", ("statistic", "lowest", "median", "highest"), rows)
+            + self.alerts()._repr_html_()
+        )
 
     def __repr__(self) -> str:
         return f"Watch({len(self._places.sites)} sites, every {self.every} steps, at step {self.steps})"

@@ -89,7 +89,7 @@ class Size:
 
 
 class CharacterLM(nn.Module):
-    """Give the logits (B, T, symbols) of the character behind each of (B, T)."""
+    """Return the logits (B, T, symbols) of the character behind each of (B, T)."""
 
     def __init__(self, symbols: int, size: Size) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class CharacterLM(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """Give the logits (B, 10) of images (B, 1, 8, 8), from the mean of 16 patches."""
+    """Return the logits (B, 10) of images (B, 1, 8, 8), from the mean of 16 patches."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -168,8 +168,10 @@ class TransformersAdapter:
                 self.site.name, is_flash(self.implementation), kwargs, (x.shape[0], x.shape[1]), self.fitted.running()
             )
         self.fitted.packing.put(found)
-        needed = found is None and x is not None and any(m.overrides("hidden") for m in self.fitted.methods)
-        self.fitted.real.put(seeing_themselves(kwargs.get("attention_mask"), x.shape[1]) if needed else None)
+        real = None
+        if found is None and x is not None and self.fitted.needs("hidden"):
+            real = seeing_themselves(kwargs.get("attention_mask"), x.shape[1])
+        self.fitted.real.put(real)
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the cache the module was called with until its attention is computed."""
@@ -192,7 +194,7 @@ class TransformersAdapter:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if self.implementation != "eager":
-            return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, None)
+            return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, routed)
         return eager_function(type(self.site.module))
 
 

@@ -125,7 +125,7 @@ def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[N
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
     module.config = adapter.config
     if repeated and groups is not None:
-        module.num_key_value_groups = 1
+        module.num_key_value_groups = 1  # type: ignore[assignment]  # a plain number of the host's
     try:
         yield
     finally:
@@ -170,7 +170,9 @@ def _outside(method: Any) -> bool:
 def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
     """Raise RuntimeError where a module prepares its call for flash kernels or for others, and was fitted under the other kind."""
     now = adapter.implementation
-    if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(type(module).forward):
+    if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(
+        type(module).forward
+    ):
         return
     raise RuntimeError(
         f"{adapter.site.name} prepared its call for {adapter.asked!r}, which regularize() found, and its model now asks for {now!r}: "
@@ -360,7 +362,11 @@ def verify(
         # fp32, and the 8 bits of bfloat16 in what the host rounds between its steps.
         bound = (1e-3 if exact else 5e-2) * max(0.0 if kernel else 1.0, float(theirs.abs().max()))
     if not largest <= bound:
-        what = "an eager attention of its own" if adapter.implementation == "eager" else f"an attention {adapter.implementation!r}"
+        what = (
+            "an eager attention of its own"
+            if adapter.implementation == "eager"
+            else f"an attention {adapter.implementation!r}"
+        )
         raise RuntimeError(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {what} that does more than "
             f"its keywords tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"

@@ -79,7 +79,11 @@ def matrix_of(
     # A window as long as the row keeps nothing out: the host leaves it away too.
     window = None if window is None or keys <= window else window
     if packed is not None:
-        return (packed.mask(False, None), True) if kept and causal and window is None else (packed.mask(causal, window), False)
+        return (
+            (packed.mask(False, None), True)
+            if kept and causal and window is None
+            else (packed.mask(causal, window), False)
+        )
     if mask is None and window is None and (not causal or queries == keys):
         return None, causal
     seen = order(queries, keys, causal, window, q.device)[None, None]

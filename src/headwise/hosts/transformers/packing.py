@@ -41,7 +41,9 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
     if flash and bounds is not None and mask is None:
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED.format(name=name))
-        return _kept(now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape))
+        return _kept(
+            now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape)
+        )
     # What runs again in backward belongs to an earlier forward.
     told = now.may_pack or (not torch.compiler.is_compiling() and in_backward())
     if not told or not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != shape[1]:

@@ -1,0 +1,99 @@
+"""Write what `headwise methods` and `headwise studies` print, so that neither imports torch: `python docs/catalogue.py
+[--check]`.
+
+Both are read from the classes and studies themselves, and verdicts from the kept results; what a method is for stands
+here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from headwise import methods
+from headwise.core.method import REGISTRY
+from headwise.experiments.task import Task
+from headwise.studies.registry import BUILT_IN, PAPERS
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
+
+# What the methods' own papers propose them for.
+PURPOSES = {
+    "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey InputNoise LSA "
+    "RelaxedAttention",
+    "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap SpectralNorm "
+    "Temperature WeightNorm ZLoss",
+    "oversmoothing": "AttnScale ContraNorm FeatScale GFSA NeuTRENO ReAttention ValueResidual",
+    "heads that do the same": "Decorrelation Disagreement DropHead InterleavedHeads ReAttention",
+    "attention sinks": "AttentionSink DifferentialAttention GatedOutput XSA",
+    "long contexts": "ForgettingAttention SSMax",
+    "smaller models": "NuclearDecay ProductDecay SymmetricAttention",
+    "cost": "LinearAttention",
+}
+
+
+def of_methods() -> dict[str, Any]:
+    """Return each method: how it is written, what it does, its paper, what it is for and all that its class says."""
+    found = {}
+    for name in sorted(methods.__all__):
+        cls = REGISTRY[name]
+        found[name] = {
+            "written": repr(cls()),
+            "summary": cls.summary(),
+            "paper": cls.paper,
+            "for": [purpose for purpose, names in PURPOSES.items() if name in names.split()],
+            "about": inspect.cleandoc(cls.__doc__ or ""),
+        }
+    return found
+
+
+def of_studies() -> dict[str, Any]:
+    """Return each study: its question, arms, seeds, scales, where its data comes from, and the kept verdict."""
+    return {name: _study(name) for name in sorted({*BUILT_IN, *PAPERS})}
+
+
+def _study(name: str) -> dict[str, Any]:
+    module = importlib.import_module(_modules()[name])
+    study = getattr(module, "STUDY", None)
+    kept = _kept(name)
+    if study is None:
+        return {"question": module.TITLE, "kept": kept}
+    scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
+    downloads = type(study.task).prepare is not Task.prepare
+    found = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
+    return found | {"data": "downloaded once" if downloads else "comes with its packages", "kept": kept}
+
+
+def _modules() -> dict[str, str]:
+    """Return the modules of all studies as this tree names them, whatever state of it is installed."""
+    papers = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
+    return {**BUILT_IN, **papers["project"]["entry-points"]["headwise.studies"]}
+
+
+def _kept(name: str) -> str:
+    path = ROOT / "docs" / "results" / name / "analysis.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("answer", "") if path.exists() else ""
+
+
+def text() -> str:
+    """Return the file."""
+    return json.dumps({"methods": of_methods(), "studies": of_studies()}, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the file, or with --check say whether it is what the code gives."""
+    found = text()
+    if "--check" in sys.argv:
+        return int(not TARGET.exists() or TARGET.read_text(encoding="utf-8") != found)
+    TARGET.write_text(found, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

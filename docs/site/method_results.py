@@ -1,0 +1,71 @@
+"""Tabulate every kept study in which a method ran: its effect with the interval, the verdict, and in which world."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from claims_placed import Placed, kept_claims
+
+from headwise.pages.formats import unit_named
+from headwise.reporting.answer_table import plain_verdict
+from headwise.results.analysis_record import Analysis
+from headwise.results.stored import checked_analysis
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+NOTE = "Differences to the study's baseline in its deciding outcome, with intervals of 95 % that hold for all arms of the study together. Arms that combine methods count for each."
+NONE = "No kept study ran it: nothing is known here of what it does to a training."
+
+
+def results_of(name: str, results: Path = RESULTS) -> str:
+    """Return what was measured of a method, as Markdown: one row a study and arm, and calculations below."""
+    rows = [row for folder, analysis in _analyses(results) for row in _rows(name, folder, analysis)]
+    parts = []
+    if rows:
+        head = ["world", "arm", "outcome", "difference [95 %]", "verdict", "study"]
+        parts += [NOTE, _table(head, rows)]
+    if found := _calculated(name, results):
+        parts += ["Calculated or measured without training:", _table(["claim", "ours", "verdict", "study"], found)]
+    return "\n\n".join(parts or [NONE])
+
+
+@cache
+def _analyses(results: Path) -> list[tuple[Path, Analysis]]:
+    return [(path.parent, checked_analysis(path)) for path in sorted(results.glob("*/analysis.json"))]
+
+
+def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
+    world = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    metric, found = analysis.metric, []
+    unit = unit_named(metric.unit)
+    for arm in analysis.compared:
+        entry = arm.differences.get(analysis.primary)
+        if entry is None or not re.search(rf"\b{name}\(", arm.label):
+            continue
+        number = unit.number(entry.mean, signed=True) or "diverged"
+        shown = f"{number} {unit.difference} {unit.interval(entry.low, entry.high, signed=True)}".replace("  ", " ").strip()
+        good = {True: " (higher is better)", False: " (lower is better)", None: ""}[metric.higher_is_better]
+        seeds = f"{world}, {len(analysis.seeds)} seeds"
+        found.append([seeds, f"`{arm.label}`", f"{metric.label}{good}", shown, plain_verdict(entry, unit), _link(folder.name)])
+    return found
+
+
+def _calculated(name: str, results: Path) -> list[list[str]]:
+    found = []
+    for study, record in kept_claims(results).items():
+        if (results / study / "analysis.json").is_file():
+            continue
+        for claim in record.claims:
+            if name in Placed(study, record.scale, record.seeds, claim).methods:
+                found.append([claim.text, claim.ours or "–", claim.verdict_words, _link(study)])
+    return found
+
+
+def _link(study: str) -> str:
+    return f"[{study}](../../results/{study}/README.md)"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines)

@@ -1,0 +1,144 @@
+"""The rehearsal of a whole plan: every arm is trained for a batch, and one screen says what follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections import defaultdict
+from typing import Any
+
+from headwise.comparing.comparison import Comparison
+from headwise.experiments.arm import read_arm
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.results.answer import count
+from headwise.training.job import Order, Rehearsal
+from headwise.training.script_order import ScriptOrder
+
+WIDTH = 80
+# numbers of 4 bytes that a checkpoint holds for each parameter: the weight and the two means of Adam
+KEPT = 3
+AGAIN = "Nothing was trained: repair it and start the same command again."
+
+
+def rehearse(comparison: Comparison) -> list[str]:
+    """Try every arm of which no run has begun, and give the lines of the plan; none where there was nothing to try.
+
+    Raises:
+        StudyError: naming the arms that cannot be.
+    """
+    orders = list(map(comparison.order, comparison.study.configurations()))
+    begun = {order.configuration.arm for order in orders if (order.folder / "config.json").exists()}
+    first = {order.configuration.arm: order for order in reversed(orders) if order.configuration.arm not in begun}
+    fitted = any(order.configuration.methods for order in first.values())
+    began_trials = bool(comparison.trials) and (comparison.out / "trials").exists()
+    if not first or began_trials or not comparison.engine.rehearses or not (fitted or comparison.plan_only):
+        return []
+    chosen = [first[arm] for arm in comparison.study.arms if arm in first]
+    is_task = isinstance(comparison.study.task, Task)
+    found = _of_task(comparison, chosen) if is_task else _of_script(comparison, chosen)
+    return describe(comparison, found, [order for order in orders if order.result() is None])
+
+
+def _of_task(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:
+    one = orders[0]
+    given = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    arms = tuple(order.configuration for order in orders)
+    comparison.engine.submit(Rehearsal(**given | {"folder": one.folder.with_name("rehearsal")}, arms=arms))
+    found: list[dict[str, Any]] = []
+    for event in comparison.engine.events():
+        if event["event"] == "failed":
+            raise StudyError("\n".join(filter(None, (event["reason"], event["trace"].rstrip(), AGAIN))))
+        _tell(comparison, event)
+        if event["event"] == "done":
+            found = event["result"]
+    return found
+
+
+def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:
+    """Start the script once an arm and end it after its second step."""
+    tried: dict[str, Order] = {}
+    for number, order in enumerate(orders):
+        assert isinstance(order, ScriptOrder)
+        folder = comparison.out.resolve() / "rehearsal" / str(number)
+        tried[order.identity] = dataclasses.replace(order, folder=folder, tries=True, watch=False)
+        comparison.engine.submit(tried[order.identity])
+    problems: dict[str, list[str]] = defaultdict(list)
+    found = {}
+    for event in comparison.engine.events():
+        arm = tried[event["run"]].configuration.arm
+        if event["event"] == "failed":
+            problems[event["reason"]].append(arm)
+        elif event["event"] == "done":
+            found[arm] = {"arm": arm, "steps": None, "parameters": None, "of": 0, **event["result"]}
+            found[arm]["layers"] = len(event["result"]["layers"])
+        else:
+            _tell(comparison, event)
+    if problems:
+        raise StudyError("\n".join([*(f"{'; '.join(arms)}: {reason}" for reason, arms in problems.items()), AGAIN]))
+    return [found[order.configuration.arm] for order in orders]
+
+
+def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
+    if event["event"] == "note":
+        comparison.listener.say(f"note: {event['text']}")
+    if event["event"] == "output":
+        comparison.listener.say(event["text"])
+
+
+def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Order]) -> list[str]:
+    """Describe the plan in lines of 80 columns: runs, layers reached, time and disk, as far as they are known."""
+    runs: dict[str, int] = defaultdict(int)
+    for order in left:
+        runs[order.configuration.arm] += 1
+    trials = len(comparison.study.arms) * comparison.trials
+    lines = [
+        f"plan:   {count(len(left), 'run')}"
+        + (f" after {count(trials, 'trial')}" if trials else "")
+        + ", each arm tried for a batch"
+    ]
+    seconds: float | None = 0.0
+    disk = 0
+    for entry in found:
+        arm, time = entry["arm"], entry["seconds"]
+        methods = bool(read_arm(arm, comparison.study.task).methods)
+        share = f" of {entry['of']}" if entry["of"] else ""
+        parts = [f"{entry['layers']}{share} layers"] if methods else []
+        parts += [f"{_milli(time)} ms a step"] if time is not None else []
+        whole = time * entry["steps"] if time is not None and entry["steps"] is not None else None
+        parts += [f"{clock(whole)} a run"] if whole is not None else []
+        lines += textwrap.wrap(
+            f"{arm}: {', '.join(parts) or 'as it is'}",
+            WIDTH,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 10,
+            break_long_words=False,
+        )
+        repeats = runs[arm] + comparison.trials
+        seconds = None if whole is None or seconds is None else seconds + whole * repeats
+        disk += 4 * KEPT * (entry["parameters"] or 0) * repeats
+    if seconds is not None and found:
+        at_once = f", {comparison.jobs} at a time" if comparison.jobs > 1 else ""
+        lines.append(f"time:   about {clock(seconds / comparison.jobs)} of training{at_once}, evaluations apart")
+    if disk:
+        lines.append(f"disk:   at most {_bytes(disk)} of checkpoints")
+    return lines
+
+
+def clock(seconds: float) -> str:
+    """Write a duration in the unit that fits."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{max(seconds, 0.1):.2g} s"
+
+
+def _milli(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number / 1000:.3g} kB"

@@ -1,0 +1,134 @@
+"""The running script's side of a study: where its run lies, and the stream into which it tells what it did.
+
+Light to import: a script that trains elsewhere than in torch needs nothing else. `HEADWISE_RUN` names the file that the
+study wrote for this attempt; the stream lies beside it, one for each attempt, so that what an earlier process still
+writes changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from headwise.files.durable import append_line, read_json
+from headwise.files.errors import StudyError
+
+VARIABLE = "HEADWISE_RUN"
+TOLD = "told"
+
+
+class Told:
+    """Hold the place of a run and write what its script tells; alone, without a study, nothing is written."""
+
+    def __init__(self, place: str | None) -> None:
+        self.path = Path(place) if place else None
+        self.terms: dict[str, Any] = {}
+        self.recorded: dict[str, dict[str, float]] = {}
+        if self.path is not None:
+            found = read_json(self.path)
+            if not isinstance(found, dict):
+                raise StudyError(
+                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it to "
+                    "run alone."
+                )
+            self.terms = found
+
+    @property
+    def writes(self) -> bool:
+        """Return whether this process tells: the first of a distributed run, in a study."""
+        return self.path is not None and is_first()
+
+    def tell(self, what: str, **values: Any) -> None:
+        """Add a line to the stream; the time is that of this machine's clock, in seconds."""
+        if self.writes:
+            assert self.path is not None
+            append_line(self.path.with_suffix(".jsonl"), {"told": what, "at": round(time.time(), 4), **values})
+
+    def record(self, split: str, figures: dict[str, Any]) -> None:
+        """Record outcomes of a split, once.
+
+        Raises:
+            ValueError: where there are none, a split is recorded twice, or a figure is no finite number.
+        """
+        if not figures:
+            raise ValueError("run.record() was given nothing. Write run.record(accuracy=0.91).")
+        if "/" in split or not split:
+            raise ValueError(f'run.record(split={split!r}): a split is one word, such as "test" or "validation".')
+        numbers = {name: _number(name, value) for name, value in figures.items()}
+        twice = sorted(numbers.keys() & self.recorded.get(split, {}).keys())
+        if twice:
+            raise ValueError(
+                f"run.record({twice[0]}=...) of {split!r} was called twice. A run is judged once: record when the "
+                "training has ended."
+            )
+        self.recorded.setdefault(split, {}).update(numbers)
+        self.tell("record", split=split, figures=numbers)
+
+    def log(self, step: int, figures: dict[str, Any]) -> None:
+        """Add a point to the curves; the loss may be no number, which is a divergence."""
+        self.tell("log", step=int(step), figures={name: _text(value) for name, value in figures.items()})
+
+
+def is_first() -> bool:
+    """Return whether this is the first of the processes that train together, whichever launcher started them."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return os.environ[name] == "0"
+    # srun numbers its tasks; a job of one task is 0
+    number = os.environ.get("SLURM_PROCID", "")
+    return not number.isdigit() or number == "0"
+
+
+def read_told(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a stream; a torn one in the middle, as of a disk that was full, is left out."""
+    found: list[dict[str, Any]] = []
+    if not path.exists():
+        return found
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        record = as_told(line)
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def as_told(line: str) -> dict[str, Any] | None:
+    """Return what a line of a stream says, None for one that is torn."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "told" in record else None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"run.record({name}=...) was given {type(value).__name__}, which is no number.") from error
+    if not math.isfinite(number):
+        raise ValueError(
+            f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its "
+            "loss: "
+            "run.log(step=..., loss=...)."
+        )
+    return number
+
+
+def _text(value: Any) -> float | str:
+    # JSON holds no NaN
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+_current: list[Told] = []
+
+
+def current() -> Told:
+    """Return the run of this process, the same whenever it is asked for."""
+    if not _current:
+        _current.append(Told(os.environ.get(VARIABLE)))
+    return _current[0]

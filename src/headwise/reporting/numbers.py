@@ -1,0 +1,382 @@
+"""Numbers from anywhere: a table of runs (CSV or JSON lines) becomes the folder of a study, and its report is that of
+any study.
+
+Rows are runs: their arm, their seed, and what they scored. The tables that Weights & Biases, MLflow and trackio export
+are read as they are; what another tool calls the columns can be said.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.core.settings import suggest
+from headwise.experiments.evaluation import Metric
+from headwise.experiments.script import read_outcome
+from headwise.files.durable import write_json
+from headwise.files.errors import StudyError
+from headwise.results.digests import RESULT, digest_of, digests, sealed
+from headwise.results.folder import ledger_of
+from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+ARMS = ("arm", "method", "group")
+SEEDS = ("seed", "random_seed", "data_seed")
+STATES = ("status", "state")
+STEPS = ("step", "_step", "global_step")
+RUNS = ("run_id", "run id", "run", "run_name", "id", "name")
+# by which exports tell settings from figures
+SETTINGS = ("params.", "config.", "config/")
+FIGURES = ("metrics.", "summary.", "summary/")
+FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "damaged")
+# what tells one run from another, and is no setting of it
+TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
+NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
+OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *NOTES, "_timestamp")
+# how many of a kind of fault are told by row
+TOLD = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one run of a table; `line` counts as an editor does, the heading being line 1."""
+
+    line: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Hold a run as it was found: its row, its arm, its seed and its figures by outcome."""
+
+    row: Row
+    arm: str
+    seed: int
+    figures: dict[str, float | None]
+    diverged: bool
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is a table of numbers and no folder."""
+    return path.is_file() or path.suffix.lower() in SUFFIXES
+
+
+def study_of_numbers(
+    path: Path, outcomes: Sequence[str], baseline: str, out: Path, *, arm: str = "", seed: str = ""
+) -> list[str]:
+    """Write the folder of a study from a table, and give what should be known of it, by row.
+
+    Args:
+        path: the table.
+        outcomes: as `--outcome`, the deciding one first: "accuracy:higher".
+        baseline: the arm that the others are held against.
+        out: the folder.
+        arm: the column of the arms; "" finds it.
+        seed: the column of the seeds; "" finds it.
+
+    Raises:
+        StudyError: naming the rows, where a column is missing, a row has no arm or seed, two rows are of one arm and
+        seed, or rows of one arm have different settings.
+    """
+    metrics = [read_outcome(text) for text in outcomes]
+    if not metrics:
+        raise StudyError(
+            f"{path}: say what is compared: --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
+        )
+    rows = _last_of_each_run(read_rows(path))
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    columns = {
+        "arm": _column(names, arm, ARMS, "--arm", path),
+        "seed": _column(names, seed, SEEDS, "--seed-column", path),
+    }
+    wanted = {metric.name: _figure_column(names, metric.name, path) for metric in metrics}
+    cells = _cells(path, rows, columns, wanted)
+    arms = list(dict.fromkeys(cell.arm for cell in cells))
+    if baseline not in arms:
+        raise StudyError(
+            f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: "
+            f"--baseline {arms[0]!r}."
+        )
+    _refuse_doubles(path, cells)
+    _refuse_mixed(path, cells, {*columns.values(), *wanted.values()})
+    notes = _gaps(cells, [baseline, *(label for label in arms if label != baseline)], metrics[0].name)
+    _write(path, cells, metrics, baseline, out, notes)
+    return notes
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a table: CSV or TSV with a heading, or one JSON object a line, whose parts are named with dots.
+
+    Raises:
+        StudyError: where the file is missing, empty, or a line is no row.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path} cannot be read as text ({error}). Give a CSV or JSONL file in UTF-8.") from error
+    rows = list(_of_json(path, text) if path.suffix.lower() in (".jsonl", ".ndjson") else _of_csv(path, text))
+    if not rows:
+        raise StudyError(f"{path} holds no row. Give a table with a heading and one row a run.")
+    return rows
+
+
+def _of_json(path: Path, text: str) -> Iterable[Row]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise StudyError(f"{path}, line {number}, is no JSON: {error}.") from error
+        if not isinstance(found, dict):
+            raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')
+        yield Row(number, _flat(found))
+
+
+def _flat(found: dict[str, Any], before: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        values |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return values
+
+
+def _of_csv(path: Path, text: str) -> Iterable[Row]:
+    lines = text.splitlines(keepends=True)
+    heading = lines[0] if lines else ""
+    mark = "\t" if path.suffix.lower() == ".tsv" else ";" if heading.count(";") > heading.count(",") else ","
+    reader = csv.reader(lines, delimiter=mark)
+    names: list[str] = []
+    for values in reader:
+        if not names:
+            names = [name.strip() for name in values]
+            twice = [name for name, count in Counter(names).items() if count > 1 and name]
+            if twice:
+                raise StudyError(f"{path} has two columns {twice[0]!r}. Rename one.")
+        elif any(value.strip() for value in values):
+            if len(values) != len(names):
+                raise StudyError(
+                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair "
+                    "the row."
+                )
+            yield Row(reader.line_num, dict(zip(names, (value.strip() for value in values))))
+
+
+def _last_of_each_run(rows: list[Row]) -> list[Row]:
+    """Return the last row of each run where a table holds the course of runs, as trackio's does."""
+    names = {name.lower(): name for row in rows for name in row.values}
+    step, run = (next((names[name] for name in wanted if name in names), None) for wanted in (STEPS, RUNS))
+    if step is None or run is None:
+        return rows
+    found: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: _float(row.values.get(step)) or 0.0):
+        before = found.get(str(row.values.get(run)))
+        # a row of a course holds what was logged then: what was logged before stands
+        kept = {name: value for name, value in before.values.items() if value not in ("", None)} if before else {}
+        found[str(row.values.get(run))] = Row(
+            row.line, kept | {n: v for n, v in row.values.items() if v not in ("", None)}
+        )
+    return sorted(found.values(), key=lambda row: row.line)
+
+
+def _column(names: list[str], asked: str, known: Sequence[str], option: str, path: Path) -> str:
+    if asked:
+        if asked not in names:
+            raise StudyError(
+                f"{option} {asked!r}: {path} has no such column.{suggest(asked, names)} Columns: {', '.join(names)}."
+            )
+        return asked
+    plain = {_plain(name): name for name in reversed(names)}
+    found = next((plain[name] for name in known if name in plain), None)
+    if found is None:
+        raise StudyError(
+            f"{path} has no column {known[0]}. Columns: {', '.join(names)}. Say which one it is: {option} NAME."
+        )
+    return found
+
+
+def _figure_column(names: list[str], name: str, path: Path) -> str:
+    for candidate in (
+        name,
+        f"test/{name}",
+        *(f"{before}{name}" for before in FIGURES),
+        *(f"{before}test/{name}" for before in FIGURES),
+    ):
+        if candidate in names:
+            return candidate
+    raise StudyError(f"--outcome {name}: {path} has no such column.{suggest(name, names)} Columns: {', '.join(names)}.")
+
+
+def _plain(name: str) -> str:
+    lower = name.lower()
+    return next((lower.removeprefix(before) for before in (*SETTINGS, "tags.") if lower.startswith(before)), lower)
+
+
+def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[str, str]) -> list[Cell]:
+    cells, wrong = [], []
+    for row in rows:
+        arm, seed = str(row.values.get(columns["arm"], "")).strip(), _float(row.values.get(columns["seed"]))
+        if not arm:
+            wrong.append(f"row {row.line} has no {columns['arm']}")
+        elif seed is None or seed != int(seed):
+            wrong.append(
+                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole "
+                "number"
+            )
+        else:
+            state = _state(row)
+            failed = any(word in state for word in FAILED) or "diverged" in state
+            figures = {name: None if failed else _float(row.values.get(column)) for name, column in wanted.items()}
+            for name, column in wanted.items():
+                given = row.values.get(column)
+                if _float(given) is None and str(given or "").strip().lower() not in (
+                    "",
+                    "nan",
+                    "none",
+                    "null",
+                    "inf",
+                    "-inf",
+                    "infinity",
+                ):
+                    wrong.append(f"row {row.line} has {given!r} for {name}, which is no number")
+            cells.append(Cell(row, arm, int(seed), figures, "diverged" in state))
+    _refuse(path, wrong, "Repair the rows.")
+    return cells
+
+
+def _state(row: Row) -> str:
+    return next((str(value).lower() for name, value in row.values.items() if name.lower() in STATES), "")
+
+
+def _refuse_doubles(path: Path, cells: list[Cell]) -> None:
+    by_cell: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for cell in cells:
+        by_cell[cell.arm, cell.seed].append(cell.row.line)
+    wrong = [
+        f"rows {' and '.join(map(str, lines))} are both {arm}, seed {seed}"
+        for (arm, seed), lines in by_cell.items()
+        if len(lines) > 1
+    ]
+    _refuse(path, wrong, "A pair needs one run of each arm: leave the others out.")
+
+
+def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
+    """Refuse rows of one arm with other settings: those that an export names so, else one that stands out."""
+    wrong = []
+    names = dict.fromkeys(name for cell in cells for name in cell.row.values)
+    for name in (
+        name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith(FIGURES)
+    ):
+        for arm in dict.fromkeys(cell.arm for cell in cells):
+            own = [cell for cell in cells if cell.arm == arm]
+            counts = Counter(str(cell.row.values.get(name, "")) for cell in own)
+            (usual, many), *others = counts.most_common()
+            known = name.startswith(SETTINGS)
+            # figures differ in every row, and so do names and times
+            if not others or not (known or (many > 1 and len(own) - many <= len(own) // 2)):
+                continue
+            of_usual = next(cell.row.line for cell in own if str(cell.row.values.get(name, "")) == usual)
+            wrong += [
+                f"row {cell.row.line} has {name} {value or 'empty'}, and row {of_usual} of the same arm {arm} has "
+                f"{usual or 'empty'}"
+                for cell in own
+                if (value := str(cell.row.values.get(name, ""))) != usual
+            ]
+    _refuse(
+        path,
+        wrong,
+        "One arm is one configuration: give them different arms, or leave the column out where it is no setting.",
+    )
+
+
+def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
+    known = {(cell.arm, cell.seed): cell for cell in cells}
+    notes = []
+    for arm in arms:
+        for seed in sorted({cell.seed for cell in cells}):
+            cell = known.get((arm, seed))
+            if cell is None:
+                notes.append(f"{arm} has no row of seed {seed}: this seed makes no pair.")
+            elif cell.diverged:
+                notes.append(f"row {cell.row.line} ({arm}, seed {seed}) diverged.")
+            elif cell.figures[outcome] is None:
+                state = _state(cell.row)
+                why = f" ({state})" if state else ""
+                notes.append(
+                    f"row {cell.row.line} ({arm}, seed {seed}) has no {outcome}{why}: this seed makes no pair."
+                )
+    return notes
+
+
+def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
+    if wrong:
+        more = f"; and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
+        raise StudyError(f"{path}: {'; '.join(wrong[:TOLD])}{more}. {remedy}")
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, out: Path, notes: list[str]) -> None:
+    """Write the study of a table in the formats of every study: what it had before from the same file is replaced."""
+    known = out / "study.json"
+    if known.is_file() and json.loads(known.read_text(encoding="utf-8")).get("kind") != "numbers":
+        raise StudyError(f"{out} holds a study of its own. Choose another --out.")
+    # of an earlier state of the table
+    shutil.rmtree(out / "runs", ignore_errors=True)
+    entries = []
+    for cell in cells:
+        if not cell.diverged and all(value is None for value in cell.figures.values()):
+            continue
+        config = {"arm": cell.arm, "seed": cell.seed, "table": path.name, "row": cell.row.line, "figures": cell.figures}
+        identity = digest_of(config)[:12]
+        folder = out / "runs" / identity
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "config.json", config)
+        result = RunResult(
+            format=2,
+            status="diverged" if cell.diverged else "finished",
+            arm=cell.arm,
+            seed=cell.seed,
+            hash=identity,
+            metrics={f"test/{name}": value for name, value in cell.figures.items()},
+            digests=digests(folder),
+            config=config,
+        )
+        write_json(folder / RESULT, sealed(result.model_dump(mode="json")))
+        entries.append(RunEntry(hash=identity, arm=cell.arm, seed=cell.seed))
+    described = [
+        MetricRecord(name=m.name, label=m.label, higher_is_better=m.higher_is_better, unit=m.unit, failure=m.failure)
+        for m in metrics
+    ]
+    arms = [baseline, *dict.fromkeys(cell.arm for cell in cells if cell.arm != baseline)]
+    record = StudyRecord(
+        format=2,
+        name=path.stem,
+        title=path.stem,
+        kind="numbers",
+        arms=arms,
+        baseline=baseline,
+        seeds=sorted({cell.seed for cell in cells}),
+        primary=f"test/{metrics[0].name}",
+        metrics=described,
+        evaluations=["test"],
+        settings={"table": path.name},
+        runs=list(entries),
+        ledger=ledger_of(entries),
+        notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
+    )
+    write_json(known, record.model_dump(mode="json"))

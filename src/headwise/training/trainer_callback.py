@@ -1,0 +1,177 @@
+"""Callback of the Hugging Face Trainer that regularizes, and carries out a run of a study: `HeadwiseCallback`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.core.method import Method
+from headwise.files.script_run import current
+from headwise.regularizing.handle import Regularized
+from headwise.regularizing.plan import Where
+from headwise.regularizing.regularize import regularize
+from headwise.regularizing.trl_loss import is_trl, penalize
+from headwise.training.script_run import Run, run
+from headwise.watching.callbacks import WatchCallback
+from headwise.watching.trainer_reports import caller_of
+from headwise.watching.watch import Watch
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError("HeadwiseCallback needs transformers: pip install 'headwise[hf]'") from error
+
+# of a batch, what models take as their inputs
+BATCH = (
+    "input_ids",
+    "inputs_embeds",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "attention_mask",
+    "decoder_input_ids",
+)
+# what an evaluation says of itself
+TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+class HeadwiseCallback(TrainerCallback):
+    """Regularizes the model of a `transformers.Trainer`, adds the penalties to its loss and watches it.
+
+    `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health goes to
+    whatever `report_to` names; step, draws and strengths go into the Trainer's checkpoints and come back when a run is
+    resumed.
+
+    In a script that `headwise compare --script` started, `HeadwiseCallback()` finds the run: it fits the methods of the
+    run's arm, tells the initial weights, the order of the batches and the loss, and records what `evaluate` gives last
+    under the name behind `eval_` (of another `metric_key_prefix`, such as `validation`, as outcomes of that split).
+
+    Args:
+        methods: in order of action, as `headwise.regularize` takes them; none: those of the run's arm, else the model
+            is only watched.
+        watch: settings of `headwise.watch`; None: the model is not watched.
+        where: which sites are regularized, as in `headwise.regularize`.
+        seed: of the methods' draws.
+        attention: who computes the attention of layers with a kernel of their own, as in `headwise.regularize`.
+        base: the task's loss, as `compute_loss_func` of the handle takes it; None: the Trainer's own
+            `compute_loss_func`, or the model's loss.
+
+    Raises:
+        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize`
+            does.
+        RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made with.
+
+    Example:
+        >>> from headwise import DropHead, HeadwiseCallback
+        >>> callback = HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})  # given in Trainer(callbacks=[...])
+        >>> callback.methods
+        (DropHead(p=0.2),)
+    """
+
+    def __init__(
+        self,
+        *methods: Method,
+        watch: Mapping[str, Any] | None = None,
+        where: Where = None,
+        seed: int = 0,
+        base: Callable[..., Tensor] | None = None,
+        attention: str | None = None,
+    ) -> None:
+        self.methods, self.where, self.seed, self.base = methods, where, seed, base
+        self.attention = attention
+        self.regularized: Regularized | None = None
+        self._watching = None if watch is None else WatchCallback(**watch)
+        self._stands = False
+        self._run: Run | None = None
+
+    @property
+    def watch(self) -> Watch | None:
+        """Return the handle of the watched model, during and after the training."""
+        return None if self._watching is None else self._watching.watch
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Regularize the model before the optimizer is made, which has to hold what methods learn."""
+        from transformers import Trainer
+
+        trainer = caller_of(self, Trainer)
+        if trainer is None:
+            return
+        if (self.methods or current().path is not None) and trainer.model_init is not None:
+            raise ValueError(
+                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes others: "
+                "call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
+                "compute_loss_func=handle.compute_loss_func()"
+            )
+        self._stands = True
+        if self.methods:
+            self.regularized = regularize(
+                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
+            )
+        elif current().path is not None:
+            self._follow(run(), trainer, model, args)
+        if self.regularized is not None:
+            self._add_penalties(trainer, self.regularized)
+            trainer.add_callback(self.regularized.callback())
+        if self._watching is not None:
+            trainer.add_callback(self._watching)
+
+    def _add_penalties(self, trainer: Any, regularized: Regularized) -> None:
+        if not is_trl(trainer):
+            trainer.compute_loss_func = regularized.compute_loss_func(self.base or trainer.compute_loss_func)
+            return
+        try:
+            if self.base is not None:
+                raise ValueError(
+                    f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its compute_loss "
+                    "for another one"
+                )
+            penalize(regularized, trainer)
+        except ValueError:
+            # A refusal changes nothing.
+            regularized.remove()
+            raise
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Refuse a training that this callback came too late for."""
+        if not self._stands:
+            raise RuntimeError(
+                "HeadwiseCallback was added after the Trainer was made: give it as "
+                "Trainer(..., callbacks=[HeadwiseCallback(...)])"
+            )
+
+    def _follow(self, found: Run, trainer: Any, model: Any, args: Any) -> None:
+        """Fit the arm of a study's run, and look at what the model is trained on."""
+        if args.seed != found.seed:
+            raise ValueError(
+                f"the Trainer's seed is {args.seed} and the run's is {found.seed}, so that arms and seeds would be no "
+                "pairs: TrainingArguments(seed=headwise.run().seed)"
+            )
+        self._run = found
+        handle = found.regularize(model, steps=args.max_steps if args.max_steps > 0 else None)
+        self.regularized = handle if isinstance(handle, Regularized) else None
+        model.register_forward_pre_hook(self._saw, with_kwargs=True)
+
+    def _saw(self, module: Any, args: Any, kwargs: Any) -> None:
+        if module.training and torch.is_grad_enabled() and self._run is not None:
+            # labels may be kept from the model where its loss is computed beside it
+            self._run.saw([*args, {name: value for name, value in kwargs.items() if name in BATCH}])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Take the loss to the run's curves."""
+        if self._run is not None and state.is_world_process_zero and "loss" in (logs or {}):
+            self._run.log(step=state.global_step, loss=logs["loss"])
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
+        """Record what an evaluation gave; of several of one split the last counts."""
+        if self._run is None:
+            return
+        by_split: dict[str, dict[str, float]] = {}
+        for key, value in (metrics or {}).items():
+            prefix, _, name = key.partition("_")
+            if name and name not in TIMES and isinstance(value, (int, float)):
+                by_split.setdefault("test" if prefix == "eval" else prefix, {})[name] = float(value)
+        for split, figures in by_split.items():
+            self._run.evaluated(split, figures)

@@ -1,0 +1,167 @@
+"""Numbers from anywhere: tables of runs, exports of other tools, and what is wrong with them, by row."""
+
+import csv
+import json
+
+import pytest
+
+from headwise.files.errors import StudyError
+from headwise.reporting.numbers import study_of_numbers
+from headwise.results.analysis import analyse
+
+PLAIN = [0.80, 0.82, 0.79, 0.81, 0.83, 0.80, 0.78]
+BETTER = [0.85, 0.86, 0.84, 0.85, 0.88, 0.84, 0.84]
+OUTCOME = ["accuracy:higher"]
+
+
+def rows_of(arm="arm", seed="seed", accuracy="accuracy", **more):
+    found = []
+    for label, values in (("plain", PLAIN), ("dropped", BETTER)):
+        found += [{arm: label, seed: at, accuracy: value, **more} for at, value in enumerate(values)]
+    return found
+
+
+def table(path, rows):
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def verdict(folder):
+    found = analyse(folder).compared[0].differences["test/accuracy"]
+    return found.by_seed, found.verdict, found.p_corrected
+
+
+def test_a_table_is_judged_as_a_study_is(tmp_path):
+    notes = study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path / "out")
+    pairs, said, p = verdict(tmp_path / "out")
+    assert said == "better" and p == pytest.approx(2 / 2**7) and not notes
+    assert pairs == pytest.approx({str(at): b - a for at, (a, b) in enumerate(zip(PLAIN, BETTER))})
+
+
+def jsonl(path):
+    path = path.with_suffix(".jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of()))
+    return path
+
+
+def of_wandb(path):
+    more = {
+        "State": "finished",
+        "Notes": "-",
+        "User": "me",
+        "Tags": "",
+        "Created": "2026-01-01T00:00:00.000Z",
+        "Runtime": 17,
+    }
+    return table(path, [{"Name": f"run-{at}", **row, "lr": 0.1, **more} for at, row in enumerate(rows_of(arm="Group"))])
+
+
+def of_mlflow(path):
+    rows = rows_of(
+        arm="params.arm", seed="params.seed", accuracy="metrics.accuracy", status="FINISHED", experiment_id="1"
+    )
+    return table(
+        path,
+        [
+            {"run_id": f"{at:x}" * 8, **row, "params.lr": "0.1", "artifact_uri": f"a/{at}"}
+            for at, row in enumerate(rows)
+        ],
+    )
+
+
+def of_trackio(path):
+    rows = []
+    for at, row in enumerate(rows_of()):
+        for step, value in ((0, 0.1), (10, row["accuracy"])):
+            rows.append(
+                {"timestamp": f"2026-01-01T00:{at:02}", "run_name": f"run-{at}", "step": step, **row, "accuracy": value}
+            )
+        rows[-1]["loss"] = 0.2
+    return table(path, rows)
+
+
+@pytest.mark.parametrize("make", [jsonl, of_wandb, of_mlflow, of_trackio])
+def test_exports_give_the_verdict_of_the_plain_table(tmp_path, make):
+    study_of_numbers(table(tmp_path / "plain.csv", rows_of()), OUTCOME, "plain", tmp_path / "one")
+    study_of_numbers(make(tmp_path / "runs.csv"), OUTCOME, "plain", tmp_path / "other")
+    assert verdict(tmp_path / "one") == verdict(tmp_path / "other")
+
+
+def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):
+    rows = rows_of(status="finished")
+    rows[2]["accuracy"] = "nan"
+    rows[4]["status"] = "crashed"
+    del rows[13]
+    notes = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert notes == [
+        "row 4 (plain, seed 2) has no accuracy (finished): this seed makes no pair.",
+        "row 6 (plain, seed 4) has no accuracy (crashed): this seed makes no pair.",
+        "dropped has no row of seed 6: this seed makes no pair.",
+    ]
+    assert list(verdict(tmp_path / "out")[0]) == ["0", "1", "3", "5"]
+
+
+def test_a_diverged_run_counts_as_one(tmp_path):
+    rows = rows_of(status="finished")
+    rows[0]["status"] = "diverged"
+    study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert len(analyse(tmp_path / "out").arms[0].runs.diverged) == 1
+
+
+def mixed(rows):
+    for row in rows:
+        row["lr"] = 0.1
+    rows[3]["lr"] = 0.2
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda rows: [*rows, rows[3]], "rows 5 and 16 are both plain, seed 3. A pair needs one run of each arm"),
+        (mixed, "row 5 has lr 0.2, and row 2 of the same arm plain has 0.1. One arm is one configuration"),
+        (lambda rows: [{**rows[0], "seed": "one"}, *rows[1:]], "row 2 has 'one' for seed, which is no whole number"),
+        (lambda rows: [{**rows[0], "arm": ""}, *rows[1:]], "row 2 has no arm"),
+        (
+            lambda rows: [{**rows[0], "accuracy": "good"}, *rows[1:]],
+            "row 2 has 'good' for accuracy, which is no number",
+        ),
+        (
+            lambda rows: [{"who": row["arm"], "seed": row["seed"], "accuracy": 1} for row in rows],
+            "no column arm. Columns: who, seed, accuracy. .*--arm NAME",
+        ),
+        (lambda rows: [{**row, "accuracy": None, "acuracy": 1} for row in rows][:0], "holds no row"),
+    ],
+)
+def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
+    path = table(tmp_path / "runs.csv", spoil(rows_of()))
+    with pytest.raises(StudyError, match=message):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_baseline_or_an_outcome_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    path = table(tmp_path / "runs.csv", rows_of())
+    with pytest.raises(StudyError, match=r"no arm 'plane'. Did you mean 'plain'. Arms: plain, dropped"):
+        study_of_numbers(path, OUTCOME, "plane", tmp_path / "out")
+    with pytest.raises(StudyError, match=r"--outcome acuracy: .*no such column. Did you mean 'accuracy'"):
+        study_of_numbers(path, ["acuracy:higher"], "plain", tmp_path / "out")
+
+
+def test_the_numbers_of_a_report_give_its_verdicts_again(tmp_path, capsys):
+    from headwise.reporting.command import report_numbers
+
+    page = report_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain")
+    assert page == tmp_path / "runs-report" / "report.html" and page.is_file() and "better" in capsys.readouterr().out
+    study_of_numbers(page.with_name("runs.csv"), OUTCOME, "plain", tmp_path / "again")
+    assert verdict(tmp_path / "again") == verdict(page.parent)
+
+
+def test_the_folder_of_a_study_is_not_written_over(tmp_path):
+    (tmp_path / "study.json").write_text('{"kind": "compare"}')
+    with pytest.raises(StudyError, match=r"holds a study of its own. Choose another --out"):
+        study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path)

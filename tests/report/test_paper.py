@@ -1,0 +1,135 @@
+"""What a report says first, what it suggests, and what it writes for a paper."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from report.synthetic_study import write_study
+
+import headwise.methods as methods
+import headwise.reporting
+from headwise.core.method import REGISTRY
+from headwise.reporting.export import export
+from headwise.reporting.headline import headline, next_step
+from headwise.reporting.paper import entries
+from headwise.reporting.tuned import chosen_by_trials
+from headwise.results.analysis import analyse_study
+from headwise.results.folder import read_study
+
+ARMS = ("baseline", "DropHead(p=0.2)", "DropColumn(p=0.2)", "QKNorm()")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = write_study(tmp_path_factory.mktemp("study"), methods=ARMS, effects=(0, 0.03, -0.02, 0.002), epochs=3)
+    study = json.loads((made / "study.json").read_text())
+    study["notes"] = [
+        "baseline: 8 trials on validation chose baseline with learning rate 0.001.",
+        "DropHead(p=0.1): 8 trials on validation chose DropHead(p=0.2) with learning rate 0.0012.",
+        "DropColumn(p=0.2): all of 8 trials on validation diverged; it stays DropColumn(p=0.2) with learning rate 0.002.",
+        "No other note.",
+    ]
+    (made / "study.json").write_text(json.dumps(study))
+    return made
+
+
+@pytest.fixture(scope="module")
+def analysis(folder):
+    return analyse_study(read_study(folder))
+
+
+def test_the_headline_has_effects_intervals_and_the_price_the_best_first(analysis):
+    told = headline(analysis)
+    number, interval = r"[+−]\d\.\d+ points \[[−\d., ]+\]", r"\d+\u00a0% (more|less) time a step"
+    assert re.fullmatch(rf"DropHead {number}, {interval}; DropColumn {number}, {interval} \(in test accuracy\)\.", told), told
+    entry = analysis.arms[1].differences["test/accuracy"]
+    assert f"+{100 * entry.mean:.2f}" in told
+
+
+def test_the_headline_says_what_would_have_been_seen_where_nothing_was_shown(tmp_path):
+    made = write_study(tmp_path, methods=(ARMS[0], ARMS[3]), effects=(0, 0), epochs=3)
+    found = analyse_study(read_study(made))
+    seen = found.arms[1].differences["test/accuracy"].detectable
+    assert headline(found) == f"No difference was shown in test accuracy; {100 * seen:.2f} points would have been seen with 80\u00a0% power."
+
+
+def test_divergence_leads_the_headline_where_it_is_decided(tmp_path):
+    made = write_study(tmp_path, methods=ARMS[:2], effects=(0, 0.03), epochs=3, diverged={(ARMS[1], seed) for seed in range(8)})
+    assert headline(analyse_study(read_study(made))).startswith("DropHead(p=0.2) diverged in 8 of 10 seeds, baseline in 0 (more often")
+
+
+def test_the_next_step_names_the_arm_that_needs_the_fewest_seeds(analysis):
+    told = next_step(analysis)
+    entry = analysis.arms[3].differences["test/accuracy"]
+    assert entry.verdict == "no evidence"
+    seeds = int(re.search(r"^Next: (\d+) seeds would decide QKNorm", told)[1])
+    assert len(analysis.seeds) < seeds <= 100
+
+
+def test_a_difference_too_small_for_seeds_asks_for_another_setting(analysis):
+    arm = analysis.arms[3]
+    entry = arm.differences["test/accuracy"].model_copy(update={"mean": 1e-5, "low": -0.01, "high": 0.01})
+    open_ = arm.model_copy(update={"differences": {"test/accuracy": entry}})
+    small = analysis.model_copy(update={"arms": [*analysis.arms[:3], open_]})
+    assert next_step(small).startswith("Next: another setting. More than 100 seeds would be needed to decide QKNorm")
+
+
+def test_every_arm_shows_its_trials_and_what_they_chose(folder):
+    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    first = html.split("Every arm against the baseline</caption>")[1].split("</tbody>")[0]
+    assert "chosen by 8 trials; learning rate 0.001" in first
+    assert "chosen by 8 trials, from DropHead(p=0.1); learning rate 0.0012" in first
+    assert "all of 8 trials diverged; learning rate 0.002" in first
+    assert chosen_by_trials(["Every number is made up."]) == {}
+
+
+def test_the_table_that_answers_is_sorted_by_effect_and_speaks_plainly(folder, analysis):
+    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    body = html.split("Every arm against the baseline</caption>")[1].split("<tbody>")[1].split("</tbody>")[0]
+    # <wbr> stands before the settings of a name
+    names = [re.sub("<.*?>", "", found) for found in re.findall(r'<th scope="row"[^>]*>(.*?)(?: <small>|</th>)', body)]
+    assert names == ["baseline", "DropHead(p=0.2)", "QKNorm()", "DropColumn(p=0.2)"]
+    seen = analysis.arms[3].differences["test/accuracy"].detectable
+    assert f"not shown; {100 * seen:.2f} would have been seen" in body
+    # methodology is folded
+    assert "<summary><h3>How this was judged</h3></summary>" in html
+
+
+def test_the_export_holds_what_a_paper_takes(folder, tmp_path, analysis):
+    export(folder, tmp_path / "out")
+    table = (tmp_path / "out" / "paper-table.tex").read_text(encoding="utf-8")
+    assert r"\begin{tabular}{@{}lrrr@{}}" in table and table.count(r" \\") == 5
+    rows = [line.split(" & ") for line in table.splitlines() if line.endswith(r"\\")]
+    assert [row[0] for row in rows] == ["arm", "baseline", "DropHead", "QKNorm", "DropColumn"] and {len(row) for row in rows} == {4}
+    entry = analysis.arms[1].differences["test/accuracy"]
+    assert rows[2][2].startswith(f"+{100 * entry.mean:.2f} [") and "$-$" in rows[4][2]
+    text = (tmp_path / "out" / "paper-text.tex").read_text(encoding="utf-8")
+    assert "In test accuracy over 10 seeds, DropHead was better than the baseline (+" in text
+    assert "QKNorm was not shown to differ from the baseline (" in text and r"would have been seen with 80 \% power" in text
+    assert r"\texttt{DropHead(p=0.2)}, \cite{zhou2020}" in text
+    bib = (tmp_path / "out" / "paper-references.bib").read_text(encoding="utf-8")
+    assert re.findall(r"@misc\{(\w+),", bib) == ["zhou2020", "meindl2023", "zehui2019", "dehghani2023"]
+    assert "Scheduled {DropHead}: A Regularization Method for Transformer Models" in bib and "usedby" not in bib
+    keys = set(re.findall(r"\\cite\{(\w+)\}", text))
+    assert keys == set(re.findall(r"@misc\{(\w+),", bib))
+
+
+def test_a_method_without_an_entry_is_named(tmp_path):
+    made = write_study(tmp_path / "study", methods=("baseline", "Mine(p=0.1)"), seeds=2, epochs=3)
+    export(made, tmp_path / "out")
+    assert (tmp_path / "out" / "paper-references.bib").read_text() == "% No entry is known for Mine.\n"
+
+
+def test_every_method_has_an_entry_of_the_paper_that_it_names():
+    known = entries()
+    for name in methods.__all__:
+        mine = [text for used, text in known.values() if name in used]
+        assert mine, name
+        for text in mine:
+            eprint, author, year = (re.search(one, text) for one in (r"eprint = .([\d.]+)", r"author = .+?(\w+)", r"year = .(\d+)"))
+            ways = [eprint[1]] if eprint else []
+            ways += [f"{author[1]} {year[1]}", f"{author[1]} et al. {year[1]}"]
+            assert any(way in REGISTRY[name].paper for way in ways), (name, text)
+    assert all(name in methods.__all__ for used, _ in known.values() for name in used)

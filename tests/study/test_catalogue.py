@@ -1,0 +1,58 @@
+"""The catalogue that `headwise methods` and `headwise studies` print is what the code says, and is read without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.files.errors import StudyError
+from headwise.studies.catalogue import catalogue, print_methods, print_studies
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_catalogue_is_what_the_code_gives(monkeypatch):
+    pytest.importorskip("headwise_papers")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import catalogue as made
+
+    assert made.TARGET.read_text(encoding="utf-8") == made.text(), "run python docs/catalogue.py"
+
+
+def test_every_method_is_for_something():
+    assert not [name for name, entry in catalogue()["methods"].items() if not entry["for"]]
+
+
+@pytest.mark.parametrize("command", ["methods", "studies"])
+def test_a_list_is_printed_without_torch(command):
+    code = f"import sys; sys.argv = ['headwise', '{command}']\nfrom headwise.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("False\n"), done.stdout[-300:] + done.stderr
+
+
+def test_methods_are_found_by_what_they_are_for_and_by_name(capsys):
+    print_methods(purpose="overfitting")
+    said = capsys.readouterr().out
+    assert "DropHead(p=" in said and "SigmaReparam" not in said
+    print_methods("drophead")
+    said = capsys.readouterr().out
+    assert "arXiv" in said and "headwise compare digits --method 'DropHead(p=" in said
+    with pytest.raises(StudyError, match=r"no method 'DropHed'. Did you mean 'DropHead'"):
+        print_methods("DropHed")
+    with pytest.raises(StudyError, match=r"--for toothache: no method is for it. Purposes: overfitting; "):
+        print_methods(purpose="toothache")
+
+
+def test_a_verdict_that_was_found_here_is_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    print_studies()
+    said = capsys.readouterr().out
+    assert "9 arms x 10 seeds; data: comes with its packages" in said and "kept: In test accuracy" in " ".join(
+        said.split()
+    )
+    (tmp_path / "results" / "digits").mkdir(parents=True)
+    (tmp_path / "results" / "digits" / "analysis.json").write_text('{"answer": "All is well."}')
+    print_studies()
+    said = capsys.readouterr().out
+    assert "found here: All is well." in said and max(map(len, said.splitlines())) <= 80

@@ -1,0 +1,42 @@
+"""A study from Python: the numbers of the command line, as a table, a plot, verdicts and a page."""
+
+import pytest
+from small_studies import PLACE
+from test_script import ARM, COMMAND, source  # noqa: F401
+
+import headwise
+from headwise.files.errors import StudyError
+from headwise.studies.digits import Digits
+from headwise.studies.from_python import _named, _settings, _text
+
+
+def test_a_script_gives_a_table_a_plot_verdicts_and_a_page(tmp_path):
+    result = headwise.compare(COMMAND, methods=[ARM], seeds=6, outcome="accuracy:higher", out=tmp_path, silent=True)
+    assert result.verdicts == {ARM: "better"} and ARM in result.answer
+    table = result.table()
+    row = table[(table.arm == ARM) & (table.outcome == "test/accuracy")].iloc[0]
+    assert row.difference == pytest.approx(0.2) and row.pairs == 6 and row.verdict == "better"
+    assert result.plot().to_dict()["$schema"] and result.report.path == tmp_path / "report.html"
+    assert result.report._repr_html_().startswith("<iframe srcdoc=")
+    with pytest.raises(ValueError, match=r"the report has no figure 'nothing'. Figures: "):
+        result.plot("nothing")
+
+
+def test_what_is_compared_is_told_by_what_it_is():
+    assert _named("digits") == {"study": "digits"} and _named("python train.py") == {"script": "python train.py"}
+    assert _named("my.py:Mine") == {"task": "my.py:Mine"} and _named(Digits) == {
+        "task": "headwise.studies.digits:Digits"
+    }
+    assert _settings(Digits(epochs=2, learning_rate=0.01)) == ["epochs=2", "learning_rate=0.01"]
+    assert _text((headwise.DropHead(p=0.2), headwise.LSA())) == "DropHead(p=0.2) + LSA(diagonal=True)"
+
+
+def test_a_task_that_stands_in_no_file_is_refused():
+    kind = type("Mine", (Digits,), {"__module__": "__main__", "__annotations__": {}})
+    with pytest.raises(StudyError, match=r"Mine stands in no file|defined inside"):
+        _named(kind)
+
+
+def test_a_task_gives_the_numbers_of_the_command(tmp_path):
+    result = headwise.compare(f"{PLACE}:Tiny", methods=[headwise.DropHead(p=0.3)], seeds=1, out=tmp_path, silent=True)
+    assert result.verdicts == {"DropHead(p=0.3)": "undecided"} and len(result.table()) > 2

@@ -1,0 +1,441 @@
+"""A training script as a study: its arms, what it tells, how it fails, how it goes on, and whether its runs are pairs."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from small_studies import Silent, carry
+from test_engines import headwise, wait_for
+
+from headwise.comparing.choosing import choose_study, started
+from headwise.comparing.request import Request, check
+from headwise.engines.slurm_cluster import SlurmEngine
+from headwise.engines.slurm_options import SlurmOptions
+from headwise.experiments.script import command_line, given_arguments
+from headwise.files.errors import StudyError
+from headwise.files.script_run import Told
+from headwise.results.analysis import analyse
+from headwise.training.script_run import Run
+
+SCRIPT = Path(__file__).with_name("scripted.py")
+COMMAND = f"{sys.executable} {SCRIPT}"
+ARM = "baseline | lr=0.3"
+
+
+def request_of(command=COMMAND, methods=(ARM,), **changes):
+    given = {"seeds": 1, "outcomes": ("accuracy:higher",)} | changes
+    return Request(script=command, methods=tuple(methods), **given)
+
+
+def carry_script(out, command=COMMAND, methods=(ARM,), engine=None, listener=None, options=None, **changes):
+    request = request_of(command, methods, **changes)
+    check(request)
+    more = {
+        "script": started(request),
+        "trials": request.trials,
+        "require_pairs": request.require_pairs,
+        "rehearse": request.plan,
+    } | (options or {})
+    return carry(choose_study(request), out, engine, listener, **more)
+
+
+def figures(results):
+    return {(result["arm"], result["seed"]): result["metrics"]["test/accuracy"] for result in results}
+
+
+@pytest.fixture(autouse=True)
+def source(monkeypatch):
+    """Let the script find headwise and the tests' modules, whatever folder it is started in."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def test_arms_are_arguments_and_every_run_is_kept_like_any_other(tmp_path):
+    results = carry_script(tmp_path, seeds=2)
+    found = figures(results)
+    assert [found[ARM, seed] - found["baseline", seed] for seed in (0, 1)] == pytest.approx([0.2, 0.2])
+    assert found["baseline", 0] != found["baseline", 1]
+    (folder,) = (
+        path.parent
+        for path in tmp_path.glob("runs/*/result.json")
+        if '"baseline | lr=0.3"' in path.read_text() and '"seed": 1' in path.read_text()
+    )
+    assert json.loads((folder / "config.json").read_text())["settings"]["lr"] == 0.3
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4] and all(line["metrics"]["train/loss"] > 0 for line in lines)
+    assert "step 4 of baseline | lr=0.3" in (folder / "output.log").read_text()
+    # nothing runs twice
+    before = folder.stat().st_mtime_ns, (folder / "result.json").stat().st_mtime_ns
+    assert figures(carry_script(tmp_path, seeds=2)) == found
+    assert before[1] == (folder / "result.json").stat().st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "environment"),
+    [
+        ("argparse", ["train.py", "--lr", "0.0003", "--opt.name", "sgd", "--amp"], {}),
+        ("hydra", ["train.py", "lr=0.0003", "opt.name=sgd", "amp=true"], {}),
+        ("environment", ["train.py"], {"lr": "0.0003", "opt.name": "sgd", "amp": "true"}),
+    ],
+)
+def test_changes_are_handed_over_in_the_form_that_was_asked_for(tmp_path, form, words, environment):
+    settings = {
+        "script": "train.py",
+        "arguments": form,
+        "divergence_factor": None,
+        "lr": 3e-4,
+        "opt.name": "sgd",
+        "amp": True,
+    }
+    assert command_line(settings, tmp_path) == (words, environment)
+
+
+def test_a_changed_yaml_file_is_a_copy_that_the_command_names(tmp_path, monkeypatch):
+    yaml = pytest.importorskip("yaml")
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text("optim:\n  lr: 0.1\n  name: sgd\n")
+    settings = {"script": "train.py --config=train.yaml", "arguments": "yaml:train.yaml", "optim.lr": 3e-4}
+    words, _ = command_line(settings, tmp_path / "run")
+    assert words[0] == "train.py" and words[1].startswith("--config=")
+    assert yaml.safe_load(Path(words[1].partition("=")[2]).read_text()) == {"optim": {"lr": 3e-4, "name": "sgd"}}
+    assert yaml.safe_load(Path("train.yaml").read_text())["optim"]["lr"] == 0.1
+    with pytest.raises(StudyError, match=r"does not name train.yaml"):
+        command_line(settings | {"script": "train.py"}, tmp_path / "run")
+
+
+def test_what_a_command_gives_by_name_is_known():
+    assert given_arguments("python t.py --lr 0.1 --amp --name=x optim.lr=2") == {
+        "lr": "0.1",
+        "name": "x",
+        "optim.lr": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"outcomes": ()}, "--script needs --outcome: .*--outcome accuracy:higher"),
+        ({"outcomes": ("accuracy",)}, "'accuracy' does not say which direction is good"),
+        ({"outcomes": ("a:higher", "a:lower")}, "--outcome a is given twice"),
+        ({"methods": ()}, "there is nothing to compare. Give arms: --method"),
+        ({"command": "python nowhere.py"}, "names nowhere.py, which does not exist in"),
+        ({"command": "python 'a.py"}, "No closing quotation. Close the quote"),
+        ({"arguments": "toml"}, "--arguments 'toml' is not known. Forms: argparse, hydra, environment, yaml:PATH"),
+        ({"changes": {"epochs": 3}}, r"--epochs is of tasks. A script takes its own arguments"),
+        ({"task": "a.py:B"}, "two ways to say what is trained"),
+        ({"methods": ("baseline | script=x",)}, "has no setting 'script'"),
+        ({"timeout": 0.0}, "--timeout 0: give seconds above 0"),
+        ({"processes": 2}, "a script starts its own processes: .*torchrun"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_starts(tmp_path, changes, message):
+    with pytest.raises(StudyError, match=message):
+        carry_script(tmp_path, **changes)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_of_scripts_are_refused_of_tasks():
+    with pytest.raises(StudyError, match="--outcome, --require-pairs belongs to --script"):
+        check(Request(task="a.py:B", outcomes=("a:higher",), require_pairs=True))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("nothing", r"it ended without an outcome. Call run.record\(accuracy=...\).*step 4 of"),
+        ("twice", r"ended with exit code 1.*accuracy=...\) of 'test' was called twice"),
+        ("nan", r"exit code 1.*run.record\(accuracy=nan\) is no number that can be compared"),
+        (
+            "other",
+            r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change --outcome",
+        ),
+        ("exits", r"exit code 1. Its last lines \(.*output.log\):.*step 4 of .*the disk of the script is on fire"),
+    ],
+)
+def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp_path, wrong, message):
+    with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not go on: .*{message}"):
+        carry_script(tmp_path, methods=(f"baseline | wrong={wrong}", ARM))
+    assert {json.loads(path.read_text())["arm"] for path in tmp_path.glob("runs/*/result.json")} == {"baseline", ARM}
+
+
+def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match=r"(?s)printed and logged nothing for 6 s and was ended.*--timeout.*step 4 of"):
+        carry_script(tmp_path / "out", methods=("baseline | wrong=spawns",), timeout=6.0)
+    child = int(Path("child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_loss_that_is_no_number_is_a_divergence_and_ends_the_run(tmp_path):
+    diverges, normal = "baseline | wrong=diverges", "baseline"
+    results = {result["arm"]: result for result in carry_script(tmp_path, methods=(diverges,))}
+    assert results[diverges]["status"] == "diverged" and results[diverges]["divergence"]["step"] == 3
+    assert results[diverges]["metrics"]["test/accuracy"] is None and results[normal]["status"] == "finished"
+
+
+def test_a_loss_that_rose_too_far_diverges_by_the_studys_rule(tmp_path):
+    settings = ("divergence_factor=1.0001", "divergence_smoothing=0")
+    results = carry_script(tmp_path, f"{COMMAND} --steps 8", methods=("baseline | steps=40",), settings=settings)
+    assert {result["status"] for result in results} == {"diverged"}
+    assert results[0]["divergence"]["why"] == "loss rose"
+
+
+def test_a_script_that_is_edited_while_the_study_runs_is_refused(tmp_path):
+    script = tmp_path / "edited.py"
+    script.write_text("import headwise\nheadwise.run().record(accuracy=1)\nopen(__file__, 'a').write('# again')\n")
+    with pytest.raises(StudyError, match=r"edited.py changed while the study runs. Start the command again"):
+        carry_script(tmp_path / "out", f"{sys.executable} {script}")
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted(tmp_path):
+    killed = "baseline | wrong=killed"
+    with pytest.raises(StudyError, match=r"ended by signal 9 \(9 often means: out of memory\)"):
+        carry_script(tmp_path / "cut", methods=(killed,))
+    cut = carry_script(tmp_path / "cut", methods=(killed,))
+    whole = carry_script(tmp_path / "whole", methods=("baseline | wrong=whole",))
+    assert [result["metrics"]["test/accuracy"] for result in cut] == [
+        result["metrics"]["test/accuracy"] for result in whole
+    ]
+    assert cut[1]["steps"] == whole[1]["steps"] == 4 and cut[1]["epochs"] == 4
+    # the first process showed two batches, and these are the same
+    assert cut[1]["evidence"] == {key: whole[1]["evidence"][key] for key in ("data/1", "data/2")}
+
+
+def test_a_study_that_is_stopped_ends_its_script_and_goes_on_where_it_was(tmp_path):
+    command = ["compare", "--script", f"{COMMAND} --wrong slow --steps 12", "--method", ARM, "--outcome", "accuracy:higher"]
+    command += ["--seeds", "1", "--no-rehearsal", "--out", str(tmp_path / "out")]
+    process = headwise(*command)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))
+    number = json.loads(next(tmp_path.glob("out/runs/*/told/1.json")).read_text())["process"]
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped; nothing is lost" in said, said
+    assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    results = carry_script(tmp_path / "out", f"{COMMAND} --wrong slow --steps 12")
+    cut, _ = results
+    assert cut["steps"] == 12 and len(list(tmp_path.glob("out/runs/*/told/2.json"))) == 1
+
+
+def test_a_sweep_is_of_an_argument():
+    study = choose_study(request_of(methods=(), sweeps=("baseline | optim.weight-decay={0.1,0.01}",)))
+    assert study.arms == ("baseline", "baseline | optim.weight-decay=0.01", "baseline | optim.weight-decay=0.1")
+
+
+def test_damage_of_a_finished_run_is_seen_and_repaired(tmp_path):
+    before = figures(carry_script(tmp_path))
+    stream = next(tmp_path.glob("runs/*/metrics.jsonl"))
+    stream.write_text(stream.read_text()[:-30])
+    listener = Silent()
+    assert figures(carry_script(tmp_path, listener=listener)) == before
+    assert any("metrics.jsonl is not what the run wrote; the run starts again" in said for said in listener.said)
+
+
+def test_arms_that_saw_other_data_are_not_paired_and_are_judged_so(tmp_path):
+    command = f"{COMMAND} --wrong order"
+    carry_script(tmp_path, command, seeds=6)
+    analysis = analyse(tmp_path)
+    found = analysis.compared[0].differences["test/accuracy"]
+    assert not found.paired and found.verdict_text == "better, not paired" and found.how.startswith("Welch's t")
+    assert "is not paired with baseline (seed 0: their first batches differ)" in analysis.warnings[0]
+
+
+def test_pairs_may_be_required(tmp_path):
+    with pytest.raises(
+        StudyError,
+        match=r"lr=0.3 and baseline, seed 0, are not paired: their first batches differ. Seed the script with run.seed",
+    ):
+        carry_script(tmp_path, f"{COMMAND} --wrong order", require_pairs=True)
+
+
+def test_pairs_shown_by_the_script_are_judged_as_pairs(tmp_path):
+    carry_script(tmp_path, seeds=6)
+    analysis = analyse(tmp_path)
+    found = analysis.compared[0].differences["test/accuracy"]
+    assert found.paired and found.verdict == "better" and found.mean == pytest.approx(0.2) and not analysis.warnings
+
+
+def test_trials_are_judged_on_validation_alone(tmp_path):
+    results = carry_script(tmp_path, f"{COMMAND} --lr 0.1", methods=("baseline | steps=5",), trials=3)
+    study = json.loads((tmp_path / "study.json").read_text())
+    trials = [json.loads(path.read_text()) for path in tmp_path.glob("trials/*/result.json")]
+    assert len(trials) == 6 and all(trial["metrics"]["test/accuracy"] is None for trial in trials)
+    assert len({trial["metrics"]["validation/accuracy"] for trial in trials}) > 2
+    assert len(results) == 2 and "3 trials on validation chose" in study["notes"][0]
+
+
+def test_a_search_without_a_learning_rate_is_refused(tmp_path):
+    with pytest.raises(StudyError, match="--tune searches the learning rate, and the command of --script names none"):
+        carry_script(tmp_path, methods=("baseline | steps=5",), trials=2)
+
+
+def test_a_plan_starts_every_arm_and_ends_it_after_its_second_step(tmp_path):
+    listener, options = Silent(), {"plan_only": True}
+    assert (
+        carry_script(tmp_path, f"{COMMAND} --wrong slow --steps 300", seeds=3, listener=listener, options=options) == []
+    )
+    assert (
+        listener.said[0] == "plan:   6 runs, each arm tried for a batch" and "baseline | lr=0.3: " in listener.said[2]
+    )
+    assert (
+        "ms a step" in listener.said[1] and not (tmp_path / "runs").exists() and not (tmp_path / "study.json").exists()
+    )
+
+
+def test_an_arm_that_cannot_be_is_told_before_the_first_run(tmp_path):
+    with pytest.raises(
+        StudyError, match=r"(?s)^baseline \| wrong=early: it ended with exit code 1.*--wrong early.*Nothing was trained"
+    ):
+        carry_script(tmp_path, methods=("baseline | wrong=early",), options={"plan_only": True})
+
+
+def test_jobs_of_slurm_carry_out_a_script(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setattr(submitit.LocalJob, "_results_timeout_s", 0)
+    engine = SlurmEngine(SlurmOptions(executor="local"), 2)
+    try:
+        found = figures(carry_script(tmp_path / "slurm", engine=engine))
+    finally:
+        engine.close()
+    assert found == figures(carry_script(tmp_path / "here"))
+
+
+def test_the_digits_study_as_a_script_gives_the_same_differences_to_the_bit(tmp_path):
+    from headwise.studies.digits import STUDY
+
+    arm, sizes = "DropHead(p=0.4) + EntropyPenalty(strength=0.02)", {"epochs": 2, "train_size": 75, "test_size": 200}
+    task = STUDY.task.model_copy(update=sizes)
+    carry(STUDY.model_copy(update={"task": task, "methods": (arm,), "seeds": 1}), tmp_path / "task")
+    command = f"{sys.executable} {SCRIPT.with_name('digits_script.py')} 2 75 200"
+    carry_script(tmp_path / "script", command, methods=(arm,), outcomes=("accuracy:higher:%",))
+    found = [analyse(tmp_path / name).compared[0].differences["test/accuracy"].by_seed for name in ("task", "script")]
+    assert found[0] == found[1] and found[0]["0"] != 0
+
+
+def terms(tmp_path, **more):
+    path = tmp_path / "told" / "1.json"
+    path.parent.mkdir(exist_ok=True)
+    given = {"arm": "baseline", "seed": 3, "folder": str(tmp_path / "own"), "methods": []}
+    path.write_text(json.dumps(given | more))
+    return path
+
+
+def told(path):
+    stream = path.with_suffix(".jsonl")
+    return [json.loads(line) for line in stream.read_text().splitlines()] if stream.exists() else []
+
+
+def test_only_the_first_process_records(tmp_path, monkeypatch):
+    path = terms(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    run = Run(Told(str(path)))
+    run.saw([1.0])
+    run.log(step=1, loss=0.5)
+    run.record(accuracy=0.5)
+    assert run.seed == 3 and not told(path)
+    monkeypatch.setenv("RANK", "0")
+    Run(Told(str(path))).record(accuracy=0.5)
+    assert [line["told"] for line in told(path)] == ["begin", "record"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({}, "was given nothing"),
+        ({"accuracy": float("inf")}, "no number that can be compared"),
+        ({"accuracy": "good"}, "was given|no number|could not"),
+    ],
+)
+def test_what_is_no_outcome_is_refused_where_it_is_recorded(figures, message):
+    with pytest.raises(ValueError, match=message):
+        Run(Told(None)).record(**figures)
+
+
+def test_alone_a_script_is_the_baseline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(Told(None))
+    assert (run.arm, run.seed, run.resumed, run.in_study) == ("baseline", 0, False, False)
+    run.log(step=1, loss=0.1)
+    run.record(accuracy=0.5)
+    assert not list(tmp_path.iterdir())
+
+
+def encoder():
+    import torch
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+
+
+def dropping(tmp_path, arm="DropHead(p=0.5)"):
+    return Run(Told(str(terms(tmp_path, arm=arm, methods=[{"name": "DropHead"}]))))
+
+
+def test_the_arm_is_fitted_after_the_weights_were_fingerprinted(tmp_path):
+    import torch
+
+    run, model = dropping(tmp_path), encoder()
+    handle = run.regularize(model)
+    loss = model(torch.randn(2, 4, 16)).square().mean() + handle.loss()
+    loss.backward()
+    handle.after_step()
+    run.record(accuracy=0.5)
+    lines = {line["told"]: line for line in told(tmp_path / "told" / "1.json")}
+    assert lines["regularized"]["layers"] == ["layers.0.self_attn", "layers.1.self_attn"] and "acted" in lines
+    again = Run(Told(str(terms(tmp_path / "..", folder=str(tmp_path)))))
+    again._told.path.with_suffix(".jsonl").unlink(missing_ok=True)
+    plain = again.regularize(encoder())
+    assert told(again._told.path)[-2]["digest"] == lines["weights"]["digest"]
+    assert float(plain.loss()) == 0 and plain.parameters() == []
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_method_that_never_acted_fails_the_run_by_name(tmp_path, fitted):
+    run = dropping(tmp_path)
+    if fitted:
+        run.regularize(encoder())
+    with pytest.raises(RuntimeError, match=r"DropHead\(p=0.5\) was asked for and never acted"):
+        run.record(accuracy=0.5)
+
+
+def test_an_arms_layers_are_those_of_the_script(tmp_path):
+    run = dropping(tmp_path, "DropHead(p=0.5) @ 1")
+    run.regularize(encoder())
+    assert next(line for line in told(tmp_path / "told" / "1.json") if line["told"] == "regularized")["layers"] == [
+        "layers.1.self_attn"
+    ]
+    with pytest.raises(StudyError, match=r"schedule.*run.regularize\(model, steps="):
+        dropping(tmp_path, "DropHead(p=0 -> 0.5 over 20%)").regularize(encoder())
+
+
+def test_weights_that_differ_in_one_number_have_another_digest():
+    import torch
+
+    from headwise.training.fingerprints import of_weights
+
+    one, other = encoder(), encoder()
+    assert of_weights(one) == of_weights(other)
+    with torch.no_grad():
+        other.layers[1].linear2.bias[3] += 1e-6
+    assert of_weights(one) != of_weights(other)
+
+
+def test_a_watched_script_writes_the_health_of_its_heads(tmp_path):
+    import torch
+
+    from headwise.files.durable import read_lines
+
+    health = tmp_path / "health.jsonl"
+    run = Run(Told(str(terms(tmp_path, watch=True, health=str(health), watch_every=1))))
+    model = encoder()
+    run.regularize(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in (1, 2, 3):
+        model(torch.randn(2, 4, 16)).square().mean().backward()
+        optimizer.step()
+        run.log(step=step, loss=0.1)
+    assert {record["step"] for record in read_lines(health) if "statistic" in record} == {0, 1, 2}
+    run._watch.remove()
