@@ -53,3 +53,19 @@ def test_the_entropy_of_every_head_is_that_of_the_models_own_weights(name, paddi
         value = torch.tensor(values, dtype=torch.float64)
         near = min(float((value - one).abs().max()) for one in expected if one.shape == value.shape)
         assert near < 1e-4, f"{site}: {values} is none of {[e.tolist() for e in expected]}"
+
+
+def test_a_model_in_fp64_gives_the_figures_of_one_in_fp32():
+    from small_models import HOSTS
+
+    host, found = HOSTS["llama"], {}
+    model = host.make().train()
+    for dtype in (torch.float32, torch.float64):
+        watch = headwise.watch(model.to(dtype), every=1)
+        host.run(model)
+        watch.step()
+        found[dtype] = {(r["statistic"], r["site"], r["head"]): r["value"] for r in watch.records()}
+        watch.remove()
+    assert found[torch.float32].keys() == found[torch.float64].keys() and len(found[torch.float64]) > 50
+    for key, value in found[torch.float64].items():
+        assert found[torch.float32][key] == pytest.approx(value, rel=1e-3, abs=1e-4), key

@@ -2,6 +2,7 @@
 
 import torch
 
+from headwise.core.precision import norms
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
@@ -23,5 +24,5 @@ class OutputNorm(Statistic):
 
     def tally(self, rows: RowFigures) -> Tally:
         valid = rows.queries.every_valid
-        norm = torch.where(valid > 0, torch.linalg.vector_norm(rows.reading.output, dim=-1, dtype=torch.float32), 0)
+        norm = torch.where(valid > 0, norms(rows.reading.output), 0)
         return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headwise.core.precision import norms
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
@@ -50,7 +51,7 @@ class ValueNorm(Statistic):
     reduction = "mean over keys that a real query may see"
 
     def tally(self, rows: RowFigures) -> Tally:
-        return _over_seen(rows, torch.linalg.vector_norm(rows.reading.v, dim=-1, dtype=torch.float32))
+        return _over_seen(rows, norms(rows.reading.v))
 
 
 def _over_seen(rows: RowFigures, norms: Tensor) -> Tally:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.masked import visible
+from headwise.core.precision import norms
 
 
 class SiteFacts(NamedTuple):
@@ -151,13 +152,13 @@ class Reading:
 
     @cached_property
     def query_norms(self) -> Tensor:
-        """Return ‖q_i‖ (B,H,T) in fp32; read by several figures, computed once."""
-        return torch.linalg.vector_norm(self.q, dim=-1, dtype=torch.float32)
+        """Return ‖q_i‖ (B,H,T) in fp32, or fp64 of a model in fp64; read by several figures, computed once."""
+        return norms(self.q)
 
     @cached_property
     def key_norms(self) -> Tensor:
-        """Return ‖k_j‖ (B,Hkv,N) in fp32."""
-        return torch.linalg.vector_norm(self.k, dim=-1, dtype=torch.float32)
+        """Return ‖k_j‖ (B,Hkv,N), in the precision of `query_norms`."""
+        return norms(self.k)
 
     def logit_bound(self) -> Tensor:
         """Return |scale|·max‖q_i‖·max‖k_j‖ (0-d), which no logit exceeds."""
