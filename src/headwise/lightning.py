@@ -162,7 +162,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         self._leave(pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the LightningModule its own training step back; the model stays regularized."""
+        """Put the own training step of the LightningModule back; the model stays regularized."""
         self._leave(pl_module)
 
     def _end(self) -> None:

@@ -206,7 +206,7 @@ def whole(model: nn.Module) -> tuple[nn.Module, str]:
         around = AROUND.get(type(model).__name__) if type(model).__module__.startswith("torch.") else None
         if around is None and type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
             # Adapters that were merged leave their frame around the model.
-            inner = model.get_base_model()
+            inner = model.get_base_model()  # type: ignore[operator]
             around = next(name for name, module in model.named_modules() if module is inner)
         if around is None:
             return model, prefix
