@@ -23,6 +23,7 @@ class OutputNorm(Statistic):
         return None if facts.output else "the host does not show the output of each head"
 
     def tally(self, rows: RowFigures) -> Tally:
-        valid = rows.queries.every_valid
-        norm = torch.where(valid > 0, norms(rows.reading.output), 0)
+        valid, output = rows.queries.every_valid, rows.reading.output
+        assert output is not None
+        norm = torch.where(valid > 0, norms(output), 0)
         return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())
