@@ -25,7 +25,7 @@ class Choices(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    choices: tuple[int | float | str, ...] = Field(min_length=2)
+    choices: tuple[bool | int | float | str, ...] = Field(min_length=2)
 
 
 Axis = tuple[int, int] | tuple[float, float] | Choices

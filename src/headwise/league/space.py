@@ -83,7 +83,7 @@ class Declared:
         try:
             choice = self.choice(point)
             read_arm(choice.label, self._task).task(self._task)
-        except (ValueError, StudyError) as error:
+        except (ValueError, TypeError, StudyError) as error:
             raise StudyError(f"entry {self._entry.name}: at {point} it cannot be: {error}") from error
 
 
