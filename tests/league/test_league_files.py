@@ -45,6 +45,7 @@ def test_a_file_that_is_no_entry_is_refused_by_name(tmp_path, arm, more, message
         ("DropHead(p=0.2)", "q = [0.1, 0.5]\n", r"entry ours: it searches q, which is no field of DropHead\(p=0.2\) and no setting that"),
         ("DropHead(p=0.2)", "p = [0.3, 0.5]\n", r"entry ours: as written, p is 0.2, outside of what is searched"),
         ("DropHead(p=0.2)", "p = [0.1, 1.5]\n", r"entry ours: at .*1.5.* it cannot be: "),
+        ("baseline | dim=4", "dim = { choices = [4, 8] }\n", r"entry ours: at .*8.* it is the plain model here"),
         ("DropHead(p=0.2) | learning_rate=0.1", "p = [0.1, 0.5]\n", r"entry ours: its arm fixes learning_rate, which is searched"),
     ],
 )

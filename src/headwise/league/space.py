@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.comparing.tune import Choice, rate_of, rounded
 from headwise.experiments.arm import read_arm
+from headwise.experiments.configuration import BASELINE
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.league.files import RATE, Axis, Choices, Entry
@@ -81,10 +82,12 @@ class Declared:
 
     def _told(self, point: dict[str, Any]) -> None:
         try:
-            choice = self.choice(point)
-            read_arm(choice.label, self._task).task(self._task)
+            arm = read_arm(self.choice(point).label, self._task)
+            arm.task(self._task)
         except (ValueError, TypeError, StudyError) as error:
             raise StudyError(f"entry {self._entry.name}: at {point} it cannot be: {error}") from error
+        if self._entry.kind != "plain" and arm.does_the_same(read_arm(BASELINE, self._task), self._task):
+            raise StudyError(f"entry {self._entry.name}: at {point} it is the plain model here. Leave this value out of its range.")
 
 
 def _suggest(trial: Trial, name: str, axis: Axis) -> Any:

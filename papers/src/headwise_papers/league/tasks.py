@@ -29,7 +29,7 @@ BRANCHES = ("attn", "self_attn", "mlp")
 
 
 class Controls(Task):
-    """Give a task residual dropout, label smoothing and an earlier end; at their defaults they change nothing."""
+    """Add residual dropout, label smoothing and an earlier end to a task; at their defaults they change nothing."""
 
     residual_dropout: float = Field(0.0, ge=0, lt=1, description="of what every branch adds to the stream")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the training target spread over all classes")
