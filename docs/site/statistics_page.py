@@ -26,7 +26,12 @@ Read only where they are named. The two of the loss need `loss=` in `headwise.wa
 |---|---|
 | `matrix_norm` | the spectral norm of every matrix of the model |
 | `sharpness` | the largest eigenvalue of the Hessian of the training loss: [headwise.sharpness](headwise.md) |
-| `sharpness_share` | the sharpness as a share of what the optimizer bears at its learning rate; above 1 the steps grow |"""
+| `sharpness_share` | the sharpness as a share of what the optimizer bears at its learning rate; above 1 the steps grow |
+| `gradient_norm` | the norm of the gradient of each attention layer, of the rest of each block, and of the whole model |
+| `update_ratio` | the norm of the last step over the norm of the parameters, group by group |
+| `update_entropy` | the spectral entropy (nats) of the change of W_QᵀW_K in the last step, head by head: low where few directions change |
+| `gradient_spike` | how many standard deviations the gradient's norm lies above those of the steps before |
+| `loss_spike` | the same of the loss that `watch.step(loss)` gets |"""
 WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the worrying one."}
 
 

@@ -102,7 +102,7 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("QKNorm(eps=0 -> 1 at 50%)", "QKNorm"),
         ("baseline | lerning_rate=3", "Tiny has no setting 'lerning_rate'. Did you mean 'learning_rate'?"),
         ("baseline | learning_rate=fast", "learning_rate=fast: Input should be a valid number"),
-        ("baseline | optimizer=sdg", "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars' or 'adagrad'"),
+        ("baseline | optimizer=sdg", "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars', 'adagrad' or 'muon'"),
         ("baseline | momentum=0.9", "these settings: optimizer adamw has no momentum. Its settings: betas, eps"),
         ("baseline | epochs", "cannot read a setting from 'epochs'; write name=value"),
         ("baseline | epochs=1, epochs=2", "epochs is given twice"),

@@ -40,7 +40,7 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
         ...     handle.save_pretrained(folder)
         ...     again = BertModel(BertConfig.from_pretrained(folder))
         ...     headwise.load_pretrained(again, folder)
-        Regularized(GatedOutput(per='head'), 2 sites)
+        Regularized(GatedOutput(per="head"), 2 sites)
     """
     path = Path(folder)
     settings = saving.read_settings(path)

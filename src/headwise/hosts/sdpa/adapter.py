@@ -141,7 +141,10 @@ class SdpaAdapter:
 
 def _give_back_with(adapter: SdpaAdapter) -> None:
     # A fitted model may be thrown away without remove(). Not at exit: the interpreter has let go of modules by then.
-    weakref.finalize(adapter, _step_aside, adapter.step_aside).atexit = False
+    # The layer and its adapter may go one after the other, and whichever goes last finds no site left.
+    for one in (adapter, adapter.fitted):
+        if one is not None:
+            weakref.finalize(one, _step_aside, adapter.step_aside).atexit = False
 
 
 def _step_aside(further: Callable[[], None] | None) -> None:
