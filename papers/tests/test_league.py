@@ -58,7 +58,9 @@ def test_residual_dropout_stands_behind_every_branch_and_changes_no_weight(world
     assert list(plain.state_dict()) == list(dropped.state_dict())
     assert all(map(torch.equal, plain.state_dict().values(), dropped.state_dict().values()))
     branches = tasks.branches(dropped)
-    attention = [name for name, _ in dropped.named_modules() if name.rpartition(".")[2] in ("attn", "self_attn")] or branches
+    attention = [
+        name for name, _ in dropped.named_modules() if name.rpartition(".")[2] in ("attn", "self_attn")
+    ] or branches
     assert len(branches) >= len(attention) >= 2 and not any(branch._forward_hooks for branch in tasks.branches(plain))
 
 
@@ -108,7 +110,9 @@ def test_calibration_is_the_mean_distance_of_confidence_and_accuracy():
 
     output, targets = torch.cat([logits(0.6), logits(0.99)]), torch.tensor([0] * 8 + [1] * 2 + [0] * 10)
     sums = tasks.in_bins(output, targets) + tasks.in_bins(output, targets)
-    found = tasks.Recall().finish({"weight": torch.tensor(40.0), "loss": torch.tensor(0.0), "accuracy": torch.tensor(36.0), "bins": sums})
+    found = tasks.Recall().finish(
+        {"weight": torch.tensor(40.0), "loss": torch.tensor(0.0), "accuracy": torch.tensor(36.0), "bins": sums}
+    )
     assert float(found["calibration"]) == pytest.approx((0.2 + 0.01) / 2, abs=1e-6)
 
 

@@ -66,10 +66,22 @@ def finished_world(folder, name, figures, *, kinds, validation=None, higher=True
             if value is None:
                 continue
             identity = f"{entry}-{seed}"
-            metrics = {"test/accuracy": value, "test/calibration": 0.1, "cost/seconds_per_step": (cost or {}).get(entry, 1.0)}
+            metrics = {
+                "test/accuracy": value,
+                "test/calibration": 0.1,
+                "cost/seconds_per_step": (cost or {}).get(entry, 1.0),
+            }
             run = folder / "runs" / identity
             run.mkdir(parents=True)
-            result = {"format": 2, "status": "finished", "arm": arms[entry], "seed": seed, "hash": identity, "metrics": metrics, "digests": {}}
+            result = {
+                "format": 2,
+                "status": "finished",
+                "arm": arms[entry],
+                "seed": seed,
+                "hash": identity,
+                "metrics": metrics,
+                "digests": {},
+            }
             write_json(run / "config.json", {"arm": arms[entry], "seed": seed, "purpose": "final"})
             write_json(run / "result.json", sealed(result))
             runs.append(RunEntry(hash=identity, arm=arms[entry], seed=seed))
@@ -107,6 +119,14 @@ def finished_world(folder, name, figures, *, kinds, validation=None, higher=True
     }
     write_json(
         folder / FILE,
-        {"world": name, "title": name.title(), "symptom": "a test", "task": "t", "settings": {}, "trials": 6, "entries": entries},
+        {
+            "world": name,
+            "title": name.title(),
+            "symptom": "a test",
+            "task": "t",
+            "settings": {},
+            "trials": 6,
+            "entries": entries,
+        },
     )
     return folder

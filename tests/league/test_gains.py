@@ -45,13 +45,23 @@ def test_ranks_begin_with_the_highest_and_missing_ones_have_none():
 
 def test_the_rank_correlation_is_spearmans_over_what_both_have():
     one, other = np.array([1.0, 2, 3, 4, NAN]), np.array([10.0, 30, 20, 40, 5])
-    assert rank_correlation(one, other) == pytest.approx(stats.spearmanr(one[:4], other[:4]).statistic) == pytest.approx(0.8)
+    assert (
+        rank_correlation(one, other)
+        == pytest.approx(stats.spearmanr(one[:4], other[:4]).statistic)
+        == pytest.approx(0.8)
+    )
     assert np.isnan(rank_correlation(one[:2], other[:2])) and np.isnan(rank_correlation(one[:4], np.ones(4)))
 
 
 def two_worlds():
-    first = Figures("first", np.array([0.0, 1, 2, 3]), {"good": np.array([2.0, 3, 4, 5]), "bad": np.array([-1.0, 0, 1, 2])})
-    second = Figures("second", np.array([10.0, 20, 30, 40]), {"good": np.array([20.0, 30, 40, 50]), "other": np.array([10.0, 20, 30, 40])})
+    first = Figures(
+        "first", np.array([0.0, 1, 2, 3]), {"good": np.array([2.0, 3, 4, 5]), "bad": np.array([-1.0, 0, 1, 2])}
+    )
+    second = Figures(
+        "second",
+        np.array([10.0, 20, 30, 40]),
+        {"good": np.array([20.0, 30, 40, 50]), "other": np.array([10.0, 20, 30, 40])},
+    )
     return [first, second]
 
 

@@ -20,7 +20,10 @@ KINDS = {"plain": "plain", "decay": "control", "dropout": "control"}
 def figures(seed, gains, seeds=8):
     rng = np.random.default_rng(seed)
     plain = 0.6 + 0.02 * rng.normal(size=seeds)
-    entries = {name: None if gain is None else [float(v) for v in plain + gain + 0.004 * rng.normal(size=seeds)] for name, gain in gains.items()}
+    entries = {
+        name: None if gain is None else [float(v) for v in plain + gain + 0.004 * rng.normal(size=seeds)]
+        for name, gain in gains.items()
+    }
     return {"plain": [float(v) for v in plain], **entries}
 
 
@@ -30,7 +33,9 @@ def folders(tmp_path):
     validation = {"plain": 0.60, "decay": 0.66, "dropout": 0.61}
     gains = {"decay": 0.03, "dropout": 0.0, "good": 0.06, "bad": -0.05}
     one = finished_world(tmp_path / "one", "one", figures(0, gains), kinds=KINDS, validation=validation, cost=cost)
-    two = finished_world(tmp_path / "two", "two", figures(1, gains | {"bad": None}), kinds=KINDS, validation=validation, cost=cost)
+    two = finished_world(
+        tmp_path / "two", "two", figures(1, gains | {"bad": None}), kinds=KINDS, validation=validation, cost=cost
+    )
     return [one, two]
 
 
@@ -41,13 +46,20 @@ def rows_of(path):
 def test_verdicts_against_plain_and_against_the_best_control(folders):
     one, two = read_worlds(folders)
     verdicts = {name: cell.verdict for name, cell in one.cells.items()}
-    assert verdicts["plain"] == "plain" and verdicts["good"] == "better" and verdicts["bad"] == "worse" and verdicts["decay"] == "better"
+    assert (
+        verdicts["plain"] == "plain"
+        and verdicts["good"] == "better"
+        and verdicts["bad"] == "worse"
+        and verdicts["decay"] == "better"
+    )
     assert two.cells["bad"].verdict == "failed" and two.cells["bad"].runs == 0
     # validation data chose decay; the method is held against it, pair by pair
     assert one.control == "decay" and one.cells["good"].to_control.verdict == "better"
     pairs = [a - b for a, b in zip(one.figures.entries["good"], one.figures.entries["decay"])]
     assert one.cells["good"].to_control.mean == pytest.approx(np.mean(pairs))
-    assert one.cells["good"].cost == pytest.approx(1.5) and one.cells["good"].others == {"test/calibration": pytest.approx(0.1)}
+    assert one.cells["good"].cost == pytest.approx(1.5) and one.cells["good"].others == {
+        "test/calibration": pytest.approx(0.1)
+    }
 
 
 def test_the_best_control_is_chosen_by_validation_in_the_good_direction(folders):
@@ -60,7 +72,10 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     page, lines = write(folders, tmp_path / "out")
     text = page.read_text()
     assert "▲" in text and "×" in text and "it broke" in text and "resamples of the seeds" in text
-    assert re.match(r"Over 2 worlds these gain by their interval, highest first: of the methods good \d\.\d\d \[\d.*of the controls decay", lines[0])
+    assert re.match(
+        r"Over 2 worlds these gain by their interval, highest first: of the methods good \d\.\d\d \[\d.*of the controls decay",
+        lines[0],
+    )
     assert "fresh seeds" in lines[0]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("league.html", "league.csv", "aggregate.csv", "gains.svg", "cost.svg", "profiles.svg")
@@ -85,8 +100,12 @@ def test_a_diverged_or_missing_run_is_no_number_of_its_own(tmp_path):
 
 
 def test_lower_figures_are_gains_where_lower_is_better(tmp_path):
-    world = read_worlds([finished_world(tmp_path / "one", "one", figures(0, {"good": -0.05}), kinds=KINDS, higher=False)])[0]
-    assert world.cells["good"].verdict == "better" and np.mean(world.figures.entries["good"] - world.figures.plain) > 0.04
+    world = read_worlds(
+        [finished_world(tmp_path / "one", "one", figures(0, {"good": -0.05}), kinds=KINDS, higher=False)]
+    )[0]
+    assert (
+        world.cells["good"].verdict == "better" and np.mean(world.figures.entries["good"] - world.figures.plain) > 0.04
+    )
 
 
 def test_folders_that_are_no_worlds_of_one_league_are_refused(folders, tmp_path):

@@ -80,7 +80,9 @@ def test_a_league_is_run_stopped_resumed_and_grown(tmp_path):
     found = record(tmp_path)
     assert {name: len(one["tried"]) for name, one in found.items()} == {"plain": 2, "smaller": 2, "drop-head": 2}
     # the first trial is the entry as it is written, at the world's own rate
-    assert found["drop-head"]["tried"][0]["arm"] == "DropHead(p=0.2)" and found["drop-head"]["tried"][0]["rate"] == 0.001
+    assert (
+        found["drop-head"]["tried"][0]["arm"] == "DropHead(p=0.2)" and found["drop-head"]["tried"][0]["rate"] == 0.001
+    )
     strength = float(re.search(r"p=([\d.]+)", found["drop-head"]["tried"][1]["arm"])[1])
     assert 0.1 <= strength <= 0.5 and 0.0005 <= found["drop-head"]["tried"][1]["rate"] <= 0.002
     study = read_study(tmp_path / "out" / "dots")
@@ -130,7 +132,11 @@ def test_what_has_no_interval_comes_first_and_the_plain_model_before_all(tmp_pat
     write_source(tmp_path / "source", worlds=("dots", "more"))
     cells = cells_of(request_of(tmp_path, seeds=8), None, None)
     order = informative_first(cells)
-    assert [(cell.entry.name, cell.place.world.name) for cell, _ in order[:3]] == [("plain", "dots"), ("plain", "more"), ("smaller", "dots")]
+    assert [(cell.entry.name, cell.place.world.name) for cell, _ in order[:3]] == [
+        ("plain", "dots"),
+        ("plain", "more"),
+        ("smaller", "dots"),
+    ]
     # six seeds can decide; the other two come when every cell has as many
     assert [upto for _, upto in order] == [6] * 6 + [8] * 6
 
@@ -139,7 +145,9 @@ def test_worlds_and_entries_can_be_chosen_and_the_plain_model_is_always_there(tm
     write_source(tmp_path / "source", worlds=("dots", "more"))
     cells = cells_of(request_of(tmp_path, worlds=("more",), entries=named(["drop-head"])), None, None)
     assert [(cell.entry.name, cell.place.world.name) for cell in cells] == [("plain", "more"), ("drop-head", "more")]
-    with pytest.raises(StudyError, match=r"--worlds mor: there is none of this name. Did you mean 'more'\? Known: dots, more"):
+    with pytest.raises(
+        StudyError, match=r"--worlds mor: there is none of this name. Did you mean 'more'\? Known: dots, more"
+    ):
         cells_of(request_of(tmp_path, worlds=("mor",)), None, None)
 
 
@@ -159,7 +167,9 @@ def test_a_request_that_cannot_be_is_refused(tmp_path, changes, message):
         command.run(request_of(tmp_path, **changes))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30min", 1800), ("2h", 7200), ("1.5 h", 5400), ("1d", 86400), ("45", 45)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30min", 1800), ("2h", 7200), ("1.5 h", 5400), ("1d", 86400), ("45", 45)]
+)
 def test_budgets_are_read(text, seconds):
     assert read_budget(text) == seconds
 

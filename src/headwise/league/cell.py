@@ -216,7 +216,9 @@ class Cell:
             why = f"its search came to {choice.label}, which is what {taken[choice.label]} came to: give their ranges no common point"
             self._put(status="failed", why=why)
             return
-        value = next((one.value for one in self.record.tried if (one.arm, one.rate) == (choice.label, choice.rate)), None)
+        value = next(
+            (one.value for one in self.record.tried if (one.arm, one.rate) == (choice.label, choice.rate)), None
+        )
         self._put(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
 
     def _put(self, **changes: object) -> None:

@@ -19,7 +19,9 @@ def pareto(rows: Sequence[Row]) -> Any:
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
-    across = alt.X("cost", type="quantitative", title="time of a step, of the plain model's", scale=alt.Scale(zero=False))
+    across = alt.X(
+        "cost", type="quantitative", title="time of a step, of the plain model's", scale=alt.Scale(zero=False)
+    )
     up = alt.Y("gain", type="quantitative", title="gain (spreads of the plain model)", scale=alt.Scale(zero=True))
     colour = alt.Color(
         "kind",
@@ -29,7 +31,9 @@ def pareto(rows: Sequence[Row]) -> Any:
     )
     shape = alt.Shape("kind", type="nominal", scale=alt.Scale(domain=list(KINDS)), legend=None)
     words = [alt.Tooltip(name, type="nominal") for name in ("name", "words")]
-    intervals = base.mark_rule(opacity=0.35).encode(x=across, y=alt.Y("low", type="quantitative"), y2="high", color=colour)
+    intervals = base.mark_rule(opacity=0.35).encode(
+        x=across, y=alt.Y("low", type="quantitative"), y2="high", color=colour
+    )
     points = base.mark_point(filled=True, size=60).encode(x=across, y=up, color=colour, shape=shape, tooltip=words)
     names = (
         alt.Chart(alt.InlineData(values=[row for row in rows if row["best"]]))

@@ -184,14 +184,20 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
         lines.append(f"{world:<{width}}  {len(left):>7}  {whole:>5}  {runs:>9}  {minutes:>12.0f}")
     everything = [one for left in by_world.values() for one in left]
     minutes = sum(one.seconds for one in everything) / 60
-    lines.append(f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  {sum(one.runs for one in everything):>9}  {minutes:>12.0f}")
-    lines.append(f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' files say of a run")
+    lines.append(
+        f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  {sum(one.runs for one in everything):>9}  {minutes:>12.0f}"
+    )
+    lines.append(
+        f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' files say of a run"
+    )
     for world, left in by_world.items():
         seeds = left[0].cell.place.study.seeds
         names = [one.cell.entry.name for one in left if one.runs and seeds - one.finals < needed(seeds)]
         if names:
             lines.append(f"without an interval in {world}: {', '.join(names)}")
         lines += [
-            f"{one.cell.record.status} in {world}: {one.cell.entry.name} ({one.cell.record.why})" for one in left if one.cell.record.over
+            f"{one.cell.record.status} in {world}: {one.cell.entry.name} ({one.cell.record.why})"
+            for one in left
+            if one.cell.record.over
         ]
     return lines

@@ -112,12 +112,14 @@ def read_entries(folders: Sequence[Path]) -> dict[str, Entry]:
     for entry in ordered:
         other = arms.setdefault("".join(entry.arm.split()), entry.name)
         if other != entry.name:
-            raise StudyError(f"the entries {other} and {entry.name} are one arm, {entry.arm}. Take one of the files away.")
+            raise StudyError(
+                f"the entries {other} and {entry.name} are one arm, {entry.arm}. Take one of the files away."
+            )
     plain = [entry.name for entry in ordered if entry.kind == "plain"]
     if len(plain) != 1 or found[plain[0]].arm != "baseline":
         raise StudyError(
             f"a league has one plain entry, whose arm is 'baseline'; found {', '.join(plain) or 'none'}. "
-            "Keep one entry with kind = \"plain\"."
+            'Keep one entry with kind = "plain".'
         )
     return {entry.name: entry for entry in ordered}
 
@@ -131,7 +133,9 @@ def chosen(known: dict[str, N], asked: Sequence[str], option: str) -> dict[str, 
     """Return the entries or worlds that were asked for, all where none was; raise StudyError for a name that is none."""
     wrong = [name for name in asked if name not in known]
     if wrong:
-        raise StudyError(f"{option} {wrong[0]}: there is none of this name.{suggest(wrong[0], list(known))} Known: {', '.join(known)}.")
+        raise StudyError(
+            f"{option} {wrong[0]}: there is none of this name.{suggest(wrong[0], list(known))} Known: {', '.join(known)}."
+        )
     return {name: one for name, one in known.items() if not asked or name in asked}
 
 

@@ -140,7 +140,9 @@ class Worlds:
         counted = self._there.sum(0)
         width = len(LEVELS)
         return {
-            name: Aggregate(int(counted[at]), gain[at], improvement[at], rank[at], tuple(profile[at * width : (at + 1) * width]))
+            name: Aggregate(
+                int(counted[at]), gain[at], improvement[at], rank[at], tuple(profile[at * width : (at + 1) * width])
+            )
             for at, name in enumerate(self.names)
             if counted[at] or not np.isnan(gain[at].value or 0.0)
         }
@@ -167,7 +169,9 @@ class Worlds:
         import numpy as np
 
         missing = np.full(len(world.plain), np.nan)
-        return np.array([world.entries.get(name, missing) for name in self.names], dtype=float).reshape(len(self.names), -1)
+        return np.array([world.entries.get(name, missing) for name in self.names], dtype=float).reshape(
+            len(self.names), -1
+        )
 
     def _draw(self) -> list[list[Indices]]:
         """Return the seeds of every resample, by world: all entries of a world share them, so that pairs stay pairs."""
@@ -181,7 +185,9 @@ class Worlds:
         import numpy as np
 
         def of(seeds: Sequence[Indices]) -> Array:
-            parts = [(world, table[:, at], world.plain[at]) for world, table, at in zip(self.worlds, self._tables, seeds)]
+            parts = [
+                (world, table[:, at], world.plain[at]) for world, table, at in zip(self.worlds, self._tables, seeds)
+            ]
             return figure(parts)
 
         whole = of([np.arange(len(world.plain)) for world in self.worlds])
@@ -197,7 +203,9 @@ class Worlds:
     def _gain(self, parts: list[tuple[Figures, Array, Array]]) -> Array:
         import numpy as np
 
-        return interquartile_mean(np.concatenate([_gains(world, table, plain) for world, table, plain in parts], axis=1))
+        return interquartile_mean(
+            np.concatenate([_gains(world, table, plain) for world, table, plain in parts], axis=1)
+        )
 
     def _improvement(self, parts: list[tuple[Figures, Array, Array]]) -> Array:
         import numpy as np

@@ -49,7 +49,11 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     read = read_worlds(folders)
     worlds = Worlds([world.figures for world in read])
     found = worlds.aggregates()
-    drawn = {"gains": gains_chart(read, worlds, found), "cost": cost_chart(read, found), "profiles": profile_chart(found)}
+    drawn = {
+        "gains": gains_chart(read, worlds, found),
+        "cost": cost_chart(read, found),
+        "profiles": profile_chart(found),
+    }
     out.mkdir(parents=True, exist_ok=True)
     target = out / "league.html"
     write_bytes(target, league_page(read, worlds, found, drawn).encode())
@@ -66,12 +70,22 @@ def league_page(
 ) -> str:
     """Return the page as HTML."""
     sections = [
-        Section("Entries and worlds", join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING))),
+        Section(
+            "Entries and worlds",
+            join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING)),
+        ),
         Section("Over all worlds", join(_aggregate_table(read, found), prose([_words(read)], kind="note"))),
     ]
     if drawn["cost"] is not None:
         sections.append(
-            Section("Gain and cost", join(*_figure(drawn["cost"], "Gain against the time of a step", "Named are entries that none beats in both.")))
+            Section(
+                "Gain and cost",
+                join(
+                    *_figure(
+                        drawn["cost"], "Gain against the time of a step", "Named are entries that none beats in both."
+                    )
+                ),
+            )
         )
     if drawn["profiles"] is not None:
         caption = f"Share of runs whose gain exceeds a level; the {PROFILES} entries with the highest gain, each world counting alike."
@@ -84,7 +98,12 @@ def league_page(
         eyebrow="headwise · league",
         question="Which method should one try, and what does it cost?",
         lead=_lead(read, found),
-        facts=[("worlds", len(read)), ("entries", len(found)), ("trials an entry", read[0].record.trials), ("seeds", len(read[0].study.seeds))],
+        facts=[
+            ("worlds", len(read)),
+            ("entries", len(found)),
+            ("trials an entry", read[0].record.trials),
+            ("seeds", len(read[0].study.seeds)),
+        ],
     )
 
 
@@ -126,7 +145,11 @@ def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggr
 def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return gain over all worlds against the time of a step, its mean over worlds; None without both of any entry."""
     costs = _costs(read)
-    points = {name: (costs[name], one.gain.value) for name, one in found.items() if name in costs and one.gain.value is not None}
+    points = {
+        name: (costs[name], one.gain.value)
+        for name, one in found.items()
+        if name in costs and one.gain.value is not None
+    }
     if not points:
         return None
     best, kinds = undominated(points), _kinds(read)
@@ -163,7 +186,9 @@ def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
     """Return every entry of every world in a row; what is missing is empty."""
     gains = worlds.mean_gains()
     head = "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,difference,low,high,p,verdict,"
-    rows: list[list[Any]] = [(head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")]
+    rows: list[list[Any]] = [
+        (head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")
+    ]
     for world in read:
         higher = world.outcome.higher_is_better is not False
         for name, cell in world.cells.items():
@@ -183,7 +208,9 @@ def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str
     """Return the aggregate of every entry in a row, each figure with its interval."""
     kinds, costs = _kinds(read), _costs(read)
     parts = ("gain", "improvement", "rank")
-    rows: list[list[Any]] = [["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]]
+    rows: list[list[Any]] = [
+        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
+    ]
     for name in _ordered(found):
         one = found[name]
         figures = [value for part in parts for value in _ends(getattr(one, part))]
@@ -203,7 +230,9 @@ def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([["" if value is None else value for value in row] for row in rows])
+    csv.writer(stream, lineterminator="\n").writerows(
+        [["" if value is None else value for value in row] for row in rows]
+    )
     return stream.getvalue()
 
 
@@ -237,7 +266,9 @@ def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
     for world in read:
         missing = len(world.study.missing())
         if missing:
-            told.append(f"{world.record.title}: {count(missing, 'final run')} missing; an entry's pairs are those that are there.")
+            told.append(
+                f"{world.record.title}: {count(missing, 'final run')} missing; an entry's pairs are those that are there."
+            )
     return [prose(told, kind="warning")] if told else []
 
 
@@ -248,8 +279,13 @@ def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
     methods, controls = ([name for name in above if (kinds[name] == "control") is control] for control in (False, True))
     if not above:
         return f"Over {count(len(read), 'world')} no entry is shown to gain."
-    parts = [f"{', '.join(f'{name} {_estimate(found[name].gain)}' for name in names[:3])}" for names in (methods, controls)]
-    said = [f"of the methods {parts[0]}" if methods else "none of the methods", f"of the controls {parts[1]}" if controls else "no control"]
+    parts = [
+        f"{', '.join(f'{name} {_estimate(found[name].gain)}' for name in names[:3])}" for names in (methods, controls)
+    ]
+    said = [
+        f"of the methods {parts[0]}" if methods else "none of the methods",
+        f"of the controls {parts[1]}" if controls else "no control",
+    ]
     return (
         f"Over {count(len(read), 'world')} these gain by their interval, highest first: {said[0]}; {said[1]}. The highest of many is too high: "
         "run a winner on fresh seeds before you name it."
@@ -259,7 +295,10 @@ def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
 def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> Any:
     kinds, costs = _kinds(read), _costs(read)
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
-    columns += [Column("gain", unit="spreads", number=True), Column("better than plain", unit="share of pairs", number=True)]
+    columns += [
+        Column("gain", unit="spreads", number=True),
+        Column("better than plain", unit="share of pairs", number=True),
+    ]
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
     rows = [
         [name, kinds[name], one.worlds, *map(_shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
@@ -302,11 +341,17 @@ def _left_out(worlds: Worlds) -> list[Section]:
         "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. Noise of the seeds lowers it, "
         "and its interval lies rather too low."
     )
-    return [Section("One world left out", table([Column("left out"), Column("rank correlation", number=True)], rows), words)]
+    return [
+        Section("One world left out", table([Column("left out"), Column("rank correlation", number=True)], rows), words)
+    ]
 
 
 def _world_words(world: WorldRead) -> str:
-    control = f"The best control on validation data is {world.control}." if world.control else "No control has been searched here."
+    control = (
+        f"The best control on validation data is {world.control}."
+        if world.control
+        else "No control has been searched here."
+    )
     return f"The plain model suffers from {world.record.symptom}. Outcome: {world.outcome.label}. {control} All entries are one family of tests."
 
 
@@ -316,12 +361,18 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
     others = list(dict.fromkeys(name for cell in world.cells.values() for name in cell.others))
     columns = [Column("entry"), Column("against plain", unit=unit.difference, number=True), Column("verdict")]
     columns += [Column("against the best control", unit=unit.difference, number=True), Column("verdict there")]
-    columns += [Column("gain", unit="spreads", number=True), Column("diverged", number=True), Column("chosen", wide=True)]
+    columns += [
+        Column("gain", unit="spreads", number=True),
+        Column("diverged", number=True),
+        Column("chosen", wide=True),
+    ]
     columns += [Column("learning rate", number=True), Column("time of a step", unit="× plain", number=True)]
     columns += [Column(name.rpartition("/")[2].replace("_", " "), number=True) for name in others]
     rows: list[list[Any]] = []
     marked = []
-    ordered = sorted(world.cells, key=lambda name: (world.cells[name].record.kind != "plain", -(gains.get(name) or -1e9), name))
+    ordered = sorted(
+        world.cells, key=lambda name: (world.cells[name].record.kind != "plain", -(gains.get(name) or -1e9), name)
+    )
     for name in ordered:
         cell = world.cells[name]
         if cell.record.kind == "plain":
@@ -330,7 +381,11 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
             [
                 name,
                 _difference(cell.to_plain, world),
-                Shown(cell.verdict, tone=cell.verdict if cell.verdict in ("better", "worse") else "", small=cell.record.why),
+                Shown(
+                    cell.verdict,
+                    tone=cell.verdict if cell.verdict in ("better", "worse") else "",
+                    small=cell.record.why,
+                ),
                 _difference(cell.to_control, world),
                 _against_control(cell, name, world),
                 gains.get(name),
@@ -362,5 +417,8 @@ def _screen(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregat
     """Return the aggregate in lines of a screen."""
     width = max(map(len, found), default=5)
     lines_ = [_lead(read, found), "", f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval"]
-    lines_ += [f"{name:<{width}}  {found[name].worlds:>6}  {_estimate(found[name].gain) or 'no unit'}" for name in _ordered(found)]
+    lines_ += [
+        f"{name:<{width}}  {found[name].worlds:>6}  {_estimate(found[name].gain) or 'no unit'}"
+        for name in _ordered(found)
+    ]
     return [*lines_, *(f"{name} sets no unit and is in no aggregate" for name in worlds.left_out)]

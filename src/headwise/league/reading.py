@@ -74,13 +74,17 @@ def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
         raise StudyError(f"the world {twice} was given twice. Give one folder for each world.")
     trials = {world.record.trials for world in found}
     if len(trials) > 1:
-        raise StudyError(f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials an entry: a league has one number. Give those alike.")
+        raise StudyError(
+            f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials an entry: a league has one number. Give those alike."
+        )
     return found
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
     """Return the control whose search found the best figure on validation data: the test data have no part in the choice."""
-    known = {name: one.validation for name, one in record.entries.items() if one.kind == "control" and one.status == "chosen"}
+    known = {
+        name: one.validation for name, one in record.entries.items() if one.kind == "control" and one.status == "chosen"
+    }
     scored = [(value if higher_is_better else -value, name) for name, value in known.items() if value is not None]
     return max(scored)[1] if scored else ""
 
@@ -92,7 +96,9 @@ def _read(folder: Path) -> WorldRead:
     try:
         study = read_study(folder)
     except FileNotFoundError:
-        raise StudyError(f"{folder}: the search of the plain model has not ended, so nothing can be compared. Run the league on.") from None
+        raise StudyError(
+            f"{folder}: the search of the plain model has not ended, so nothing can be compared. Run the league on."
+        ) from None
     except ValueError as error:
         raise StudyError(str(error)) from error
     outcome = study.study.outcome(study.study.primary)
@@ -106,14 +112,18 @@ def _read(folder: Path) -> WorldRead:
         arms = [arm for arm in study.arms if arm != study.baseline]
         # the plain model is no entry that a control is held against
         held = study.study.model_copy(update={"baseline": label, "arms": arms})
-        against_control = paired_differences(dataclasses.replace(study, study=held), outcome.name, outcome.higher_is_better, study.study.margin)
+        against_control = paired_differences(
+            dataclasses.replace(study, study=held), outcome.name, outcome.higher_is_better, study.study.margin
+        )
     sign = 1.0 if higher else -1.0
 
     def figures(arm: str) -> Array:
         found = [study.figure(arm, seed, outcome.name) for seed in study.seeds]
         return sign * np.array([np.nan if value is None else value for value in found], dtype=float)
 
-    chosen = {name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms}
+    chosen = {
+        name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms
+    }
     step = _mean_of(study, study.baseline, STEP)
     cells = {}
     for name, one in record.entries.items():
@@ -132,7 +142,9 @@ def _read(folder: Path) -> WorldRead:
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
-    return WorldRead(folder, record, study, outcome, control, cells, Figures(record.world, figures(study.baseline), entries))
+    return WorldRead(
+        folder, record, study, outcome, control, cells, Figures(record.world, figures(study.baseline), entries)
+    )
 
 
 def _others(study: StudyFolder, arm: str, primary: str) -> dict[str, float]:

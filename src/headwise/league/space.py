@@ -25,7 +25,9 @@ class Declared:
         self._arm = read_arm(entry.arm, task)
         self._rate_name, self._rate = rate_of(task)
         if self._rate_name in dict(self._arm.changes):
-            raise StudyError(f"entry {entry.name}: its arm fixes {self._rate_name}, which is searched. Leave it out of the arm.")
+            raise StudyError(
+                f"entry {entry.name}: its arm fixes {self._rate_name}, which is searched. Leave it out of the arm."
+            )
         # other ranges are another search
         self.name = " " + json.dumps({name: _plain(axis) for name, axis in sorted(entry.search.items())})
         self._places = {name: self._place(name) for name in entry.search if name != RATE}
@@ -87,7 +89,9 @@ class Declared:
         except (ValueError, TypeError, StudyError) as error:
             raise StudyError(f"entry {self._entry.name}: at {point} it cannot be: {error}") from error
         if self._entry.kind != "plain" and arm.does_the_same(read_arm(BASELINE, self._task), self._task):
-            raise StudyError(f"entry {self._entry.name}: at {point} it is the plain model here. Leave this value out of its range.")
+            raise StudyError(
+                f"entry {self._entry.name}: at {point} it is the plain model here. Leave this value out of its range."
+            )
 
 
 def _suggest(trial: Trial, name: str, axis: Axis) -> Any:
@@ -103,7 +107,9 @@ def _check_within(entry: Entry, name: str, value: Any) -> None:
     axis = entry.search[name]
     inside = value in axis.choices if isinstance(axis, Choices) else axis[0] <= value <= axis[1]
     if not inside:
-        raise StudyError(f"entry {entry.name}: as written, {name} is {value}, outside of what is searched ({_plain(axis)}).")
+        raise StudyError(
+            f"entry {entry.name}: as written, {name} is {value}, outside of what is searched ({_plain(axis)})."
+        )
 
 
 def _plain(axis: Axis) -> list[Any]:

@@ -73,7 +73,9 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> 
         StudyError: where the folder holds this world with other settings, another number of trials, or something else.
     """
     known = read_json(folder / FILE)
-    fresh = LeagueRecord(world=world.name, title=world.title, symptom=world.symptom, task=world.task, settings=settings, trials=trials)
+    fresh = LeagueRecord(
+        world=world.name, title=world.title, symptom=world.symptom, task=world.task, settings=settings, trials=trials
+    )
     if known is None:
         if (folder / "study.json").exists():
             raise StudyError(f"{folder} holds a study and no {FILE}: it is no world of a league. Choose another --out.")
@@ -92,11 +94,15 @@ def read(folder: Path) -> LeagueRecord:
     """Return the record of a world; raise StudyError where the folder holds none."""
     known = read_json(folder / FILE)
     if known is None:
-        raise StudyError(f"{folder} holds no {FILE}: it is no world of a league. Give the folders that `headwise league --run` wrote.")
+        raise StudyError(
+            f"{folder} holds no {FILE}: it is no world of a league. Give the folders that `headwise league --run` wrote."
+        )
     try:
         return LeagueRecord.model_validate(known)
     except ValueError as error:
-        raise StudyError(f"{folder / FILE} does not hold what a league writes ({error}). Delete {folder} and run the world again.") from error
+        raise StudyError(
+            f"{folder / FILE} does not hold what a league writes ({error}). Delete {folder} and run the world again."
+        ) from error
 
 
 def write(folder: Path, record: LeagueRecord) -> None:

@@ -50,7 +50,9 @@ class Controls(Task):
         (phase,) = super().phases()
         if self.stop_at == 1 or phase.changes:
             return [phase]
-        length = {"steps": _part(self.steps, self.stop_at)} if self.steps else {"epochs": _part(self.epochs, self.stop_at)}
+        length = (
+            {"steps": _part(self.steps, self.stop_at)} if self.steps else {"epochs": _part(self.epochs, self.stop_at)}
+        )
         # the task of the phase is whole again: its length is not cut twice
         return [Phase(phase.name, phase.data, changes={**length, "stop_at": 1.0})]
 
@@ -100,7 +102,9 @@ class Dropped:
 class Images(Calibrated, Cifar):
     """Classify 2,000 images of CIFAR-10, which the plain model memorises; augmentation is a control."""
 
-    shift: int = Field(0, ge=0, le=16, description="augmentation: most pixels of a random shift, beside a random flip; 0: none")
+    shift: int = Field(
+        0, ge=0, le=16, description="augmentation: most pixels of a random shift, beside a random flip; 0: none"
+    )
 
     def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
         """Scale bytes to [-1, 1]; in training, shift and flip each image where asked for."""
@@ -157,7 +161,9 @@ def branches(model: nn.Module) -> list[nn.Module]:
     layers = getattr(model, "layers", None)
     found = named or ([*layers] if isinstance(layers, nn.ModuleList) else [])
     if not found:
-        raise ValueError(f"residual dropout finds no branch in {type(model).__name__}; known are {', '.join(BRANCHES)} and layers")
+        raise ValueError(
+            f"residual dropout finds no branch in {type(model).__name__}; known are {', '.join(BRANCHES)} and layers"
+        )
     return found
 
 
@@ -165,7 +171,9 @@ def in_bins(output: Tensor, targets: Tensor) -> Tensor:
     """Return confidence, hits and predictions summed within each bin of confidence (3, BINS), in double precision."""
     confidence, said = F.softmax(output.detach().float(), -1).max(-1)
     place = (confidence * BINS).long().clamp(max=BINS - 1).flatten()
-    rows = torch.stack([confidence.flatten(), (said == targets).flatten().float(), torch.ones_like(confidence).flatten()])
+    rows = torch.stack(
+        [confidence.flatten(), (said == targets).flatten().float(), torch.ones_like(confidence).flatten()]
+    )
     return torch.zeros(3, BINS, dtype=torch.float64, device=rows.device).index_add_(1, place, rows.double())
 
 
