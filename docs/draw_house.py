@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "headwise"
 PICTURE = ROOT / "docs" / "house.svg"
 
-# From the ground up. The package itself, `study`, `report` and `testing` are doors: names that users import.
+# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: names that users import.
 # No room of the house imports one; `testing` also holds the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("files", "pages"),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("comparing",),
     ("league",),
     ("studies", "cli"),
-    ("headwise", "study", "report", "testing", "__main__"),
+    ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
 TITLES = (
     "ground: files and pages",

@@ -88,6 +88,17 @@ def test_trainer(tmp_path, text, monkeypatch):
     assert left["methods"].watch.records() and list((tmp_path / "out").rglob("checkpoint-2"))
 
 
+@pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning", "ignore:.*treespec:FutureWarning")
+def test_lightning(tmp_path, text, monkeypatch):
+    pytest.importorskip("lightning")
+    arguments = [*text, *TINY, "--steps", 2, "--out", tmp_path]
+    left = run("lightning_loop.py", *arguments, monkeypatch=monkeypatch)
+    assert left["methods"].watch.records() and left["methods"].regularized.step == 2
+    (kept,) = tmp_path.rglob("*.ckpt")
+    left = run("lightning_loop.py", *text, *TINY, "--steps", 3, "--out", tmp_path, "--resume", kept, monkeypatch=monkeypatch)
+    assert left["methods"].regularized.step == 3
+
+
 # timm leaves the files of its images to the garbage collection
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_timm(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def made_by_the_build() -> set[Path]:
     """Return the pages that stand in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "gallery.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
-    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line")}
+    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "lightning", "axolotl", "own_method", "testing", "objects", "statistics", "command_line")}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -54,6 +54,8 @@ nitpicky = True
 # Types of other libraries have no page here, and those of inner rooms none of their own.
 nitpick_ignore_regex = [("py:.*", r"(?!headwise\.\w+$).*")]
 autodoc_typehints = "description"
+# what headwise.lightning and headwise.axolotl stand on
+autodoc_mock_imports = ["lightning", "axolotl"]
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False

@@ -34,6 +34,9 @@ INNER = {
     "What the author of a method meets": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
 }
 
+# Modules for another library's trainer, which stands there as a mock while the site is built.
+TRAINERS = {"lightning": ("HeadwiseCallback",), "axolotl": ("HeadwisePlugin", "HeadwiseSection")}
+
 
 def write(folder: Path) -> None:
     """Write the pages of the reference into `folder`."""
@@ -43,12 +46,15 @@ def write(folder: Path) -> None:
     _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names + optional, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
+    for module, classes in TRAINERS.items():
+        entries = ["\n".join(["```{eval-rst}", f".. autoclass:: headwise.{module}.{name}", "```"]) for name in classes]
+        _put(folder / f"{module}.md", "\n\n".join([f"# headwise.{module}", *entries]) + "\n")
     _put(folder / "testing.md", _page("headwise.testing", "headwise.testing", headwise.testing.__all__, _checks()))
     _put(folder / "own_method.md", _own_method())
     _put(folder / "objects.md", _objects())
     _put(folder / "statistics.md", statistics_page.page())
     _put(folder / "command_line.md", _command_line())
-    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "own_method", "testing", "objects", "statistics", "command_line", "```"])
+    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "lightning", "axolotl", "own_method", "testing", "objects", "statistics", "command_line", "```"])
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import flex_attention as library
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask, flex_attention
 
 import headwise
 from headwise import DropHead, EntropyPenalty, QKClip, RelaxedAttention
@@ -70,6 +70,22 @@ class Compiled(nn.Module):
 class WithLse(nn.Module):
     def forward(self, q, k, v, score_mod, block_mask):
         return flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True, return_lse=True)[0]
+
+
+class WithAux(nn.Module):
+    """Asks for a pair, as torchtitan does, of which the second part holds what was asked for."""
+
+    lse = False
+
+    def forward(self, q, k, v, score_mod, block_mask):
+        asked = AuxRequest(lse=self.lse)
+        out, beside = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True, return_aux=asked)
+        assert self.lse or beside == AuxOutput()
+        return out
+
+
+class WithAuxLse(WithAux):
+    lse = True
 
 
 class Model(nn.Module):
@@ -168,6 +184,24 @@ def test_what_flex_attention_alone_can_do_is_refused_by_name():
     handle = headwise.regularize(model, RelaxedAttention(gamma=0.3))
     with pytest.raises(RuntimeError, match=r"layers.0 calls flex_attention with return_lse"):
         model(x)
+    handle.remove()
+
+
+def test_a_request_for_nothing_beside_the_output_is_answered():
+    model, same, x = Model(WithAux), Model(), vectors()
+    with torch.no_grad():
+        plain = model(x)
+    handles = [headwise.regularize(one.train(), RelaxedAttention(gamma=0.3)) for one in (model, same)]
+    torch.testing.assert_close(model(x), same(x))
+    assert not torch.allclose(model(x), plain)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), plain)
+    for handle in handles:
+        handle.remove()
+    asking = Model(WithAuxLse)
+    handle = headwise.regularize(asking, RelaxedAttention(gamma=0.3))
+    with pytest.raises(RuntimeError, match=r"layers.0 calls flex_attention with return_aux"):
+        asking(x)
     handle.remove()
 
 

@@ -350,3 +350,156 @@ def test_a_push_keeps_the_hubs_card_and_removes_stale_weights(monkeypatch):
             hub.private["me/new"] == "private"
             and "library_name: transformers" in hub.files["me/new"]["README.md"].decode()
         )
+
+
+def mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=50, **sizes, **experts))
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config)
+
+
+def tied():
+    return llama(tie_word_embeddings=True).bfloat16()
+
+
+@pytest.mark.parametrize("make", [mixtral, t5, tied])
+def test_models_with_experts_two_stacks_or_tied_weights_are_saved_in_shards_and_exported(make, tmp_path):
+    model = make()
+    handle = headwise.regularize(model, headwise.GatedOutput(), headwise.SigmaReparam())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    handle.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    again = make()
+    headwise.load_pretrained(again, tmp_path)
+    for (key, here), there in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert here.dtype == there.dtype and torch.equal(here, there), key
+    batch = {"input_ids": IDS, "decoder_input_ids": IDS} if make is t5 else {"input_ids": IDS}
+    exported = headwise.regularize(make(), headwise.SigmaReparam(), headwise.DropHead())
+    assert exported.export(tmp_path, example=batch).difference <= (0.05 if make is tied else 1e-5)
+
+
+def of_diffusers():
+    from diffusers import DiTTransformer2DModel
+
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "sample_size": 8, "patch_size": 2}
+    return DiTTransformer2DModel(num_layers=2, num_embeds_ada_norm=10, **sizes)
+
+
+def of_hub():
+    from huggingface_hub import PyTorchModelHubMixin
+
+    class Net(Own, PyTorchModelHubMixin):
+        pass
+
+    return Net()
+
+
+@pytest.mark.parametrize("make", [of_diffusers, of_hub])
+def test_models_of_other_libraries_with_a_save_of_their_own_come_back(make, tmp_path):
+    if make is of_diffusers:
+        pytest.importorskip("diffusers")
+    model = make()
+    handle = headwise.regularize(model, headwise.GatedOutput(), headwise.SigmaReparam())
+    handle.save_pretrained(tmp_path)
+    again = make()
+    headwise.load_pretrained(again, tmp_path)
+    for (key, here), there in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(here, there), key
+    plain = headwise.regularize(make(), headwise.SigmaReparam())
+    with pytest.raises(ValueError, match=r"export\(\) writes models of transformers.*its own library"):
+        plain.export(tmp_path / "stock")
+    assert not (tmp_path / "stock").exists()
+
+
+def merged():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    handle = headwise.regularize(model, *headwise.parse("GatedOutput() + DropHead(p=0.3)"))
+    return handle, model.merge_and_unload()
+
+
+def compiled():
+    model = torch.compile(llama(), backend="eager")
+    return headwise.regularize(model, *headwise.parse("GatedOutput() + DropHead(p=0.3)")), model._orig_mod
+
+
+@pytest.mark.parametrize("make", [merged, compiled])
+def test_the_model_inside_is_what_is_saved(make, tmp_path):
+    handle, inside = make()
+    handle.save_pretrained(tmp_path)
+    again = llama()
+    back = headwise.load_pretrained(again, tmp_path)
+    assert [f.site.name for f in back.fitted] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    torch.testing.assert_close(logits(inside), logits(again))
+    assert not (tmp_path / "adapter_config.json").exists()
+    handle.remove(discard=True)
+
+
+def test_prompts_of_peft_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    handle = headwise.regularize(peft.get_peft_model(llama(), config), headwise.DropHead())
+    with pytest.raises(ValueError, match="learns prompts by peft"):
+        handle.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_adapters_that_lie_in_the_folder_or_in_the_repository_are_told(tmp_path, monkeypatch):
+    from local_hub import Hub
+
+    (tmp_path / "adapter_config.json").write_text("{}")
+    handle = headwise.regularize(llama(), headwise.DropHead())
+    for write in (handle.save_pretrained, handle.export):
+        with pytest.raises(ValueError, match=r"holds adapters of peft \(adapter_config.json\)"):
+            write(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    with Hub({"me/model": {"adapter_config.json": b"{}"}}) as hub:
+        with pytest.raises(ValueError, match="me/model holds adapters"):
+            handle.push_to_hub("me/model", token="hf_x", endpoint=hub.address)
+        assert [*hub.files["me/model"]] == ["adapter_config.json"]
+
+
+@pytest.mark.parametrize("option", [{"variant": "fp16"}, {"push_to_hub": True}, {"state_dict": {}}])
+def test_options_after_which_nobody_could_load_are_refused(option, tmp_path):
+    handle = headwise.regularize(llama(), headwise.DropHead())
+    for write in (handle.save_pretrained, handle.export):
+        with pytest.raises(TypeError, match=f"{next(iter(option))} cannot be given here"):
+            write(tmp_path / "out", **option)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_while_saving_costs_no_earlier_save(tmp_path):
+    handle = headwise.regularize(llama(), headwise.SigmaReparam())
+    handle.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    # what transformers refuses to write
+    handle.model.generation_config.temperature = 0.5
+    for write in (handle.save_pretrained, handle.export):
+        with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+            write(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_layer_of_a_model_that_stands_at_two_places_is_saved_once_for_both(tmp_path):
+    class Shared(Own):
+        def __init__(self):
+            super().__init__()
+            self.beside = next(m for m in self.modules() if type(m) is torch.nn.Linear)
+
+    model = Shared()
+    headwise.regularize(model, headwise.SigmaReparam()).save_pretrained(tmp_path)
+    again = Shared()
+    headwise.load_pretrained(again, tmp_path)
+    args, kwargs = vectors()
+    assert_same_to_rounding(model.eval()(*args, **kwargs), again.eval()(*args, **kwargs))

@@ -79,7 +79,7 @@ def _method(one: dict[str, Any]) -> Method:
 
 def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
     """Return the weights of the plain model, by its own names."""
-    if callable(getattr(model, "save_pretrained", None)):
+    if saving.of_transformers(model):
         # the library may keep weights under other names, or in other pieces, than a model has
         return dict(saving.loaded_again(model, path).state_dict())
     return {k: t for k, t in _tensors(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}

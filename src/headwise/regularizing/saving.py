@@ -10,7 +10,8 @@ import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,12 @@ FORMAT = 1
 STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 # a weight of this name in a folder makes plain loaders say what the model was trained with
 MARK = "trained_with_{methods}__load_it_with_headwise.load_pretrained"
+# of peft: transformers loads a folder's adapters onto its model by itself
+ADAPTER = "adapter_config.json"
+# of transformers' save_pretrained: other names of the files, other weights, a push of a part
+REFUSED = ("variant", "state_dict", "push_to_hub", "is_main_process", "distributed_checkpoint")
+# classes of torch that stand around a whole model, and the name under which they keep it
+AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
 # logits of an exported model may differ by this share of the largest one
 TOLERANCE = 1e-5
 
@@ -86,20 +93,22 @@ def save(handle: Saved, folder: str | Path, **options: Any) -> None:
     """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
 
     Raises:
-        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file.
+        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds adapters.
+        TypeError: for an option after which the folder could not be read.
         ImportError: naming the extra, where safetensors is not installed.
     """
-    check_plain(handle.model)
+    model, prefix = whole(handle.model)
+    check_options(options)
     with needing("Saving a regularized model", "hf"):
         from safetensors.torch import save_file
     path = made_folder(folder)
-    plain, own = split(handle.model)
+    plain, own = split(model)
     names = "_and_".join(dict.fromkeys(type(m).__name__ for m in model_card.beyond_weights(handle.methods)))
     mark = {MARK.format(methods=names): torch.zeros(1)} if names else {}
-    write_weights(handle.model, plain | mark, path, **options)
-    save_file({key: tensor.contiguous() for key, tensor in own.items()}, path / LEARNED)
-    write_json(path / SETTINGS, described(handle))
-    model_card.write(path, model_card.text(handle.methods, handle.fitted, loads=True), type(handle.model).__module__)
+    write_weights(model, plain | mark, path, **options)
+    save_file(apart(own), path / LEARNED)
+    write_json(path / SETTINGS, described(handle, model, prefix))
+    model_card.write(path, model_card.text(handle.methods, handle.fitted, loads=True), type(model).__module__)
 
 
 def export(handle: Saved, folder: str | Path, example: Any = None, **options: Any) -> Exported:
@@ -110,11 +119,12 @@ def export(handle: Saved, folder: str | Path, example: Any = None, **options: An
             quantized weights.
         RuntimeError: where the outputs on `example` differ by more than 1e-5 of the largest.
     """
-    model, methods = handle.model, handle.methods
-    check_plain(model)
-    if not callable(getattr(model, "save_pretrained", None)):
+    (model, _), methods = whole(handle.model), handle.methods
+    check_options(options)
+    if not of_transformers(model):
         raise ValueError(
-            f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its state_dict()"
+            f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its state_dict(), or as "
+            "its own library does"
         )
     if kept := model_card.beyond_weights(methods):
         raise ValueError(
@@ -139,13 +149,12 @@ def push(
 
     The text of a model card that lies there stays; the part about methods is written anew. Weights of an earlier save go.
     """
-    import tempfile
-
     with needing("Pushing to a hub", "hf"):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     hub = HfApi(endpoint=endpoint, token=token)
     name = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
     there = hub.list_repo_files(name)
+    check_adapters(name, there)
     with tempfile.TemporaryDirectory() as folder:
         if model_card.CARD in there:
             # into this folder itself: a card in the hub's cache may be an older one
@@ -158,32 +167,60 @@ def push(
         return str(hub.create_commit(name, [*added, *stale], commit_message=message).commit_url)
 
 
-def described(handle: Saved) -> dict[str, Any]:
-    """Return what a folder says of its methods, as plain numbers and text."""
+def described(handle: Saved, model: nn.Module, prefix: str) -> dict[str, Any]:
+    """Return what a folder says of its methods, as plain numbers and text, with the layers' names in the model itself."""
     versions = {"headwise": sys.modules["headwise"].__version__}
     for package in ("torch", "transformers"):
         if package in sys.modules:
             versions[package] = importlib.metadata.version(package)
+    state = handle.state()
+    counters = {name.removeprefix(prefix): count for name, count in state["counters"].items()}
     return {
         "format": FORMAT,
-        "model": type(handle.model).__name__,
+        "model": type(model).__name__,
         "methods": [
             {
                 "method": repr(method),
                 "module": type(method).__module__,
-                "layers": [f.site.name for f in handle.fitted if any(m is method for m in f.methods)],
+                "layers": [
+                    f.site.name.removeprefix(prefix) for f in handle.fitted if any(m is method for m in f.methods)
+                ],
             }
             for method in handle.methods
         ],
         "seed": handle.shared.seed,
-        "state": handle.state(),
+        "state": {**state, "counters": counters},
         "versions": versions,
     }
+
+
+def whole(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the model inside of what compiles, distributes or adapted it, and the prefix that its names have there.
+
+    Raises:
+        ValueError: as `check_plain` does.
+    """
+    check_plain(model)
+    prefix = ""
+    while True:
+        around = AROUND.get(type(model).__name__) if type(model).__module__.startswith("torch.") else None
+        if around is None and type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
+            # Adapters that were merged leave their frame around the model.
+            inner = model.get_base_model()  # type: ignore[operator]
+            around = next(name for name, module in model.named_modules() if module is inner)
+        if around is None:
+            return model, prefix
+        model, prefix = model.get_submodule(around), f"{prefix}{around}."
 
 
 def check_plain(model: nn.Module) -> None:
     """Raise ValueError where the weights of a model are not all here as plain tensors."""
     for name, module in model.named_modules():
+        if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError(
+                f"{type(module).__name__} learns prompts by peft, which this folder would not hold and which cannot be merged: "
+                "save them with peft's own save_pretrained, and regularize the model inside"
+            )
         if is_adapted(module):
             raise ValueError(
                 f"{name} carries adapters of peft, which this folder would not hold as they act: {MERGE}, then save"
@@ -197,15 +234,34 @@ def check_plain(model: nn.Module) -> None:
             raise ValueError(f"{name} is on the meta device and has no value yet: load weights first")
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Raise TypeError for an option of transformers after which the folder could not be read."""
+    if refused := [name for name in REFUSED if name in options]:
+        raise TypeError(
+            f"{', '.join(refused)} cannot be given here: the folder would not hold a whole model under the names that loaders look for; "
+            "to push, call handle.push_to_hub()"
+        )
+
+
+def check_adapters(place: str | Path, files: Iterable[str]) -> None:
+    """Raise ValueError where adapters lie that plain loaders would put onto the model."""
+    if ADAPTER in files:
+        raise ValueError(
+            f"{place} holds adapters of peft ({ADAPTER}), which from_pretrained would put onto this model: choose another place, or "
+            "move them away"
+        )
+
+
 def made_folder(folder: str | Path) -> Path:
     """Return a folder, made where it is not there.
 
     Raises:
-        ValueError: where a file of that name stands there.
+        ValueError: where a file of that name stands there, or adapters lie in it.
     """
     path = Path(folder)
     if path.is_file():
         raise ValueError(f"{path} is a file: give the name of a folder")
+    check_adapters(path, (ADAPTER,) if (path / ADAPTER).is_file() else ())
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -246,26 +302,42 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
-    """Write plain weights as the model's own library does, and nothing of an earlier save beside them."""
-    for stale in [file for file in path.iterdir() if STALE.fullmatch(file.name)]:
-        stale.unlink()
-    if callable(getattr(model, "save_pretrained", None)):
-        model.save_pretrained(path, state_dict=plain, **options)  # type: ignore[operator]
-        return
-    if options:
+    """Write plain weights, as transformers does where the model is one of its, and nothing of an earlier save beside them.
+
+    What an earlier save left goes when all of the new one is written, so that an error costs nobody a model.
+    """
+    if options and not of_transformers(model):
         raise TypeError(
             f"{', '.join(options)} is for models of transformers alone, and this is a {type(model).__name__}"
         )
-    with needing("Saving a regularized model", "hf"):
-        from safetensors.torch import save_file
-    # the format holds no two names of one tensor
+    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as made:
+        if of_transformers(model):
+            model.save_pretrained(made, state_dict=plain, **options)  # type: ignore[operator]
+        else:
+            with needing("Saving a regularized model", "hf"):
+                from safetensors.torch import save_file
+            save_file(apart(plain), Path(made, WEIGHTS))
+        for stale in [file for file in path.iterdir() if STALE.fullmatch(file.name)]:
+            stale.unlink()
+        for file in Path(made).iterdir():
+            file.replace(path / file.name)
+
+
+def of_transformers(model: nn.Module) -> bool:
+    """Return whether a model is one of transformers: other libraries' `save_pretrained` takes no weights from outside."""
+    known = sys.modules.get("transformers.modeling_utils")
+    return known is not None and isinstance(model, known.PreTrainedModel)
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory, as the format asks: it holds no two names of one."""
     seen: set[int] = set()
-    apart = {}
-    for key, tensor in plain.items():
+    given = {}
+    for key, tensor in tensors.items():
         shared = tensor.untyped_storage().data_ptr() in seen
         seen.add(tensor.untyped_storage().data_ptr())
-        apart[key] = tensor.clone() if shared else tensor.contiguous()
-    save_file(apart, path / WEIGHTS)
+        given[key] = tensor.clone() if shared else tensor.contiguous()
+    return given
 
 
 @torch.no_grad()

@@ -115,9 +115,15 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         training = fitted.site.module.training
         if fitted.untouched(training):
             return fitted.attention(query, key, value, lambda: (plain(), None), training=training, scale=scale)[0]
+        # A request of figures beside the output may ask for none, and gets a pair all the same.
+        paired = others.get("return_aux") is not None
+        if paired and not any(others["return_aux"]):
+            others = {**others, "return_aux": None}
         asked = [name for name, value in {"return_lse": return_lse, **others}.items() if value]
         _refuse(fitted, asked)
-        return _serve(adapter, fitted, query, key, value, score_mod, block_mask, scale, lambda: (plain(), None))
+        own = (lambda: (plain()[0], None)) if paired else (lambda: (plain(), None))
+        out = _serve(adapter, fitted, query, key, value, score_mod, block_mask, scale, own)
+        return (out, vars(sys.modules[LIBRARY])["AuxOutput"]()) if paired else out
 
     routed.stands_for_flex = original  # type: ignore[attr-defined]
     return routed

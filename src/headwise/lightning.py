@@ -1,0 +1,254 @@
+"""Lightning: what a `lightning.Trainer` takes to regularize and watch, `HeadwiseCallback`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise.core.method import Method
+from headwise.hosts.finding import sites
+from headwise.regularizing.handle import Regularized
+from headwise.regularizing.plan import Where
+from headwise.regularizing.regularize import regularize
+from headwise.watching.logs import logs_of
+from headwise.watching.watch import Watch
+from headwise.watching.watch import watch as start_watch
+
+__all__ = ["HeadwiseCallback"]
+
+# One library under two names, whose classes do not know each other.
+NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callback_class() -> Any:
+    """Return the class of callbacks of the Lightning that a script imports."""
+    for name in sorted(NAMES, key=lambda one: one not in sys.modules):
+        try:
+            return importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            # A library that is there and lacks one of its own is told by its own error.
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise ImportError("headwise.lightning needs Lightning, which is not installed: pip install lightning")
+
+
+Callback = _callback_class()
+
+
+class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
+    """Regularizes the model of a `lightning.Trainer`, adds the penalties to its loss and watches it.
+
+    `Trainer(callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. What methods learn goes into Lightning's
+    checkpoints with the model, and steps, draws and strengths with the callback: `fit(ckpt_path=...)` goes on with them, and
+    `validate`, `test` and `predict` with a checkpoint and this callback run the regularized model. The health goes to the
+    Trainer's loggers.
+
+    Under manual optimization the loss is the user's: methods with penalties ask for
+    `loss = loss + headwise.handle(self.model).loss()` before `self.manual_backward(loss)`.
+
+    Args:
+        methods: in order of action, as `headwise.regularize` takes them; none: the model is only watched.
+        model: the name of the part of the LightningModule whose `forward` the training step calls, such as `"model"`; None: the
+            one part that holds attention layers, or the LightningModule itself where several do.
+        watch: settings of `headwise.watch`; None: the model is not watched.
+        where: which sites are regularized, as in `headwise.regularize`.
+        seed: of the methods' draws.
+        attention: who computes the attention of layers with a kernel of their own, as in `headwise.regularize`.
+
+    Attributes:
+        regularized: the handle, from the beginning of `fit`, `validate`, `test` or `predict` on.
+        watch: the handle of the watched model, during and after the training.
+
+    Raises:
+        ValueError: from the Trainer's calls, where the LightningModule has no such part, or as `headwise.regularize` does: so it
+            is where the layers are made in `setup` or `configure_model`, which run later.
+        RuntimeError: from `fit`, after the first step, where the training step did not call the regularized part, or optimizes
+            manually and did not read the penalties.
+    """
+
+    def __init__(
+        self,
+        *methods: Method,
+        model: str | None = None,
+        watch: Mapping[str, Any] | None = None,
+        where: Where = None,
+        seed: int = 0,
+        attention: str | None = None,
+    ) -> None:
+        self.methods, self.model, self.where, self.seed, self.attention = methods, model, where, seed, attention
+        self.regularized: Regularized | None = None
+        self.watch: Watch | None = None
+        self._watching = watch
+        self._model: nn.Module | None = None
+        self._steps = 0
+        self._hooks: list[Any] = []
+        self._of_model: list[Any] = []
+        self._stepped = False
+
+    @property
+    def state_key(self) -> str:
+        """Return the name of this callback's state in a checkpoint: one for each part."""
+        return f"{type(self).__qualname__}{{'model': {self.model!r}}}"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Regularize before weights are loaded and optimizers are made, which have to hold what methods learn."""
+        model = self._model = self._part(pl_module)
+        known = self.regularized
+        if self.methods and (known is None or known.model is not model or (known.removed and stage == "fit")):
+            self.regularized = regularize(
+                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
+            )
+            self._steps = 0
+        if stage == "fit" and self.regularized is not None:
+            Penalized.on(pl_module).handles.append(self.regularized)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the optimizers that train the model, and start to watch; a resumed training goes on at its step."""
+        assert self._model is not None
+        held = {id(parameter) for parameter in self._model.parameters()}
+        training = [o for o in trainer.optimizers if any(id(p) in held for g in o.param_groups for p in g["params"])]
+        # Of a frozen model with a head beside it, the head's steps count.
+        self._of_model = training or list(trainer.optimizers)
+        self._hooks = [one.register_step_post_hook(self._on_step) for one in self._of_model]
+        if self._watching is not None:
+            logs = [*logs_of(self._watching.get("log", ())), *trainer.loggers]
+            self.watch = start_watch(self._model, **{**self._watching, "log": logs})
+            self.watch.step_to(self._steps)
+
+    def _on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepped = True
+        # Several that share the model's weights make one step of it together, which ends with the batch.
+        if len(self._of_model) == 1:
+            self._after_step()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End the step of several optimizers."""
+        if self._stepped:
+            self._after_step()
+
+    def _after_step(self) -> None:
+        self._stepped = False
+        if self.regularized is not None:
+            self._check_called(self.regularized)
+            self.regularized.after_step()
+            if self._steps == 0 and (idle := self.regularized.idle()):
+                raise RuntimeError(
+                    f"{idle}. Under manual optimization the loss is yours: write loss = loss + headwise.handle(model).loss() "
+                    "before self.manual_backward(loss)"
+                )
+        self._steps += 1
+        if self.watch is not None:
+            self.watch.step()
+
+    def _check_called(self, handle: Regularized) -> None:
+        if not handle.seen_training:
+            raise RuntimeError(
+                f"training_step did not call the forward of the {type(handle.model).__name__} that was regularized: name the part "
+                "that it calls, as in HeadwiseCallback(..., model='encoder')"
+            )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Take the watch off the model; its records stay readable."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the model as after a training that ended."""
+        self._end()
+        self._leave(pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Put the own training step of the LightningModule back; the model stays regularized."""
+        self._leave(pl_module)
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self.watch is not None and not self.watch.removed:
+            self.watch.remove()
+
+    def _leave(self, pl_module: Any) -> None:
+        standing = pl_module.__dict__.get("training_step")
+        if isinstance(standing, Penalized) and self.regularized is not None:
+            standing.leave(self.regularized)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return steps, draws and strengths, as plain numbers and text, for Lightning's checkpoint."""
+        handle = self.regularized
+        return {
+            "steps": self._steps,
+            "progress": None if handle is None or handle.removed else handle.state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what an earlier training left; the model was regularized before.
+
+        Raises:
+            ValueError: where it is that of another model or of other methods.
+        """
+        self._steps = state_dict["steps"]
+        if self.regularized is not None and state_dict["progress"] is not None:
+            self.regularized.load_state(state_dict["progress"])
+
+    def _part(self, pl_module: Any) -> nn.Module:
+        """Return the part of a LightningModule that is regularized and watched."""
+        if self.model is None:
+            holding = [child for child in pl_module.children() if sites(child)]
+            # A list of layers is called by none but the module around it.
+            whole = [child for child in holding if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
+            own = sum(len(sites(child)) for child in holding) == len(sites(pl_module))
+            return whole[0] if len(holding) == len(whole) == 1 and own else pl_module
+        try:
+            return pl_module.get_submodule(self.model)  # type: ignore[no-any-return]
+        except AttributeError:
+            parts = ", ".join(name for name, _ in pl_module.named_children())
+            raise ValueError(
+                f"{type(pl_module).__name__} has no part {self.model!r} when the Trainer sets up: make it in __init__; it has {parts or 'none'}"
+            ) from None
+
+
+class Penalized:
+    """Stands for a LightningModule's training step, and adds the penalties of the handles to its loss."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.before = module, module.__dict__.get("training_step")
+        self.inner: Callable[..., Any] = module.training_step
+        self.handles: list[Regularized] = []
+        # Lightning reads the signature.
+        functools.update_wrapper(self, self.inner)
+
+    @classmethod
+    def on(cls, module: Any) -> Penalized:
+        """Return the one that stands on a module, put there where none does."""
+        standing = module.__dict__.get("training_step")
+        if not isinstance(standing, cls):
+            standing = module.__dict__["training_step"] = cls(module)
+        return standing
+
+    def leave(self, handle: Regularized) -> None:
+        """Take one handle off, and give the module's own step back behind the last."""
+        self.handles = [one for one in self.handles if one is not handle]
+        if self.handles:
+            return
+        if self.before is None:
+            del self.module.__dict__["training_step"]
+        else:
+            self.module.__dict__["training_step"] = self.before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(*args, **kwargs)
+        if not self.module.automatic_optimization:
+            return output
+        # Lightning divides the whole by the batches that it accumulates. A step that is skipped takes its penalties along.
+        penalties = [handle.loss() for handle in self.handles if not handle.removed]
+        if isinstance(output, Tensor):
+            return sum((penalty.to(output.device) for penalty in penalties), output)
+        if isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
+            loss = output["loss"]
+            return {**output, "loss": sum((penalty.to(loss.device) for penalty in penalties), loss)}
+        return output
