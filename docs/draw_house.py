@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training", "reporting"),
     ("engines",),
     ("comparing",),
+    ("league",),
     ("studies", "cli"),
     ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
@@ -44,6 +45,7 @@ TITLES = (
     "one run; pages and tables",
     "engines share runs out",
     "compare: the drivers",
+    "methods × worlds",
     "what a user runs",
     "doors: names that users import",
 )

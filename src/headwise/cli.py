@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | league | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -233,6 +233,58 @@ def report(
     if outcome or arm or seed_column or out:
         raise StudyError(f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it compares.")
     run(folders, export)
+
+
+@app.command()
+def league(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="FOLDER...", help="Worlds that were run, to be read. Default: those in --out.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say which runs are missing and how long they take, and stop.")] = False,
+    go: Annotated[bool, typer.Option("--run", help="Run what is missing, the most informative first.")] = False,
+    budget: Annotated[str | None, typer.Option(help="Begin no run after this time: 30min, 2h.")] = None,
+    worlds: Annotated[list[str] | None, typer.Option(help="Only these worlds; commas between them, or repeated.")] = None,
+    entries: Annotated[list[str] | None, typer.Option(help="Only these entries, and the plain model.")] = None,
+    source: Annotated[
+        list[Path] | None, typer.Option(help="A folder with entries/ and worlds/ of your own; repeatable.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials on validation for every entry, the plain model too.")] = 6,
+    seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
+    again: Annotated[bool, typer.Option("--again", help="Try entries that failed or were refused once more.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
+    engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
+    ray_address: Annotated[str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")] = None,
+    slurm: Annotated[list[str] | None, typer.Option(help="What each job of --engine slurm asks for.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data sets.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the league: one folder in it for each world, and its page.")] = Path(
+        "results/league"
+    ),
+) -> None:
+    """Compare many methods and controls in many worlds, each searched alike."""
+    from headwise.league.command import LeagueRequest, named, run
+
+    run(
+        LeagueRequest(
+            folders=tuple(folders or ()),
+            plan=plan,
+            run=go,
+            budget=budget,
+            worlds=named(worlds or ()),
+            entries=named(entries or ()),
+            sources=tuple(source or ()),
+            trials=trials,
+            seeds=seeds,
+            again=again,
+            jobs=jobs,
+            engine=engine,
+            ray_address=ray_address,
+            slurm=tuple(slurm or ()),
+            device=device,
+            data=data,
+            out=out,
+        )
+    )
 
 
 @app.command()

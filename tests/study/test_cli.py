@@ -50,6 +50,7 @@ OPTIONS = {
     "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column",
+    "league": "--again --budget --data --device --engine --entries --help --jobs --out --plan --ray-address --run --seeds --slurm --source --trials --worlds",
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",

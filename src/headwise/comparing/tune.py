@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.order_queue import run_orders
@@ -28,7 +28,7 @@ from headwise.training.job import Order
 if TYPE_CHECKING:
     import optuna
     from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
     from headwise.core.method import Method
 
@@ -46,18 +46,74 @@ class Choice:
     rate: float
 
 
+class Space(Protocol):
+    """Say what a search of one arm chooses from."""
+
+    # tells this search from others of the same arm in one journal
+    name: str
+
+    def first(self) -> dict[str, Any]:
+        """Return the first point: what was written."""
+
+    def ask(self, trial: Trial) -> dict[str, Any]:
+        """Return the point that a trial suggests."""
+
+    def choice(self, point: dict[str, Any]) -> Choice:
+        """Return the arm and the learning rate at a point."""
+
+
+class Factors:
+    """Search the learning rate and the strengths of the methods of an arm, as factors of what was written."""
+
+    name = ""
+
+    def __init__(self, arm: Arm, task: Subject) -> None:
+        self._arm, self._task = arm, task
+        self._rate_name, self._rate = rate_of(arm.task(task))
+
+    def first(self) -> dict[str, Any]:
+        """Return the factor 1 for everything that is searched."""
+        return dict.fromkeys(self._ranges(), 1.0)
+
+    def ask(self, trial: Trial) -> dict[str, Any]:
+        """Return the factors that a trial suggests."""
+        return {name: trial.suggest_float(name, 1 / FACTOR, high, log=True) for name, high in self._ranges().items()}
+
+    def choice(self, point: dict[str, Any]) -> Choice:
+        """Return the arm at these factors."""
+        methods = list(self._arm.methods)
+        for index, name in searched(self._arm):
+            factor = point[_key(index, methods[index])]
+            methods[index] = methods[index].replace(**{name: rounded(getattr(methods[index], name) * factor)})
+        rate = rounded(self._rate * point[RATE])
+        chosen = dataclasses.replace(self._arm, methods=tuple(methods))
+        if self._rate_name in dict(self._arm.changes):
+            chosen = chosen.changed(self._task, **{self._rate_name: rate})
+        return Choice(chosen.text, rate)
+
+    def _ranges(self) -> dict[str, float]:
+        """Return each searched factor's highest value: a method may refuse four times its strength."""
+        ranges = {RATE: FACTOR}
+        for index, name in searched(self._arm):
+            method = self._arm.methods[index]
+            ranges[_key(index, method)] = _highest(method, name)
+        return ranges
+
+
 class Search:
     """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
 
-    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
+    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str, space: Space | None = None) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
-        self._arm = read_arm(text, comparison.study.task)
-        self._rate_name, self._rate = rate_of(self._arm.task(comparison.study.task))
+        task = comparison.study.task
+        arm = read_arm(text, task)
+        self._space = Factors(arm, task) if space is None else space
+        self._rate_name, rate = rate_of(arm.task(task))
         # another task, data or setting is another search
-        self._name = f"{text} {self._configuration(Choice(text, self._rate)).identity}"
+        self._name = f"{text} {self._configuration(Choice(text, rate)).identity}{self._space.name}"
         self._pending: int | None = None
         if not self._open().get_trials(deepcopy=False):
-            self._open().enqueue_trial(dict.fromkeys(self._ranges(), 1.0))
+            self._open().enqueue_trial(self._space.first())
 
     @property
     def finished(self) -> int:
@@ -73,9 +129,8 @@ class Search:
         study = self._open()
         under_way = [trial for trial in self._budget() if trial.state == TrialState.RUNNING]
         trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
-        factors = {name: trial.suggest_float(name, 1 / FACTOR, high, log=True) for name, high in self._ranges().items()}
         self._pending = trial.number
-        return self._comparison.order(self._configuration(self._choice(factors)), "trials")
+        return self._comparison.order(self._configuration(self._space.choice(self._space.ask(trial))), "trials")
 
     def tell(self, result: RunResult) -> None:
         """Write down what a trial found on validation; one that diverged is the worst there is."""
@@ -96,11 +151,17 @@ class Search:
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         values = [self._worst if trial.value is None else trial.value for trial in finished]
         at = values.index(min(values) if self._worst > 0 else max(values))
-        choice, tried = self._choice(finished[at].params), count(len(finished), "trial")
+        choice, tried = self._space.choice(finished[at].params), count(len(finished), "trial")
         told = f"{tried} on validation chose {choice.label} with learning rate {choice.rate:g}."
         if values[at] == self._worst:
             told = f"all of {tried} on validation diverged; it stays {choice.label} with learning rate {choice.rate:g}."
         return choice, f"{self.text}: {told}"
+
+    def tried(self) -> list[tuple[Choice, float | None]]:
+        """Return the finished trials with what each found on validation; None for one that diverged."""
+        finished = [trial for trial in self._budget() if trial.state.is_finished()]
+        known = [trial.value if trial.value is not None and math.isfinite(trial.value) else None for trial in finished]
+        return [(self._space.choice(trial.params), value) for trial, value in zip(finished, known)]
 
     @property
     def rate_name(self) -> str:
@@ -120,29 +181,10 @@ class Search:
         trials = self._open().get_trials(deepcopy=False)
         return [trial for trial in trials if trial.number < self._comparison.trials]
 
-    def _choice(self, factors: dict[str, float]) -> Choice:
-        methods = list(self._arm.methods)
-        for index, name in searched(self._arm):
-            factor = factors[_key(index, methods[index])]
-            methods[index] = methods[index].replace(**{name: _round(getattr(methods[index], name) * factor)})
-        rate, task = _round(self._rate * factors[RATE]), self._comparison.study.task
-        chosen = dataclasses.replace(self._arm, methods=tuple(methods))
-        if self._rate_name in dict(self._arm.changes):
-            chosen = chosen.changed(task, **{self._rate_name: rate})
-        return Choice(chosen.text, rate)
-
     def _configuration(self, choice: Choice) -> RunConfiguration:
         return self._comparison.study.configuration(
             choice.label, TRIAL_SEED, settings={self._rate_name: choice.rate}, purpose="trial"
         )
-
-    def _ranges(self) -> dict[str, float]:
-        """Return each searched factor's highest value: a method may refuse four times its strength."""
-        ranges = {RATE: FACTOR}
-        for index, name in searched(self._arm):
-            method = self._arm.methods[index]
-            ranges[_key(index, method)] = _highest(method, name)
-        return ranges
 
     def _open(self) -> optuna.Study:
         import optuna
@@ -233,7 +275,7 @@ def _strength(method: Method) -> str | None:
 def _highest(method: Method, name: str) -> float:
     for factor in (FACTOR, 3.0, 2.0, 1.5, 1.25):
         try:
-            method.replace(**{name: _round(getattr(method, name) * factor)})
+            method.replace(**{name: rounded(getattr(method, name) * factor)})
         except ValueError:
             continue
         return factor
@@ -244,7 +286,7 @@ def _key(index: int, method: Method) -> str:
     return f"{index} {type(method).__name__}"
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
     """Keep three digits: enough for a setting, and readable in a label."""
     return float(f"{value:.3g}")
 

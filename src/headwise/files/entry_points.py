@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from headwise.files.errors import StudyError
 
-Group = Literal["headwise.methods", "headwise.statistics", "headwise.tasks", "headwise.studies"]
+Group = Literal["headwise.methods", "headwise.statistics", "headwise.tasks", "headwise.studies", "headwise.leagues"]
 
 
 @cache

@@ -1,0 +1,199 @@
+"""The tasks of the league's worlds: tasks of the studies, with the controls that everybody forgets as settings, and calibration.
+
+A control must change the same model by the same recipe, so that it stands beside the methods as an arm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwise.experiments.evaluation import Sums
+from headwise.study import Evaluation, Metric, Phase, Task
+from headwise_papers.tasks import blog_text
+from headwise_papers.tasks.character_lm import CharacterLM
+from headwise_papers.tasks.cifar import Cifar
+from headwise_papers.tasks.language_model import LanguageModel
+from headwise_papers.tasks.recall import AssociativeRecall
+from headwise_papers.tasks.speech import Speech
+
+# of confidence, all equally wide: Guo et al. 2017, arXiv 1706.04599
+BINS = 15
+# what the branches of the models here are called; `layers.N` are those of a model of attention alone
+BRANCHES = ("attn", "self_attn", "mlp")
+
+
+class Controls(Task):
+    """Add residual dropout, label smoothing and an earlier end to a task; at their defaults they change nothing."""
+
+    residual_dropout: float = Field(0.0, ge=0, lt=1, description="of what every branch adds to the stream")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the training target spread over all classes")
+    stop_at: float = Field(
+        1.0, gt=0, le=1, description="share of the epochs or steps after which training ends, its schedule with it"
+    )
+
+    def model(self) -> Any:
+        """Build the model, with dropout at the end of every branch where asked for."""
+        model: nn.Module = super().model()  # type: ignore[safe-super]  # of the task that follows
+        if self.residual_dropout:
+            for branch in branches(model):
+                branch.register_forward_hook(Dropped(self.residual_dropout))
+        return model
+
+    def phases(self) -> list[Phase]:
+        """Return the one phase, shortened where asked for."""
+        (phase,) = super().phases()
+        if self.stop_at == 1 or phase.changes:
+            return [phase]
+        length = (
+            {"steps": _part(self.steps, self.stop_at)} if self.steps else {"epochs": _part(self.epochs, self.stop_at)}
+        )
+        # the task of the phase is whole again: its length is not cut twice
+        return [Phase(phase.name, phase.data, changes={**length, "stop_at": 1.0})]
+
+    def loss(self, output: Any, targets: Any) -> Tensor:
+        """Return the loss; while training, mixed with that of uniform targets (Szegedy et al. 2016, arXiv 1512.00567)."""
+        loss: Tensor = super().loss(output, targets)
+        if not self.label_smoothing or not torch.is_grad_enabled():
+            return loss
+        return (1 - self.label_smoothing) * loss + self.label_smoothing * self.uniform_loss(output, targets)
+
+    def uniform_loss(self, output: Tensor, targets: Any) -> Tensor:
+        """Return the cross entropy of uniform targets, in nats."""
+        return -F.log_softmax(output.float(), -1).mean()
+
+
+class Calibrated(Controls):
+    """Tell of a classifier, also of words, by how much its confidence misses its accuracy."""
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Return the task's metrics and the expected calibration error."""
+        return (*super().all_metrics(), Metric("calibration", "expected calibration error", higher_is_better=False))
+
+    def count(self, output: Tensor, targets: Tensor) -> Sums:
+        """Count, beside what the task counts, confidence and hits in bins of confidence."""
+        return super().count(output, targets) | {"bins": in_bins(output, targets)}
+
+    def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the metrics, the mean over predictions of |confidence − accuracy| of their bin among them."""
+        rest = {name: total for name, total in sums.items() if name != "bins"}
+        confident, right, size = sums["bins"]
+        return super().finish(rest) | {"calibration": (confident - right).abs().sum() / size.sum()}
+
+
+class Dropped:
+    """Drop what a branch gives while it trains, as a hook of its module."""
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def __call__(self, module: nn.Module, given: Any, output: Any) -> Any:
+        """Return the output with single numbers set to zero; of several outputs the first is the branch's."""
+        if isinstance(output, tuple):
+            return (F.dropout(output[0], self.p, module.training), *output[1:])
+        return F.dropout(output, self.p, module.training)
+
+
+class Images(Calibrated, Cifar):
+    """Classify 2,000 images of CIFAR-10, which the plain model memorises; augmentation is a control."""
+
+    shift: int = Field(
+        0, ge=0, le=16, description="augmentation: most pixels of a random shift, beside a random flip; 0: none"
+    )
+
+    def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
+        """Scale bytes to [-1, 1]; in training, shift and flip each image where asked for."""
+        images = super().batch(inputs, generator)
+        return images if generator is None or not self.shift else shifted(images, self.shift, generator)
+
+
+class Words(Calibrated, blog_text.NextWord):
+    """Tell the next word of a piece of WikiText-2 so small that the plain model memorises it."""
+
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics, accuracy first; a diverged run counts as a guess among all words.
+
+        A model that has memorised its words is so sure of itself that its perplexity lies far above that of a guess.
+        """
+        guess = 1 / (self.vocabulary + 3)
+        accuracy, *others = sorted(super().all_metrics(), key=lambda metric: metric.name != "accuracy")
+        return (_failing(accuracy, guess), *others)
+
+
+class Sentences(Calibrated, blog_text.Sentiment):
+    """Tell the sentiment of SST-2's sentences."""
+
+
+class Utterances(Controls, Speech):
+    """Write down AN4's utterances; SpecAugment is part of the plain recipe."""
+
+    def uniform_loss(self, output: Tensor, targets: Any) -> Tensor:
+        """Return the cross entropy of uniform targets over the real frames, in nats a frame: CTC has no target of its own there."""
+        frames = targets["frames"].to(output.device)
+        real = torch.arange(output.shape[1], device=output.device) < frames[:, None]
+        return -output.float().mean(-1)[real].mean()
+
+
+class DeepPostNorm(Calibrated, LanguageModel):
+    """Tell the next word with many post-LN layers and no warm-up: what can be trained at all depends on the rate."""
+
+    def evaluations(self) -> list[Evaluation]:
+        """Judge the test text by segments alone, and measure training and validation data at the end."""
+        return [Evaluation("train", limit=200), Evaluation("validation", limit=500)]
+
+
+class Characters(Calibrated, CharacterLM):
+    """Tell the next character in one pass over part of the text: the plain model is undertrained."""
+
+
+class Recall(Calibrated, AssociativeRecall):
+    """Return the values behind asked keys; part of the training labels is random."""
+
+
+def branches(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose output is added to the stream, in their order."""
+    named = [module for name, module in model.named_modules() if name.rpartition(".")[2] in BRANCHES]
+    layers = getattr(model, "layers", None)
+    found = named or ([*layers] if isinstance(layers, nn.ModuleList) else [])
+    if not found:
+        raise ValueError(
+            f"residual dropout finds no branch in {type(model).__name__}; known are {', '.join(BRANCHES)} and layers"
+        )
+    return found
+
+
+def in_bins(output: Tensor, targets: Tensor) -> Tensor:
+    """Return confidence, hits and predictions summed within each bin of confidence (3, BINS), in double precision."""
+    confidence, said = F.softmax(output.detach().float(), -1).max(-1)
+    place = (confidence * BINS).long().clamp(max=BINS - 1).flatten()
+    rows = torch.stack(
+        [confidence.flatten(), (said == targets).flatten().float(), torch.ones_like(confidence).flatten()]
+    )
+    return torch.zeros(3, BINS, dtype=torch.float64, device=rows.device).index_add_(1, place, rows.double())
+
+
+def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Shift each image (B, C, S, S) by up to `most` pixels, what enters being 0, and flip half of them."""
+    count, _, size, _ = images.shape
+    padded = F.pad(images, (most, most, most, most))
+    # drawn where the generator lives, so that a device changes nothing
+    moves = torch.randint(2 * most + 1, (2, count), generator=generator, device=generator.device).to(images.device)
+    flips = torch.rand(count, generator=generator, device=generator.device).to(images.device) < 0.5
+    steps = torch.arange(size, device=images.device)
+    down, across = moves[0][:, None] + steps, moves[1][:, None] + steps
+    across = torch.where(flips[:, None], across.flip(1), across)
+    rows = torch.arange(count, device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[rows, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _part(whole: int, share: float) -> int:
+    return max(1, math.floor(share * whole + 0.5))
+
+
+def _failing(metric: Metric, value: float) -> Metric:
+    return Metric(metric.name, metric.label, metric.higher_is_better, metric.unit, value)

@@ -1,0 +1,227 @@
+"""One entry in one world: its search on validation data, then its final seeds on test data, one run after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwise.comparing.check_arms import check_arms
+from headwise.comparing.compare import describe
+from headwise.comparing.comparison import Comparison, Engine, Listener
+from headwise.comparing.tune import RATE, Choice, Search
+from headwise.experiments.arm import read_arm
+from headwise.experiments.configuration import BASELINE
+from headwise.experiments.study import Study
+from headwise.experiments.task import Task
+from headwise.files.durable import write_json
+from headwise.files.errors import StudyError
+from headwise.league import world_folder
+from headwise.league.files import Entry, World
+from headwise.league.space import Declared
+from headwise.league.world_folder import EntryRecord, Tried
+from headwise.results.records import RunResult
+from headwise.training.job import Order
+from headwise.training.preflight import check_task
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+
+class Place:
+    """Hold one world on disk and what of it may be run: the study of all entries so far, and the journal of their trials."""
+
+    def __init__(
+        self,
+        world: World,
+        out: Path,
+        engine: Engine,
+        listener: Listener,
+        *,
+        trials: int,
+        seeds: int,
+        command: str,
+        data: Path | None,
+        device: str = "cpu",
+    ) -> None:
+        self.world, self.folder = world, out / world.name
+        self.task: Task = world.built().located(data)
+        study = Study(
+            name=f"league-{world.name}",
+            title=world.title,
+            question=f"Which entry of the league helps where the plain model suffers from {world.symptom}?",
+            task=self.task,
+            task_place=world.task,
+            methods=(),
+            seeds=seeds,
+            device=device,
+            margin=world.margin,
+            notes=(world.reason,),
+        )
+        self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
+        self.record = world_folder.begin(self.folder, world, self.task.model_dump(mode="json"), trials)
+        self._storage: BaseStorage | None = None
+
+    @property
+    def study(self) -> Study:
+        """Return the study, without the arms that searches chose."""
+        return self.comparison.study
+
+    @property
+    def storage(self) -> BaseStorage:
+        """Return the journal of all searches of this world."""
+        if self._storage is None:
+            import optuna
+            from optuna.storages.journal import JournalFileBackend
+
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            backend = JournalFileBackend(str(self.folder / "tuning.journal"))
+            self._storage = optuna.storages.JournalStorage(backend)
+        return self._storage
+
+    def order(self, chosen: Choice, seed: int) -> Order:
+        """Return the order of one final run."""
+        return self.comparison.order(self.study.configuration(chosen.label, seed, settings={RATE: chosen.rate}))
+
+    def orders(self, chosen: Choice) -> list[Order]:
+        """Return the orders of all final runs at a choice."""
+        return [self.order(chosen, seed) for seed in range(self.study.seeds)]
+
+    def put(self, name: str, record: EntryRecord) -> None:
+        """Write down how far an entry has come."""
+        self.record = self.record.model_copy(update={"entries": {**self.record.entries, name: record}})
+        world_folder.write(self.folder, self.record)
+
+    def write_study(self) -> None:
+        """Write study.json with the arms that searches have chosen; nothing before the plain model has its own."""
+        ready = [one for one in self.record.entries.values() if one.status == "chosen" and one.rate is not None]
+        ready.sort(key=lambda one: one.chosen != BASELINE)
+        if not ready or ready[0].chosen != BASELINE:
+            return
+        choices = [Choice(one.chosen, one.rate) for one in ready if one.rate is not None]
+        orders = [self.order(choice, seed) for seed in range(self.study.seeds) for choice in choices]
+        grown = self.study.model_copy(update={"methods": tuple(choice.label for choice in choices[1:])})
+        whole = Comparison(
+            grown,
+            self.folder,
+            self.comparison.engine,
+            self.comparison.listener,
+            data=self.comparison.data,
+            trials=self.comparison.trials,
+            command=self.comparison.command,
+        )
+        notes = [f"{one.arm}: chosen on validation as {one.chosen}, learning rate {one.rate:g}." for one in ready]
+        described = describe(whole, orders, [*self.study.notes, *notes]).model_dump(mode="json")
+        write_json(self.folder / "study.json", described)
+
+
+class Cell:
+    """Carry one entry through one world: what comes next, and what a result means."""
+
+    def __init__(self, entry: Entry, place: Place, *, again: bool = False) -> None:
+        self.entry, self.place = entry, place
+        digest = world_folder.digest_of(entry, place.comparison.trials)
+        fresh = EntryRecord(kind=entry.kind, arm=entry.arm, digest=digest)
+        known = place.record.entries.get(entry.name)
+        self.record = known if known is not None and known.digest == digest and not (again and known.over) else fresh
+        self._search: Search | None = None
+
+    @property
+    def name(self) -> str:
+        """Name the cell in words."""
+        return f"{self.entry.name} in {self.place.world.name}"
+
+    @property
+    def choice(self) -> Choice | None:
+        """Return what the search chose; None before it has."""
+        if self.record.status != "chosen" or self.record.rate is None:
+            return None
+        return Choice(self.record.chosen, self.record.rate)
+
+    def trials_done(self) -> int:
+        """Count the finished trials, as far as they are written down."""
+        return len(self.record.tried)
+
+    def finals(self) -> list[RunResult]:
+        """Return the results of the final runs that are finished."""
+        choice = self.choice
+        found = [order.result() for order in self.place.orders(choice)] if choice else []
+        return [result for result in found if result is not None]
+
+    def next_order(self, upto: int) -> Order | None:
+        """Return the next run: a trial, then final seeds below `upto`; None where nothing is left to do.
+
+        An entry that the world's model cannot take is written down as refused.
+        """
+        if self.record.over:
+            return None
+        if self.choice is None:
+            order = self._next_trial()
+            if order is not None or self.record.over:
+                return order
+        choice = self.choice
+        assert choice is not None, "a search that gives no further trial has chosen"
+        missing = (order for order in self.place.orders(choice)[:upto] if order.result() is None)
+        return next(missing, None)
+
+    def tell(self, order: Order, result: RunResult) -> None:
+        """Write down what a run found."""
+        if order.configuration.purpose == "trial":
+            assert self._search is not None
+            self._search.tell(result)
+            self._note_trials(self._search)
+
+    def fail(self, why: str) -> None:
+        """Write down that a run of this entry ended with an error: that is its result here."""
+        self._put(status="failed", why=why.splitlines()[0] if why else "no reason was given")
+
+    def _next_trial(self) -> Order | None:
+        search = self._search = self._search or self._begin()
+        if search is None:
+            return None
+        order = search.next_order()
+        # a trial that finished before a stop could be written down
+        while order is not None and (result := order.result()) is not None:
+            search.tell(result)
+            order = search.next_order()
+        self._note_trials(search)
+        if order is None:
+            self._choose(search)
+        return order
+
+    def _begin(self) -> Search | None:
+        task = self.place.task
+        try:
+            space = Declared(self.entry, task)
+            check_task(read_arm(self.entry.arm, task).task(task))
+            check_arms((self.entry.arm,), task)
+        except StudyError as error:
+            self._put(status="refused", why=str(error).splitlines()[0])
+            return None
+        return Search(self.place.comparison, self.place.storage, read_arm(self.entry.arm, task).text, space)
+
+    def _note_trials(self, search: Search) -> None:
+        tried = tuple(Tried(arm=choice.label, rate=choice.rate, value=value) for choice, value in search.tried())
+        if tried != self.record.tried:
+            self._put(tried=tried)
+
+    def _choose(self, search: Search) -> None:
+        choice, _ = search.best()
+        taken = {
+            one.chosen: name
+            for name, one in self.place.record.entries.items()
+            if name != self.entry.name and one.status == "chosen"
+        }
+        if choice.label in taken:
+            why = f"its search came to {choice.label}, which is what {taken[choice.label]} came to: give their ranges no common point"
+            self._put(status="failed", why=why)
+            return
+        value = next(
+            (one.value for one in self.record.tried if (one.arm, one.rate) == (choice.label, choice.rate)), None
+        )
+        self._put(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
+
+    def _put(self, **changes: object) -> None:
+        self.record = self.record.model_copy(update=changes)
+        self.place.folder.mkdir(parents=True, exist_ok=True)
+        self.place.put(self.entry.name, self.record)

@@ -1,0 +1,53 @@
+"""The two charts that only a league has: gain against cost, and profiles of gains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.files.optional_imports import load
+from headwise.pages.charts import Row, specification
+
+KINDS = ("control", "method", "pair")
+
+
+@specification
+def pareto(rows: Sequence[Row]) -> Any:
+    """Return gain against the cost of a step: a point and an interval for each of `rows` (name, kind, cost, gain, low, high, best).
+
+    Those that no other entry beats in both are named.
+    """
+    alt = load("altair", "study")
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    across = alt.X(
+        "cost", type="quantitative", title="time of a step, of the plain model's", scale=alt.Scale(zero=False)
+    )
+    up = alt.Y("gain", type="quantitative", title="gain (spreads of the plain model)", scale=alt.Scale(zero=True))
+    colour = alt.Color(
+        "kind",
+        type="nominal",
+        scale=alt.Scale(domain=list(KINDS), range=["var(--vermillion)", "var(--blue)", "var(--purple)"]),
+        legend=alt.Legend(title=None, orient="top"),
+    )
+    shape = alt.Shape("kind", type="nominal", scale=alt.Scale(domain=list(KINDS)), legend=None)
+    words = [alt.Tooltip(name, type="nominal") for name in ("name", "words")]
+    intervals = base.mark_rule(opacity=0.35).encode(
+        x=across, y=alt.Y("low", type="quantitative"), y2="high", color=colour
+    )
+    points = base.mark_point(filled=True, size=60).encode(x=across, y=up, color=colour, shape=shape, tooltip=words)
+    names = (
+        alt.Chart(alt.InlineData(values=[row for row in rows if row["best"]]))
+        .mark_text(align="left", dx=7, fontSize=11, color="var(--ink)")
+        .encode(x=across, y=up, text=alt.Text("name", type="nominal"))
+    )
+    return alt.layer(intervals, points, names).properties(width="container", height=340)
+
+
+def undominated(points: dict[str, tuple[float, float]]) -> set[str]:
+    """Return the names whose (cost, gain) no other has both at most and at least, one of them strictly."""
+
+    def beaten(name: str) -> bool:
+        cost, gain = points[name]
+        return any(c <= cost and g >= gain and (c, g) != (cost, gain) for c, g in points.values())
+
+    return {name for name in points if not beaten(name)}

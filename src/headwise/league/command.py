@@ -1,0 +1,143 @@
+"""What `headwise league` does: read folders and write the page; or plan, and run what is missing."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwise.comparing.choosing import choose_device
+from headwise.comparing.command import start_engine
+from headwise.comparing.progress import choose_display
+from headwise.comparing.request import ENGINES, Request
+from headwise.files.errors import StudyError, explain
+from headwise.files.provenance import usable_cores
+from headwise.files.stops import raise_on_stops, stop_code, stopped_line
+from headwise.league import files
+from headwise.league.cell import Cell, Place
+from headwise.league.drive import carry_out, plan_lines, read_budget
+
+OUT = Path("results") / "league"
+
+
+@dataclass(frozen=True)
+class LeagueRequest:
+    """Hold what was asked for on the command line."""
+
+    folders: tuple[Path, ...] = ()
+    plan: bool = False
+    run: bool = False
+    budget: str | None = None
+    worlds: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
+    # folders with entries/ and worlds/ of one's own, beside those of installed packages
+    sources: tuple[Path, ...] = ()
+    trials: int = 6
+    seeds: int = 8
+    again: bool = False
+    jobs: int | None = None
+    engine: str = "local"
+    ray_address: str | None = None
+    slurm: tuple[str, ...] = ()
+    device: str = "cpu"
+    data: Path | None = None
+    out: Path = OUT
+
+
+def run(request: LeagueRequest) -> None:
+    """Carry the request out; exit with 130 or 143 when stopped. Raises StudyError for what a user can repair."""
+    if request.folders and (request.plan or request.run):
+        raise StudyError("Folders are read; --plan and --run work on --out. Give one or the other.")
+    if request.plan and request.run:
+        raise StudyError("--plan says what --run would do: give one of them.")
+    if request.budget is not None and not request.run:
+        raise StudyError("--budget is of --run: without it nothing is trained.")
+    if request.plan or request.run:
+        _work(request)
+    else:
+        write_page(request.folders or tuple(_worlds_in(request.out)), request.out)
+
+
+def named(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return names that were given one by one or with commas between them."""
+    return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+
+
+def cells_of(request: LeagueRequest, engine: object, listener: object) -> list[Cell]:
+    """Return every entry in every world that was asked for, the plain model always; an entry that names its worlds is in no other.
+
+    Raises:
+        StudyError: for a name that is none, a file that is no entry or world, and a folder of something else.
+    """
+    folders = [*files.installed_folders(), *request.sources]
+    known = files.read_entries(folders)
+    worlds = files.chosen(files.read_worlds(folders), request.worlds, "--worlds")
+    wanted = files.chosen(known, request.entries, "--entries")
+    entries = [entry for entry in known.values() if entry.name in wanted or entry.kind == "plain"]
+    cells = []
+    for world in worlds.values():
+        place = Place(
+            world,
+            request.out,
+            engine,  # type: ignore[arg-type]  # of a plan: none is started
+            listener,  # type: ignore[arg-type]
+            trials=request.trials,
+            seeds=request.seeds,
+            command=shlex.join(["headwise", *sys.argv[1:]]),
+            data=request.data.resolve() if request.data else None,
+            device=choose_device(request.device),
+        )
+        here = [entry for entry in entries if not entry.worlds or world.name in entry.worlds]
+        cells += [Cell(entry, place, again=request.again) for entry in here]
+    return cells
+
+
+def write_page(folders: Sequence[Path], out: Path) -> None:
+    """Read finished worlds, write page, tables and figures into `out`, and print the aggregate."""
+    from headwise.league.page import write
+
+    if not folders:
+        raise StudyError(f"{out} holds no world of a league. Give folders, or run one: headwise league --run.")
+    try:
+        page, lines = write(folders, out)
+    except OSError as error:
+        raise explain(error, out) from error
+    print("\n".join(lines))
+    print(f"\npage: {page}")
+
+
+def _work(request: LeagueRequest) -> None:
+    deadline = None if request.budget is None else time.monotonic() + read_budget(request.budget)
+    jobs = request.jobs or usable_cores()
+    if request.plan:
+        print("\n".join(plan_lines(cells_of(request, None, None), jobs)))
+        return
+    if request.engine not in ENGINES:
+        raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
+    asked = Request(engine=request.engine, ray_address=request.ray_address, slurm=request.slurm, jobs=jobs)
+    engine = start_engine(asked)
+    try:
+        with raise_on_stops(), choose_display() as display:
+            cells = cells_of(request, engine, display)
+            for place in {cell.place.folder: cell.place for cell in cells}.values():
+                try:
+                    place.task.prepare(display.say)
+                except OSError as error:
+                    raise explain(error, request.data or Path.cwd(), "--data") from error
+            ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
+            display.say(f"{ended}. The same command goes on.")
+    except KeyboardInterrupt as stop:
+        print(stopped_line(request.out), file=sys.stderr)
+        sys.exit(stop_code(stop))
+    finally:
+        engine.close()
+    ready = [folder for folder in _worlds_in(request.out) if (folder / "study.json").is_file()]
+    if ready:
+        write_page(ready, request.out)
+
+
+def _worlds_in(out: Path) -> list[Path]:
+    return sorted(path.parent for path in out.glob("*/league.json"))

@@ -1,0 +1,203 @@
+"""Carry out a league: what is missing, the most informative first, as many cells side by side as there are jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+
+from headwise.comparing.compare import locked
+from headwise.comparing.comparison import Engine, Listener
+from headwise.files.errors import StudyError, explain
+from headwise.league.cell import Cell
+from headwise.league.world_folder import FILE
+from headwise.results.answer import count
+from headwise.results.joint_flips import seeds_for_a_verdict
+from headwise.training.job import Order
+
+BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?$")
+SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+
+def read_budget(text: str) -> float:
+    """Return the seconds of "90s", "30min", "2h" or "1d"; raise StudyError for anything else."""
+    found = BUDGET.match(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise StudyError(f"--budget {text!r} is no time. Write for example 90s, 30min, 2h or 1d.")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def needed(seeds: int) -> int:
+    """Return the final seeds from which a cell has an interval that can decide: those of a verdict, or all that are asked for."""
+    return min(seeds, seeds_for_a_verdict())
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """Hold what a cell has before it: trials and final runs, and about how many core-seconds they take."""
+
+    cell: Cell
+    trials: int
+    finals: int
+    seconds: float
+
+    @property
+    def runs(self) -> int:
+        """Count trials and final runs."""
+        return self.trials + self.finals
+
+
+def left_of(cell: Cell) -> Left:
+    """Say what is missing of a cell; nothing of one that was refused or has failed."""
+    if cell.record.over:
+        return Left(cell, 0, 0, 0.0)
+    trials = 0 if cell.choice else cell.place.comparison.trials - cell.trials_done()
+    finals = cell.place.study.seeds - len(cell.finals())
+    return Left(cell, trials, finals, (trials + finals) * cell.place.world.seconds)
+
+
+def informative_first(cells: Iterable[Cell]) -> list[tuple[Cell, int]]:
+    """Return cells with the final seeds to go to: first every cell to its interval, then each to all seeds.
+
+    Among those without an interval the plain model of each world is first, without which nothing can be said there, then what was
+    begun, then entry after entry over all worlds, so that a budget that ends leaves whole rows.
+    """
+    waiting = [(cell, left_of(cell)) for cell in cells]
+    waiting = [(cell, left) for cell, left in waiting if left.runs]
+    if not waiting:
+        return []
+    seeds = waiting[0][0].place.study.seeds
+    short = [cell for cell, left in waiting if seeds - left.finals < needed(seeds)]
+    begun = [bool(cell.record.tried) for cell in short]
+    order = sorted(range(len(short)), key=lambda at: (short[at].entry.kind != "plain", not begun[at], at))
+    first = [(short[at], needed(seeds)) for at in order]
+    return [*first, *((cell, seeds) for cell, _ in waiting if needed(seeds) < seeds or cell not in short)]
+
+
+def carry_out(
+    cells: Sequence[Cell],
+    engine: Engine,
+    listener: Listener,
+    *,
+    jobs: int,
+    deadline: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Run what is missing of cells until `deadline` (in seconds of `clock`); say why it ended.
+
+    A run that fails makes its cell failed, and the others go on. Raises StudyError where the engine can go on with nothing, as
+    when the disk is full, or where another process works in one of the folders.
+    """
+    places = list({cell.place.folder: cell.place for cell in cells}.values())
+    with ExitStack() as held:
+        for place in places:
+            try:
+                place.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(place.folder))
+            except OSError as error:
+                raise explain(error, place.folder) from error
+        lanes = _Lanes(informative_first(cells), lambda: deadline is not None and clock() >= deadline)
+        total = sum(left_of(cell).runs for cell in cells)
+        listener.plan(total, 0)
+        try:
+            for order in lanes.begin(jobs):
+                engine.submit(order)
+            for event in engine.events():
+                order = lanes.known[event["run"]]
+                if event["event"] not in ("failed", "done"):
+                    listener.hear(order, event)
+                    continue
+                if event.get("fatal"):
+                    raise StudyError(event["reason"])
+                following = lanes.ended(order, event, listener)
+                if following is not None:
+                    engine.submit(following)
+        finally:
+            for place in places:
+                place.write_study()
+    return "the budget is spent" if lanes.stopped else "nothing is missing"
+
+
+class _Lanes:
+    """Hold which cell every order under way is of; a lane takes one cell after the other."""
+
+    def __init__(self, cells: list[tuple[Cell, int]], is_over: Callable[[], bool]) -> None:
+        self.known: dict[str, Order] = {}
+        self.stopped = False
+        self._owner: dict[str, tuple[Cell, int]] = {}
+        self._waiting, self._is_over = list(cells), is_over
+
+    def begin(self, jobs: int) -> Iterator[Order]:
+        """Return the first order of as many lanes as there are jobs."""
+        for _ in range(jobs):
+            order = self._from_next_cell()
+            if order is not None:
+                yield order
+
+    def ended(self, order: Order, event: dict, listener: Listener) -> Order | None:  # type: ignore[type-arg]
+        """Take the end of a run, and return what follows in its lane."""
+        cell, upto = self._owner.pop(order.identity)
+        if event["event"] == "failed":
+            cell.fail(event["reason"])
+            listener.say(f"{cell.name} failed: {cell.record.why}; that is its result in {FILE}, and the others go on")
+        else:
+            listener.hear(order, event)
+            cell.tell(order, event["result"])
+        return self._of_cell(cell, upto) or self._from_next_cell()
+
+    def _of_cell(self, cell: Cell, upto: int) -> Order | None:
+        if self._is_over():
+            self.stopped = True
+            return None
+        order = cell.next_order(upto)
+        if order is None:
+            cell.place.write_study()
+            return None
+        self.known[order.identity], self._owner[order.identity] = order, (cell, upto)
+        return order
+
+    def _from_next_cell(self) -> Order | None:
+        while not self.stopped:
+            under_way = [cell for cell, _ in self._owner.values()]
+            # a second pass over a cell waits until its first one has ended
+            at = next((at for at, (cell, _) in enumerate(self._waiting) if cell not in under_way), None)
+            if at is None:
+                return None
+            order = self._of_cell(*self._waiting.pop(at))
+            if order is not None:
+                return order
+        return None
+
+
+def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
+    """Say in lines, world by world, how many runs are left, about how long they take, and which entries have no interval."""
+    by_world: dict[str, list[Left]] = {}
+    for cell in cells:
+        by_world.setdefault(cell.place.world.name, []).append(left_of(cell))
+    width = max(map(len, by_world), default=5)
+    lines = [f"{'world':<{width}}  entries  whole  runs left  core-minutes"]
+    for world, left in by_world.items():
+        runs, minutes = sum(one.runs for one in left), sum(one.seconds for one in left) / 60
+        whole = sum(not one.runs for one in left)
+        lines.append(f"{world:<{width}}  {len(left):>7}  {whole:>5}  {runs:>9}  {minutes:>12.0f}")
+    everything = [one for left in by_world.values() for one in left]
+    minutes = sum(one.seconds for one in everything) / 60
+    lines.append(
+        f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  {sum(one.runs for one in everything):>9}  {minutes:>12.0f}"
+    )
+    lines.append(
+        f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' files say of a run"
+    )
+    for world, left in by_world.items():
+        seeds = left[0].cell.place.study.seeds
+        names = [one.cell.entry.name for one in left if one.runs and seeds - one.finals < needed(seeds)]
+        if names:
+            lines.append(f"without an interval in {world}: {', '.join(names)}")
+        lines += [
+            f"{one.cell.record.status} in {world}: {one.cell.entry.name} ({one.cell.record.why})"
+            for one in left
+            if one.cell.record.over
+        ]
+    return lines

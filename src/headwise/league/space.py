@@ -1,0 +1,116 @@
+"""What the search of an entry may choose: the learning rate as a factor of the world's, and the entry's own strengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from headwise.comparing.tune import Choice, rate_of, rounded
+from headwise.experiments.arm import read_arm
+from headwise.experiments.configuration import BASELINE
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError
+from headwise.league.files import RATE, Axis, Choices, Entry
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+
+class Declared:
+    """Search the ranges that an entry's file declares; the first point is the entry as it is written."""
+
+    def __init__(self, entry: Entry, task: Task) -> None:
+        self._entry, self._task = entry, task
+        self._arm = read_arm(entry.arm, task)
+        self._rate_name, self._rate = rate_of(task)
+        if self._rate_name in dict(self._arm.changes):
+            raise StudyError(
+                f"entry {entry.name}: its arm fixes {self._rate_name}, which is searched. Leave it out of the arm."
+            )
+        # other ranges are another search
+        self.name = " " + json.dumps({name: _plain(axis) for name, axis in sorted(entry.search.items())})
+        self._places = {name: self._place(name) for name in entry.search if name != RATE}
+        for name, value in self.first().items():
+            _check_within(entry, name, value)
+        for point in self._ends():
+            self._told(point)
+
+    def first(self) -> dict[str, Any]:
+        """Return the entry as it is written, at the world's learning rate."""
+        return {RATE: 1.0} | {name: self._written(place) for name, place in self._places.items()}
+
+    def ask(self, trial: Trial) -> dict[str, Any]:
+        """Return the point that a trial suggests: logarithmic ranges where both ends are above 0."""
+        return {name: _suggest(trial, name, axis) for name, axis in self._entry.search.items()}
+
+    def choice(self, point: dict[str, Any]) -> Choice:
+        """Return the arm and the learning rate at a point, numbers with three digits."""
+        methods, changes = list(self._arm.methods), {}
+        for name, (index, field) in self._places.items():
+            value = rounded(point[name]) if isinstance(point[name], float) else point[name]
+            if index is None:
+                changes[field] = value
+            else:
+                methods[index] = methods[index].replace(**{field: value})
+        arm = dataclasses.replace(self._arm, methods=tuple(methods))
+        arm = arm.changed(self._task, **changes) if changes else arm
+        return Choice(arm.text, rounded(self._rate * point[RATE]))
+
+    def _place(self, name: str) -> tuple[int | None, str]:
+        """Return which method has this field, and the field; no method for a setting of the task that the arm changes."""
+        kind, _, field = name.rpartition(".")
+        for index, method in enumerate(self._arm.methods):
+            fields = {one.name for one in dataclasses.fields(method)}  # type: ignore[arg-type]
+            if field in fields and kind in ("", type(method).__name__):
+                return index, field
+        if name in dict(self._arm.changes):
+            return None, name
+        raise StudyError(
+            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting that this arm changes. "
+            f"Correct the name, or write the setting into the arm: 'baseline | {name}=...'."
+        )
+
+    def _written(self, place: tuple[int | None, str]) -> Any:
+        index, field = place
+        return dict(self._arm.changes)[field] if index is None else getattr(self._arm.methods[index], field)
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Return points at which every strength stands at an end of its range: a value that is refused is told before any run."""
+        ends: list[dict[str, Any]] = []
+        for name, axis in self._entry.search.items():
+            ends += [self.first() | {name: value} for value in (axis.choices if isinstance(axis, Choices) else axis)]
+        return ends
+
+    def _told(self, point: dict[str, Any]) -> None:
+        try:
+            arm = read_arm(self.choice(point).label, self._task)
+            arm.task(self._task)
+        except (ValueError, TypeError, StudyError) as error:
+            raise StudyError(f"entry {self._entry.name}: at {point} it cannot be: {error}") from error
+        if self._entry.kind != "plain" and arm.does_the_same(read_arm(BASELINE, self._task), self._task):
+            raise StudyError(
+                f"entry {self._entry.name}: at {point} it is the plain model here. Leave this value out of its range."
+            )
+
+
+def _suggest(trial: Trial, name: str, axis: Axis) -> Any:
+    if isinstance(axis, Choices):
+        return trial.suggest_categorical(name, list(axis.choices))
+    low, high = axis
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(name, low, high)
+    return trial.suggest_float(name, low, high, log=low > 0)
+
+
+def _check_within(entry: Entry, name: str, value: Any) -> None:
+    axis = entry.search[name]
+    inside = value in axis.choices if isinstance(axis, Choices) else axis[0] <= value <= axis[1]
+    if not inside:
+        raise StudyError(
+            f"entry {entry.name}: as written, {name} is {value}, outside of what is searched ({_plain(axis)})."
+        )
+
+
+def _plain(axis: Axis) -> list[Any]:
+    return list(axis.choices if isinstance(axis, Choices) else axis)
