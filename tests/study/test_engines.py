@@ -110,9 +110,11 @@ def test_a_run_that_fails_while_training_shows_where(tmp_path, monkeypatch):
         raise RuntimeError("no such weather")
 
     monkeypatch.setattr("headwise.training.train._step", fail)
-    message = r"(?s)baseline, seed 0, could not go on: RuntimeError: no such weather.*train\.py.*same command again"
+    message = r"(?s)baseline, seed 0, could not go on: RuntimeError: no such weather.*Details: .*same command again"
     with pytest.raises(StudyError, match=message):
         carry(tiny_study(), tmp_path)
+    log = (tmp_path / "failures.log").read_text(encoding="utf-8")
+    assert "Traceback" in log and "train.py" in log and "no such weather" in log
 
 
 def test_splits_of_unequal_length_are_refused(tmp_path):
