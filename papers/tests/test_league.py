@@ -28,7 +28,9 @@ def test_the_league_has_its_worlds_controls_and_methods():
     assert {name for name, entry in ENTRIES.items() if entry.kind == "control"} == CONTROLS
     assert kinds.count("plain") == 1 and kinds.count("method") >= 28
     assert set(WORLDS) == {"images", "words", "sentences", "speech", "deep-post-norm", "characters", "recall"}
-    assert all(world.seconds <= 12 for world in WORLDS.values())
+    # what the files say that a run takes; no clock is read here
+    stated = [world.seconds for world in WORLDS.values()]
+    assert max(stated) <= 12
     assert all(set(entry.worlds) <= set(WORLDS) for entry in ENTRIES.values())
 
 
