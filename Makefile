@@ -31,6 +31,7 @@ test-all: lint types pytest
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) docs/recompute.py
 	$(PY) docs/claims_table.py --check
 	$(PY) docs/source_pages.py --check

@@ -12,7 +12,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # torch's profiler writes two lines a session, which bury what a failed test says; read when torch is imported
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Inductor's cache does not tell instruction sets apart: what was compiled for AVX512 gave gradients of 1e18 under avx2.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY')}")
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY')}"
+)
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 import pytest
@@ -44,7 +46,9 @@ def _nothing_is_left_behind(request):
     told = _taken_back()
     # The traceback of a failed test keeps its models alive, and the file is red already.
     if told and request.session.testsfailed == failed:
-        pytest.fail(f"{request.path.name} leaves behind {' and '.join(told)}: remove() what it regularizes", pytrace=False)
+        pytest.fail(
+            f"{request.path.name} leaves behind {' and '.join(told)}: remove() what it regularizes", pytrace=False
+        )
 
 
 def _taken_back():
@@ -52,12 +56,15 @@ def _taken_back():
     told = []
     live = sys.modules.get("headwise.attention.fitted_layer")
     if live is not None:
-        # Models that were thrown away without remove() lie in cycles: they are no leak. What a finalizer let go of takes a second pass.
+        # Models that were thrown away without remove() lie in cycles: they are no leak. What a finalizer let go of
+        # takes a second pass.
         gc.collect()
         gc.collect()
         sites = live.live_layers()
         if sites:
-            told.append(f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}")
+            told.append(
+                f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}"
+            )
         for fitted in sites:
             fitted.alive = False
         # With no site left the function passes calls on, and goes with the next site: late, but no leak.

@@ -1,7 +1,8 @@
-"""The one thing pyproject.toml cannot say: the description that an index shows is the README without what leads nowhere there.
+"""The one thing pyproject.toml cannot say: the description that an index shows is the README without what leads nowhere
+there.
 
-An index shows the README alone. Its pictures and its links to files of the repository would be broken, and no address of the repository is
-known that could stand before them: pictures go, and of links the words stay.
+An index shows the README alone. Its pictures and its links to files of the repository would be broken, and no address
+of the repository is known that could stand before them: pictures go, and of links the words stay.
 """
 
 import re

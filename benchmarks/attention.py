@@ -1,8 +1,9 @@
 """Time and memory of the methods against plain fused attention and against their textbook form.
 
-    make bench                               # the whole of it, two threads
-    make bench ARGS="--only table --rounds 15"
-    make bench ARGS="--only causal --threads 1 --clock cpu --methods DropKey,DropAttention"      # on a machine that others use
+make bench                               # the whole of it, two threads
+make bench ARGS="--only table --rounds 15"
+# on a machine that others use
+make bench ARGS="--only causal --threads 1 --clock cpu --methods DropKey,DropAttention"
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ BARS = {"first": (1.35, 1.20, 1.06), "second": (1.5, 1.8, 2.25), "twin": (1.1, 1
 
 
 def variants(method, shape, causal: bool) -> dict[str, Callable[[], object]]:
-    """Return the three computations of one row: plain, the method, its textbook form; and plain again, for the spread."""
+    """Return the three computations of one row: plain, the method, its textbook form; and plain again, for the
+    spread."""
     q, k, v, first = (torch.randn(shape, requires_grad=True) for _ in range(4))
     grad = torch.randn(shape)
     fitted = fit_standalone([method], standalone_site(q, k), first_values=first)
@@ -68,7 +70,11 @@ def variants(method, shape, causal: bool) -> dict[str, Callable[[], object]]:
             out.backward(grad)
 
     found = {"plain": plain, "method": partial(with_method, "fast"), "plain again": plain}
-    if type(method).matrix_free() and any(type(method).overrides(s) for s in ("logits", "weights", "read")) and shape[2] <= 4096:
+    if (
+        type(method).matrix_free()
+        and any(type(method).overrides(s) for s in ("logits", "weights", "read"))
+        and shape[2] <= 4096
+    ):
         found["textbook"] = partial(with_method, "textbook")
     return found
 
@@ -89,7 +95,11 @@ def table(options: argparse.Namespace, causal: bool) -> None:
                 held = not causal or (isinstance(method, CAUSAL) and i > 0)
                 meets = "-" if not held else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
                 shown = f"{twin:.2f} | {twin_bar}" if twin is not None else "- | -"
-                print(f"| {method!r} | {name} | {over:.2f} | {bar} | {shown} | {spread[0]:.2f}-{spread[1]:.2f} | {meets} |", flush=True)
+                print(
+                    f"| {method!r} | {name} | {over:.2f} | {bar} | {shown} | {spread[0]:.2f}-{spread[1]:.2f} | "
+                    f"{meets} |",
+                    flush=True,
+                )
 
 
 def chosen(options: argparse.Namespace, methods=FIRST + SECOND) -> list:

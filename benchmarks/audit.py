@@ -2,8 +2,8 @@
 
     python benchmarks/audit.py [--threads 2] [--products 12]
 
-Bars: all weight statistics of 12 x 12 heads of width 768 in at most 5 s on two cores, and their spectra at least 20 times faster
-than singular values of the full 768 x 768 products.
+Bars: all weight statistics of 12 x 12 heads of width 768 in at most 5 s on two cores, and their spectra at least 20
+times faster than singular values of the full 768 x 768 products.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     make bench-compiled                              # T = 1024, five rounds (bar 1.5)
     make bench-compiled ARGS="--tokens 256 --rounds 3"
 
-Each step is taken in a process of its own with an empty cache of the compiler: what is timed is what a user waits for. The ratio is
-one of processor time, the C++ compiler's included, so that what else runs on the machine does not decide; that of the wall is printed
-beside it. The two take turns, and change places from round to round.
+Each step is taken in a process of its own with an empty cache of the compiler: what is timed is what a user waits for.
+The ratio is one of processor time, the C++ compiler's included, so that what else runs on the machine does not decide;
+that of the wall is printed beside it. The two take turns, and change places from round to round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def step(tokens: int, penalty: bool) -> dict[str, float]:
 
 
 def apart(tokens: int, penalty: bool) -> dict[str, float]:
-    """Take the step in a process of its own, which compiles by itself: workers that outlive the step would not be counted."""
+    """Take the step in a process of its own, which compiles by itself: workers that outlive the step would not be
+    counted."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [sys.executable, __file__, "--tokens", str(tokens), "--one", "penalty" if penalty else "plain"]
@@ -62,7 +63,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--one", choices=["plain", "penalty"], help="take one step in this process and print its seconds")
+    parser.add_argument(
+        "--one", choices=["plain", "penalty"], help="take one step in this process and print its seconds"
+    )
     options = parser.parse_args()
     if options.one:
         print(json.dumps(step(options.tokens, options.one == "penalty")))
@@ -77,7 +80,8 @@ def main() -> int:
         for clock, found in ratios.items():
             found.append(taken[True][clock] / taken[False][clock])
         print(
-            f"round {turn + 1}: with {taken[True]['cpu']:.1f} s, without {taken[False]['cpu']:.1f} s of processor time: "
+            f"round {turn + 1}: with {taken[True]['cpu']:.1f} s, without {taken[False]['cpu']:.1f} s of processor "
+            "time: "
             f"{ratios['cpu'][-1]:.2f} (wall {ratios['wall'][-1]:.2f})",
             flush=True,
         )

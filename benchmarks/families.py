@@ -1,4 +1,5 @@
-"""Sweeps over every model type of transformers: which attention layers headwise reaches, and that neutral is neutral there.
+"""Sweeps over every model type of transformers: which attention layers headwise reaches, and that neutral is neutral
+there.
 
 python benchmarks/families.py                    # all types; writes docs/families.md (a quarter of an hour)
 python benchmarks/families.py --resume rows.jsonl             # goes on where a sweep was cut off
@@ -152,7 +153,8 @@ def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
 
 
 def _within(model: nn.Module, batch: dict[str, Tensor]) -> str:
-    """Say whether the strong method changes what the layers give, where the model's own output hides it (nearest codes)."""
+    """Say whether the strong method changes what the layers give, where the model's own output hides it (nearest
+    codes)."""
     given: list[Tensor] = []
     layers = [found.site.module for found in hosts.find(model) if found.adapter is not None]
     hooks = [
@@ -191,19 +193,20 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 HEADER = """# Families of transformers
 
-Every model type that transformers {transformers} registers, built tiny and at random: which attention layers headwise reaches
-(and through which host), the classes it refuses by name, the largest relative difference that a neutral method makes to
-the model's output (`{neutral}`), and the one a strong method makes (`{strong}`).
+Every model type that transformers {transformers} registers, built tiny and at random: which attention layers
+headwise reaches (and through which host), the classes it refuses by name, the largest relative difference that a
+neutral method makes to the model's output (`{neutral}`), and the one a strong method makes (`{strong}`).
 
 Written by `python benchmarks/families.py` with torch {torch} on CPU.
 
 | of {types} types | |
 |---|---|
 {counts}
-Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit. At the end stand
-the types of which no model was built by `benchmarks/shrink.py`, each with its reason: that says nothing about headwise. A type
-loaded with "no weights" was built without numbers, because no batch that it takes was found: which of its layers are reached is read
-off its code, and nothing was run. Behind it stands of each refused class what would have to change.
+Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit.
+At the end stand the types of which no model was built by `benchmarks/shrink.py`, each with its reason: that says
+nothing about headwise. A type loaded with "no weights" was built without numbers, because no batch that it takes was
+found: which of its layers are reached is read off its code, and nothing was run. The last table says of each refused
+class what would have to change.
 
 | type | loaded as | reached | refused | neutral | strong | note |
 |---|---|---|---|---|---|---|
@@ -238,8 +241,10 @@ def sentence(counted: Counter[str] | dict[str, int]) -> str:
     """Return the sentence that README says of the page; a test holds it to the page."""
     whole, some, refused, none, raised, read, untried = (counted[name] for name in OUTCOMES)
     return (
-        f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every attention layer, "
-        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name in the call, "
+        f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every "
+        "attention layer, "
+        f"{some} with some of them, {refused} are refused by name, {none} have no attention, {raised} raised by name "
+        "in the call, "
         f"{read} were built without weights and their layers listed alone, and {untried} were not built"
     )
 
@@ -265,7 +270,11 @@ def table(rows: list[Row]) -> str:
     listed = "".join(f"| {row.model_type} | {_cell(row.note.removeprefix('not tried: '))} |\n" for row in untried)
     why = {kind: reason for row in rows for kind, reason in row.why.items()}
     changes = "".join(f"| {kind} | {_cell(reason)} |\n" for kind, reason in sorted(why.items()))
-    asked = f"\n## Refused classes\n\n| class | why, and what would have to change |\n|---|---|\n{changes}" if changes else ""
+    asked = (
+        f"\n## Refused classes\n\n| class | why, and what would have to change |\n|---|---|\n{changes}"
+        if changes
+        else ""
+    )
     return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{asked}"
 
 

@@ -1,8 +1,8 @@
 """Time and memory on a GPU against plain fused attention, eager and compiled: bf16, forward + backward.
 
-    make bench-cuda                                 # T = 256 … 16384
-    make bench-cuda ARGS="--only readings"
-    python benchmarks/on_cuda.py --dry-run             # tiny shapes on the CPU: shows that it runs, measures nothing
+make bench-cuda                                 # T = 256 … 16384
+make bench-cuda ARGS="--only readings"
+python benchmarks/on_cuda.py --dry-run             # tiny shapes on the CPU: shows that it runs, measures nothing
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from headwise.statistics import Reading, read
 
 SHAPES = ((32, 12, 256, 64), (8, 12, 1024, 64), (4, 12, 4096, 64), (1, 12, 16384, 64))
 TINY = ((2, 2, 16, 16), (1, 2, 64, 16))
-# of the time of plain attention at the longest sequence: methods on the fused kernel, penalties; of a forward: a full reading
+# of the time of plain attention at the longest sequence: methods on the fused kernel, penalties; of a forward: a full
+# reading
 GOALS = {"first": 1.03, "second": 2.0, "reading": 2.0}
 
 
@@ -31,7 +32,9 @@ class Case:
     """Hold the tensors of one shape, and the computations that are compared on them."""
 
     def __init__(self, shape: tuple[int, ...], causal: bool, device: str, dtype: torch.dtype) -> None:
-        self.q, self.k, self.v, self.first = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(4))
+        self.q, self.k, self.v, self.first = (
+            torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(4)
+        )
         self.grad, self.causal, self.scale = torch.randn(shape, device=device, dtype=dtype), causal, shape[-1] ** -0.5
 
     def plain(self, attend: Callable[..., Tensor]) -> None:
@@ -66,11 +69,23 @@ def methods(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
     """Print time and memory of every method over plain attention, eager over eager and compiled over compiled."""
     for causal in (False, True):
         print(f"\n### {'causal' if causal else 'non-causal'}, forward + backward, {str(dtype).split('.')[1]}\n")
-        print("| method | shape | time / plain | compiled | memory / plain | goal at the longest | meets |\n|---|---|---|---|---|---|---|")
+        print(
+            "| method | shape | time / plain | compiled | memory / plain | goal at the longest | meets "
+            "|\n|---|---|---|---|---|---|---|"
+        )
         for kind, group in (("first", FIRST), ("second", SECOND)):
             for method in group:
                 for shape in shapes:
-                    print(_row(method, GOALS[kind] if shape == shapes[-1] else None, Case(shape, causal, device, dtype), rounds, device), flush=True)
+                    print(
+                        _row(
+                            method,
+                            GOALS[kind] if shape == shapes[-1] else None,
+                            Case(shape, causal, device, dtype),
+                            rounds,
+                            device,
+                        ),
+                        flush=True,
+                    )
 
 
 def _row(method, goal: float | None, case: Case, rounds: int, device: str) -> str:
@@ -92,7 +107,10 @@ def _row(method, goal: float | None, case: Case, rounds: int, device: str) -> st
 
 def readings(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
     """Print the time of a full reading, and of QKClip's maximum, over a fused forward."""
-    print(f"\n### over a fused forward\n\n| shape | causal | full reading (goal {GOALS['reading']}) | QKClip's maximum |\n|---|---|---|---|")
+    print(
+        f"\n### over a fused forward\n\n| shape | causal | full reading (goal {GOALS['reading']}) | QKClip's maximum "
+        "|\n|---|---|---|---|"
+    )
     for shape in shapes:
         for causal in (False, True):
             case = Case(shape, causal, device, dtype)
@@ -103,7 +121,11 @@ def readings(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
                 "maximum": lambda q=q, k=k, c=causal, s=case.scale: largest_logits(q, k, None, c, s),
             }
             times = interleave(runs, rounds)
-            print(f"| {shape} | {causal} | {ratio(times, 'reading', 'forward'):.1f} | {ratio(times, 'maximum', 'forward'):.1f} |", flush=True)
+            print(
+                f"| {shape} | {causal} | {ratio(times, 'reading', 'forward'):.1f} | "
+                f"{ratio(times, 'maximum', 'forward'):.1f} |",
+                flush=True,
+            )
 
 
 def main() -> None:

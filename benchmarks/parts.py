@@ -22,7 +22,10 @@ def qk_clip(rounds: int) -> None:
     print("\n### QKClip: exact max logit / fused forward (bar 1.3)\n\n| shape | ratio |\n|---|---|")
     for shape in ((64, 5, 65, 64), (8, 12, 256, 64), (2, 12, 1024, 64)):
         q, k, v = (torch.randn(shape) for _ in range(3))
-        fused, largest = partial(F.scaled_dot_product_attention, q, k, v), partial(largest_logits, q, k, None, False, 64**-0.5)
+        fused, largest = (
+            partial(F.scaled_dot_product_attention, q, k, v),
+            partial(largest_logits, q, k, None, False, 64**-0.5),
+        )
         times = interleave({"fused": fused, "max": largest}, rounds * 2)
         print(f"| {shape} | {ratio(times, 'max', 'fused'):.2f} |", flush=True)
 
@@ -45,13 +48,19 @@ def decorrelation(rounds: int) -> None:
         (out.sum() + penalty).backward()
 
     times = interleave({"pairwise": pairwise, "exact": exact}, max(3, rounds // 3), warmup=1)
-    print(f"\n### Decorrelation, H=12, T=197, batch 8: pairwise / exact = {ratio(times, 'pairwise', 'exact'):.1f} (bar 3)", flush=True)
+    print(
+        f"\n### Decorrelation, H=12, T=197, batch 8: pairwise / exact = {ratio(times, 'pairwise', 'exact'):.1f} (bar "
+        "3)",
+        flush=True,
+    )
 
 
 def packed_step(methods, rounds: int, clock: str) -> None:
-    """Print a training step of a Llama of 4 layers on 8 sequences of 32 to 256 tokens in one row, with each method over one without.
+    """Print a training step of a Llama of 4 layers on 8 sequences of 32 to 256 tokens in one row, with each method over
+    one without.
 
-    Beside it the same over the padded batch of these sequences, and the padded step over the packed one: what padding costs there.
+    Beside it the same over the padded batch of these sequences, and the padded step over the packed one: what padding
+    costs there.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -83,12 +92,19 @@ def packed_step(methods, rounds: int, clock: str) -> None:
         }
         times = interleave(runs, max(5, rounds // 2), clock=clock)
         over = [ratio(times, f"method {kind}", f"plain {kind}") for kind in ("packed", "padded")]
-        print(f"| {method!r} | {over[0]:.2f} | {over[1]:.2f} | {ratio(times, 'method padded', 'method packed'):.2f} |", flush=True)
+        print(
+            f"| {method!r} | {over[0]:.2f} | {over[1]:.2f} | {ratio(times, 'method padded', 'method packed'):.2f} |",
+            flush=True,
+        )
 
 
 def model_step(methods, rounds: int) -> None:
-    """Print a training step of a DeiT-tiny-sized model (224 px, batch 8) with each method over one without (bar 1.05)."""
-    print("\n### Training step of a DeiT-tiny-sized model, batch 8, 224 px, with / without (bar 1.05)\n\n| method | ratio |\n|---|---|")
+    """Print a training step of a DeiT-tiny-sized model (224 px, batch 8) with each method over one without (bar
+    1.05)."""
+    print(
+        "\n### Training step of a DeiT-tiny-sized model, batch 8, 224 px, with / without (bar 1.05)\n\n| method | "
+        "ratio |\n|---|---|"
+    )
     images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
     for method in methods:
         plain, fitted = _deit_tiny(), _deit_tiny()
@@ -100,7 +116,9 @@ def model_step(methods, rounds: int) -> None:
 
 
 def _deit_tiny() -> nn.Module:
-    return VisionTransformer(image_size=224, channels=3, patch=16, dim=192, depth=12, heads=3, head_dim=64, mlp_dim=768, classes=1000)
+    return VisionTransformer(
+        image_size=224, channels=3, patch=16, dim=192, depth=12, heads=3, head_dim=64, mlp_dim=768, classes=1000
+    )
 
 
 def _step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, handle):

@@ -140,9 +140,15 @@ def _code(config_class: type) -> str:
 
 
 def _agree(config: Any) -> None:
-    """Set what must agree with the small sizes: sections of rotary positions, periods of layers, latent heads, windows."""
+    """Set what must agree with the small sizes: sections of rotary positions, periods of layers, latent heads,
+    windows."""
     # A cache that keeps states in the place of keys cannot be asked for lengths.
-    changes: dict[str, Any] = {"use_cache": False, "attn_layer_period": 2, "attn_layer_offset": 1, "attn_layer_indices": [1]}
+    changes: dict[str, Any] = {
+        "use_cache": False,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "attn_layer_indices": [1],
+    }
     if getattr(config, "kv_lora_rank", None):
         changes["num_key_value_heads"] = HEADS
     if hasattr(config, "depths") and hasattr(config, "window_size"):
@@ -256,7 +262,8 @@ def _model_classes(config_class: type) -> list[type]:
 
 
 def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
-    # Built from small sizes where the constructor takes them, so that it derives the rest; changed afterwards where not.
+    # Built from small sizes where the constructor takes them, so that it derives the rest; changed afterwards where
+    # not.
     for make in (
         lambda: config_class(**small(config_class())),
         lambda: shrink(config_class(**small(config_class()))),
@@ -321,7 +328,8 @@ MAIN = (
 
 
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
-    """Return batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to threes."""
+    """Return batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to
+    threes."""
     parts = _parts(model.config)
     required = [
         name

@@ -1,7 +1,7 @@
 """The main job's speed: the loop's overhead, images per second, start-up, two jobs against one.
 
-    make bench-study
-    make bench-study ARGS="--only overhead --rounds 7"
+make bench-study
+make bench-study ARGS="--only overhead --rounds 7"
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def overhead(rounds: int) -> None:
             raise AssertionError("the two loops take different numbers of steps: their times cannot be compared")
         times = interleave({"bare": bare, "study": study, "bare again": bare}, rounds, warmup=1)
         print(
-            f"loop overhead, {scale} scale of the blog's ViT, batches of {task.batch_size}, {statistics.median(times['bare']):.2f} s an epoch, "
-            f"study / bare: {ratio(times, 'study', 'bare'):.3f} (bar 1.05; bare against itself {ratio(times, 'bare again', 'bare'):.3f})"
+            f"loop overhead, {scale} scale of the blog's ViT, batches of {task.batch_size}, "
+            f"{statistics.median(times['bare']):.2f} s an epoch, "
+            f"study / bare: {ratio(times, 'study', 'bare'):.3f} (bar 1.05; bare against itself "
+            f"{ratio(times, 'bare again', 'bare'):.3f})"
         )
 
 
@@ -91,6 +93,7 @@ def images_per_second(rounds: int) -> None:
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     training = Training(task, accelerator.prepare(model), optimizer, accelerator, 0)
+
     # timm's models take the head size from the width; its attention layer takes any.
     class Attention(timm.layers.Attention):
         def __init__(self, dim: int, num_heads: int, **others) -> None:
@@ -113,7 +116,11 @@ def images_per_second(rounds: int) -> None:
         for batch, _ in loader:
             task.batch(batch, None)
 
-    runs = {"study": lambda: train_epoch(training, (images, labels), 0, lambda *_: None), "timm": timm_epoch, "loading": loading}
+    runs = {
+        "study": lambda: train_epoch(training, (images, labels), 0, lambda *_: None),
+        "timm": timm_epoch,
+        "loading": loading,
+    }
     times = interleave(runs, rounds, warmup=1)
     for name in ("study", "timm"):
         print(f"{name}: {IMAGES / statistics.median(times[name]):.0f} images/s")
@@ -121,7 +128,8 @@ def images_per_second(rounds: int) -> None:
 
 
 def start_up(rounds: int) -> None:
-    """Print the time of `headwise --help` (bar 0.5 s), of importing torch, and of a run of one epoch from a cold start."""
+    """Print the time of `headwise --help` (bar 0.5 s), of importing torch, and of a run of one epoch from a cold
+    start."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def median(*command: str) -> float:
@@ -132,15 +140,36 @@ def start_up(rounds: int) -> None:
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
-    print(f"headwise --help: {median('-m', 'headwise', '--help'):.2f} s (bar 0.5; import torch alone {median('-c', 'import torch'):.2f} s)")
+    print(
+        f"headwise --help: {median('-m', 'headwise', '--help'):.2f} s (bar 0.5; import torch alone "
+        f"{median('-c', 'import torch'):.2f} s)"
+    )
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        command = [sys.executable, "-u", "-m", "headwise", "compare", "digits", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", folder]
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "headwise",
+            "compare",
+            "digits",
+            "--seeds",
+            "1",
+            "--epochs",
+            "1",
+            "--jobs",
+            "1",
+            "--out",
+            folder,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         # The first epoch is 8 steps; its line is on disk right after them, so this bounds the first step from above.
         while process.poll() is None and not any(p.stat().st_size for p in Path(folder).glob("runs/*/metrics.jsonl")):
             time.sleep(0.02)
-        print(f"first epoch (8 steps) of the default study on disk after {time.perf_counter() - start:.1f} s (bar for the first step 6 s)")
+        print(
+            f"first epoch (8 steps) of the default study on disk after {time.perf_counter() - start:.1f} s (bar for "
+            "the first step 6 s)"
+        )
         process.kill()
         process.wait()
 
@@ -151,11 +180,21 @@ def jobs() -> None:
     for count in (1, 2, 1, 2):
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
-            methods = [x for m in ("DropColumn(p=0.2)", "DropHead(p=0.2)", "NeuTRENO(strength=0.6)") for x in ("--method", m)]
+            methods = [
+                x for m in ("DropColumn(p=0.2)", "DropHead(p=0.2)", "NeuTRENO(strength=0.6)") for x in ("--method", m)
+            ]
             command = ["-m", "headwise", "compare", "digits", "--seeds", "4", "--jobs", str(count), "--out", folder]
-            subprocess.run([sys.executable, *command, *methods], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            subprocess.run(
+                [sys.executable, *command, *methods],
+                check=True,
+                capture_output=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
             times.setdefault(count, []).append(time.perf_counter() - start)
-    print(f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar 1.6)")
+    print(
+        f"one job {min(times[1]):.1f} s, two jobs {min(times[2]):.1f} s: {min(times[1]) / min(times[2]):.2f} x (bar "
+        "1.6)"
+    )
 
 
 def _bare_loop(task: Task) -> Callable[[], None]:
@@ -175,7 +214,8 @@ def _bare_loop(task: Task) -> Callable[[], None]:
 
 
 def growth(rounds: int) -> None:
-    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor memory grows).
+    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor
+    memory grows).
 
     A bare training loop is timed after every run: a machine whose speed drifts moves both.
     """
@@ -191,8 +231,17 @@ def growth(rounds: int) -> None:
 
     runs = 100 * rounds
     torch.set_num_threads(1)
-    changes = {"epochs": 1, "train_size": 50, "test_size": 50, "depth": 2, "dim": 16, "head_statistics": ("attention_entropy",)}
-    small = DIGITS.model_copy(update={"task": type(DIGITS.task)(**changes), "methods": ("SigmaReparam()",), "seeds": runs // 2})
+    changes = {
+        "epochs": 1,
+        "train_size": 50,
+        "test_size": 50,
+        "depth": 2,
+        "dim": 16,
+        "head_statistics": ("attention_entropy",),
+    }
+    small = DIGITS.model_copy(
+        update={"task": type(DIGITS.task)(**changes), "methods": ("SigmaReparam()",), "seeds": runs // 2}
+    )
     process, seconds, bare, memory = psutil.Process(), [], [], []
     reference = _bare_loop(small.task)
     with tempfile.TemporaryDirectory() as folder:
@@ -210,22 +259,38 @@ def growth(rounds: int) -> None:
         write(Path(folder))
         took, used = time.perf_counter() - start, time.process_time() - began
     (early, late), (before, after) = (
-        (statistics.median(times[runs // 10 : runs // 4]), statistics.median(times[-runs // 5 :])) for times in (seconds, bare)
+        (statistics.median(times[runs // 10 : runs // 4]), statistics.median(times[-runs // 5 :]))
+        for times in (seconds, bare)
     )
     drift = after / before
     print(
-        f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: {late / early:.2f} x; "
+        f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: "
+        f"{late / early:.2f} x; "
         f"of a bare loop beside them {drift:.2f} x; run over bare loop {late / early / drift:.2f} x (bar 1.05)"
     )
-    per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (0.7 * runs)
-    print(f"memory of the process: {memory[runs // 5] / 2**20:.0f} MiB after {runs // 5} runs, {memory[-1] / 2**20:.0f} MiB at the end, {per_run / 1024:.1f} KiB a run")
-    print(f"{runs} finished runs are resumed and reported in {took:.1f} s, {used:.1f} s of processor time (bar 10 s for 500)")
+    per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (
+        0.7 * runs
+    )
+    print(
+        f"memory of the process: {memory[runs // 5] / 2**20:.0f} MiB after {runs // 5} runs, {memory[-1] / 2**20:.0f} "
+        f"MiB at the end, {per_run / 1024:.1f} KiB a run"
+    )
+    print(
+        f"{runs} finished runs are resumed and reported in {took:.1f} s, {used:.1f} s of processor time (bar 10 s for "
+        "500)"
+    )
 
 
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"overhead": overhead, "images": images_per_second, "startup": start_up, "jobs": lambda rounds: jobs(), "growth": growth}
+    parts = {
+        "overhead": overhead,
+        "images": images_per_second,
+        "startup": start_up,
+        "jobs": lambda rounds: jobs(),
+        "growth": growth,
+    }
     parser.add_argument("--only", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,5 +1,5 @@
-"""What watching costs: a full reading, readings every 50 steps, an idle watch, the largest logit of every step, and what is read
-around the optimizer's step, each against the same training step.
+"""What watching costs: a full reading, readings every 50 steps, an idle watch, the largest logit of every step, and
+what is read around the optimizer's step, each against the same training step.
 
 make bench-watch
 make bench-watch ARGS="--rounds 9 --threads 2"

@@ -1,7 +1,9 @@
-"""Write the table of kernels and methods into docs/backends.md from what ran: `python docs/backends_matrix.py [--check] [--only KERNEL,...]`.
+"""Write the table of kernels and methods into docs/backends.md from what ran: `python docs/backends_matrix.py [--check]
+[--only KERNEL,...]`.
 
-Each cell is one training step of a small Llama (one forward where a kernel has no backward on a CPU) under a reference function with the
-kernel's own signature, on a padded batch and on the same sequences in one packed row, compared with the same step on sdpa.
+Each cell is one training step of a small Llama (one forward where a kernel has no backward on a CPU) under a reference
+function with the kernel's own signature, on a padded batch and on the same sequences in one packed row, compared with
+the same step on sdpa.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def step(
 def cell(
     plain: LlamaForCausalLM, kind: str, method: Method, attention: str | None, known: dict[bool, list[torch.Tensor]]
 ) -> str:
-    """Return what became of one method under one kernel: where it acts, or that it does not agree; `known` keeps what sdpa gives."""
+    """Return what became of one method under one kernel: where it acts, or that it does not agree; `known` keeps what
+    sdpa gives."""
     # On a CPU flex attention runs forward alone.
     grad = kind != "flex_attention"
     found = batches()

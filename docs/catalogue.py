@@ -25,9 +25,11 @@ TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
 
 # What the methods' own papers propose them for.
 PURPOSES = {
-    "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey InputNoise LSA "
+    "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey "
+    "InputNoise LSA "
     "RelaxedAttention",
-    "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap SpectralNorm "
+    "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap "
+    "SpectralNorm "
     "Temperature WeightNorm ZLoss",
     "oversmoothing": "AttnScale ContraNorm FeatScale GFSA NeuTRENO ReAttention ValueResidual",
     "heads that do the same": "Decorrelation Disagreement DropHead InterleavedHeads ReAttention",

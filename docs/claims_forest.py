@@ -1,4 +1,5 @@
-"""Draw the claims of a source as a forest plot in SVG: effects as multiples of the published ones, and beside them what has no published size."""
+"""Draw the claims of a source as a forest plot in SVG: effects as multiples of the published ones, and beside them what
+has no published size."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ SIGNS = {"higher": 1, "rises": 1, "inside": 1, "lower": -1, "falls": -1}
 
 
 class Row(NamedTuple):
-    """Holds what is drawn of a claim: its line, its study, the effect with its interval in the panel's unit, and its verdict."""
+    """Holds what is drawn of a claim: its line, its study, the effect with its interval in the panel's unit, and its
+    verdict."""
 
     line: str
     study: str
@@ -35,8 +37,14 @@ class Panel(NamedTuple):
 
 PANELS = {
     "ratio": Panel("effect as a multiple of the published one →", ((0, "none"), (1, "as published")), (-2, 4)),
-    "direction": Panel("no published size: effect in half-widths of its interval, published direction →", ((0, "none"), (1, "shown")), (-4, 8)),
-    "same": Panel("said to be the same: difference in margins", ((-1, "−margin"), (0, "none"), (1, "+margin")), (-3, 3)),
+    "direction": Panel(
+        "no published size: effect in half-widths of its interval, published direction →",
+        ((0, "none"), (1, "shown")),
+        (-4, 8),
+    ),
+    "same": Panel(
+        "said to be the same: difference in margins", ((-1, "−margin"), (0, "none"), (1, "+margin")), (-3, 3)
+    ),
 }
 
 
@@ -54,14 +62,18 @@ def forest(claims: list[Placed]) -> str:
             top += height
     if not parts:
         return ""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}" role="img"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}" role="img"'
+    )
     style = 'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif" font-size="12"'
     return f'{head} {style}>\n<rect width="{WIDTH}" height="{top}" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n"
 
 
 def deciding(one: Placed) -> JudgedTest | None:
     """Return the test of a claim that decides it: of those with its verdict the one that shows it least."""
-    tests = [test for test in one.claim.tests if test.low is not None and test.high is not None and test.mean is not None]
+    tests = [
+        test for test in one.claim.tests if test.low is not None and test.high is not None and test.mean is not None
+    ]
     alike = [test for test in tests if test.verdict == one.claim.verdict] or tests
     return min(alike, key=_strength, default=None)
 
@@ -109,7 +121,9 @@ def _panel(panel: Panel, rows: list[Row], top: int) -> tuple[str, int]:
     text = [f'<text x="{LEFT}" y="{top + 20}" font-weight="600" fill="#1b1d21">{escape(panel.title)}</text>']
     for value, words in panel.lines:
         dash = "" if value == 0 else ' stroke-dasharray="4 3"'
-        text.append(f'<line x1="{x(value)}" x2="{x(value)}" y1="{top + HEAD - 6}" y2="{bottom}" stroke="#7b828c"{dash}/>')
+        text.append(
+            f'<line x1="{x(value)}" x2="{x(value)}" y1="{top + HEAD - 6}" y2="{bottom}" stroke="#7b828c"{dash}/>'
+        )
         text.append(f'<text x="{x(value)}" y="{bottom + 16}" text-anchor="middle" fill="#4d545e">{words}</text>')
     for at, row in enumerate(rows):
         text += _row(row, x, top + HEAD + ROW * at, (low, high))
@@ -119,11 +133,15 @@ def _panel(panel: Panel, rows: list[Row], top: int) -> tuple[str, int]:
 def _row(row: Row, x, top: int, ends: tuple[float, float]) -> list[str]:  # type: ignore[no-untyped-def]
     tone = "held" if row.verdict in HELD else "open" if row.verdict == "undecided" else "against"
     colour, y = COLOURS[tone], top + 28
-    shapes = {"held": '<circle cx="{}" cy="{}" r="5" fill="{}"/>', "open": '<circle cx="{}" cy="{}" r="4.5" fill="#fff" stroke="{}" stroke-width="2"/>'}
+    shapes = {
+        "held": '<circle cx="{}" cy="{}" r="5" fill="{}"/>',
+        "open": '<circle cx="{}" cy="{}" r="4.5" fill="#fff" stroke="{}" stroke-width="2"/>',
+    }
     point = shapes.get(tone, '<path d="M{0} {1}m-6 -5h12l-6 10z" fill="{2}"/>').format(x(row.mean), y, colour)
     found = [
         # white under the words: the lines pass behind them
-        f'<text x="{LEFT}" y="{top + 12}" fill="#1b1d21" stroke="#fff" stroke-width="4" paint-order="stroke">{escape(row.line)}</text>',
+        f'<text x="{LEFT}" y="{top + 12}" fill="#1b1d21" stroke="#fff" stroke-width="4" '
+        f'paint-order="stroke">{escape(row.line)}</text>',
         f'<line x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.5"/>',
         *([point] if ends[0] <= row.mean <= ends[1] else []),
         f'<text x="{WIDTH - 6}" y="{top + 12}" text-anchor="end" font-size="11" fill="#4d545e">{row.study}</text>',

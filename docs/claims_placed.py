@@ -1,4 +1,5 @@
-"""Read the judged claims of all kept studies, and the place that each has in its source by docs/results/sources.toml."""
+"""Read the judged claims of all kept studies, and the place that each has in its source by
+docs/results/sources.toml."""
 
 from __future__ import annotations
 
@@ -57,14 +58,21 @@ class Placed:
         """Name the methods that the claim is about; weight decay is one."""
         told = " ".join([self.claim.text, *(f"{test.arm} {test.against}" for test in self.claim.tests)])
         named = [name for name in METHOD.findall(told) if name != "Theorem"]
-        named += [name for name in ("NeuTRENO", "SigmaReparam", "FeatScale", "Decorrelation") if name in self.claim.text]
-        named += ["weight decay"] if re.search(r"(?<!no )\bdecay|norms of", self.claim.text) and "norm, warm-up" not in self.claim.text else []
+        named += [
+            name for name in ("NeuTRENO", "SigmaReparam", "FeatScale", "Decorrelation") if name in self.claim.text
+        ]
+        named += (
+            ["weight decay"]
+            if re.search(r"(?<!no )\bdecay|norms of", self.claim.text) and "norm, warm-up" not in self.claim.text
+            else []
+        )
         return list(dict.fromkeys(named))
 
 
 @dataclass(frozen=True)
 class Part:
-    """Holds a table, figure or sentence of a source: the claims about it, why nothing was run, or that there is nothing to test."""
+    """Holds a table, figure or sentence of a source: the claims about it, why nothing was run, or that there is nothing
+    to test."""
 
     place: str
     kind: str = "published"
@@ -116,7 +124,8 @@ def sources(results: Path) -> list[Source]:
     """Return every source with its claims in their places; none where the folder has no sources.toml.
 
     Raises:
-        StudyError: where a claim stands in no place or in two, a name finds none, a line is too long, or a sentence rests on a
+        StudyError: where a claim stands in no place or in two, a name finds none, a line is too long, or a sentence
+        rests on a
             verdict that has changed.
     """
     path = results / SOURCES
@@ -140,15 +149,30 @@ def sources(results: Path) -> list[Source]:
                 more = {key: given[key] for key in ("said", "care") if key in given}
                 claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **more))
             if kind not in KINDS or bool(claims) + ("missing" in part) + ("nothing" in part) != 1:
-                problems.append(f"{part.get('place')!r} needs claims, or why there are none, and a kind of {', '.join(KINDS)}")
+                problems.append(
+                    f"{part.get('place')!r} needs claims, or why there are none, and a kind of {', '.join(KINDS)}"
+                )
             parts.append(Part(claims=tuple(claims), **part))
         for name, verdict in told.pop("rests", {}).items():
             one = _found(kept, name, problems)
             if one and one[1].verdict != verdict:
-                problems.append(f"{told['key']} rests on {verdict!r} of {name!r}, which is {one[1].verdict!r} now: read its sentences again")
+                problems.append(
+                    f"{told['key']} rests on {verdict!r} of {name!r}, which is {one[1].verdict!r} now: read its "
+                    "sentences again"
+                )
         found.append(Source(parts=tuple(parts), **told))
-    problems += [f"{name}: {claim.text!r} stands in no place" for name, record in kept.items() for claim in record.claims if (name, claim.text) not in used]
-    problems += [f"{words!r} has more than {MOST_WORDS} words" for one in found for words in _lines(one) if len(words.split()) > MOST_WORDS]
+    problems += [
+        f"{name}: {claim.text!r} stands in no place"
+        for name, record in kept.items()
+        for claim in record.claims
+        if (name, claim.text) not in used
+    ]
+    problems += [
+        f"{words!r} has more than {MOST_WORDS} words"
+        for one in found
+        for words in _lines(one)
+        if len(words.split()) > MOST_WORDS
+    ]
     if problems:
         raise StudyError("\n".join([f"{path} does not fit the kept results:", *problems]))
     return found

@@ -34,7 +34,11 @@ def table(results: Path) -> str:
     placed = [(source.name, one) for source in sources(results) for part in source.parts for one in part.claims]
     if not placed:
         kept = kept_claims(results)
-        placed = [("–", Placed(name, record.scale, record.seeds, claim)) for name, record in kept.items() for claim in record.claims]
+        placed = [
+            ("–", Placed(name, record.scale, record.seeds, claim))
+            for name, record in kept.items()
+            for claim in record.claims
+        ]
     verdicts = [one.claim.verdict for _, one in placed]
     counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict) if verdict in verdicts]
     many = len({one.study for _, one in placed})
@@ -51,11 +55,20 @@ def _row(source: str, one: Placed) -> list[str]:
     more = f" (1 of {len(one.claim.tests)} parts)" if test is not None and len(one.claim.tests) > 1 else ""
     figures = [one.claim.published_words or "–", f"{ours}{more}" or "–"]
     study = f"[{one.study}]({one.study}/README.md)"
-    return [one.line, f"{source}{kind}", ", ".join(one.methods) or "–", one.claim.verdict_words, one.setting, *figures, study]
+    return [
+        one.line,
+        f"{source}{kind}",
+        ", ".join(one.methods) or "–",
+        one.claim.verdict_words,
+        one.setting,
+        *figures,
+        study,
+    ]
 
 
 def studies(results: Path) -> str:
-    """Return the table of the kept studies as Markdown, and under it the names of the built-in ones that were not run."""
+    """Return the table of the kept studies as Markdown, and under it the names of the built-in ones that were not
+    run."""
     rows, run = [["study", "command", "size", "what came out"]], set()
     rows.append(["---"] * len(rows[0]))
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
@@ -86,7 +99,10 @@ def made_otherwise(results: Path) -> list[str]:
         if more or fewer:
             parts = [f"with {', '.join(f'`{arm}`' for arm in more)}"] if more else []
             parts += [f"without {', '.join(f'`{arm}`' for arm in fewer)}"] if fewer else []
-            found.append(f"[{folder.name}]({folder.name}/README.md) was made {' and '.join(parts)}, unlike the study as it is now.")
+            found.append(
+                f"[{folder.name}]({folder.name}/README.md) was made {' and '.join(parts)}, unlike the study as it is "
+                "now."
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """Read the floors of the code from its imports and draw them: `python docs/draw_house.py [--check]`.
 
-A room is a folder or file directly in `src/headwise`. A file may import from its own floor and from lower ones. Imports for
-types, imports inside functions and modules named in `import_module` count like any other.
+A room is a folder or file directly in `src/headwise`. A file may import from its own floor and from lower ones. Imports
+for types, imports inside functions and modules named in `import_module` count like any other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "headwise"
 PICTURE = ROOT / "docs" / "house.svg"
 
-# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: names that users import.
-# No room of the house imports one; `testing` also holds the checks that it offers.
+# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: names that
+# users import. No room of the house imports one; `testing` also holds the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("files", "pages"),
     ("core",),
@@ -110,7 +110,8 @@ class House:
         return []
 
     def _known(self, name: str) -> str | None:
-        """Return the longest part of a dotted name that is a module here: `a.b.c` may be the name c in the module a.b."""
+        """Return the longest part of a dotted name that is a module here: `a.b.c` may be the name c in the module
+        a.b."""
         while name.partition(".")[0] == self.package:
             if name in self.files:
                 return name
@@ -177,23 +178,29 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def draw(house: House) -> str:
-    """Draw the floors as an SVG under a roof, the highest at the top; each room tells what it is for and what it uses."""
+    """Draw the floors as an SVG under a roof, the highest at the top; each room tells what it is for and what it
+    uses."""
     ground = ROOF + HIGH * (len(FLOORS) - 1)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{ground + 58}" viewBox="0 0 {WIDE} {ground + 58}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{ground + 58}" viewBox="0 0 {WIDE} '
+        f'{ground + 58}" '
         'font-family="Helvetica, Arial, sans-serif">',
         f'<rect width="{WIDE}" height="{ground + 58}" fill="#ffffff"/>',
         '<defs><marker id="head" viewBox="0 0 10 10" refX="5" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
         '<path d="M0 0 L10 5 L0 10 z" fill="#b4552d"/></marker></defs>',
-        f'<polygon points="{LEFT - 12},{ROOF} {(LEFT + RIGHT) / 2:.0f},8 {RIGHT + 12},{ROOF}" fill="#efe3d6" stroke="#a98"/>',
+        f'<polygon points="{LEFT - 12},{ROOF} {(LEFT + RIGHT) / 2:.0f},8 {RIGHT + 12},{ROOF}" fill="#efe3d6" '
+        'stroke="#a98"/>',
         *_roof(),
     ]
     for level, rooms in enumerate(FLOORS[:-1]):
         parts += _floor(house, level, rooms, ground - HIGH * (level + 1))
     parts += [
-        f'<line x1="{LEFT - 12}" y1="{ground + 4}" x2="{RIGHT + 12}" y2="{ground + 4}" stroke="#665544" stroke-width="4"/>',
-        f'<path d="M{RIGHT + 32} {ROOF + 10} V{ground - 12}" stroke="#b4552d" stroke-width="3" marker-end="url(#head)"/>',
-        f'<text transform="translate({RIGHT + 52} {(ROOF + ground) // 2}) rotate(90)" text-anchor="middle" font-size="15" '
+        f'<line x1="{LEFT - 12}" y1="{ground + 4}" x2="{RIGHT + 12}" y2="{ground + 4}" stroke="#665544" '
+        'stroke-width="4"/>',
+        f'<path d="M{RIGHT + 32} {ROOF + 10} V{ground - 12}" stroke="#b4552d" stroke-width="3" '
+        'marker-end="url(#head)"/>',
+        f'<text transform="translate({RIGHT + 52} {(ROOF + ground) // 2}) rotate(90)" text-anchor="middle" '
+        'font-size="15" '
         'fill="#b4552d">imports point down, or stay on the floor</text>',
         f'<rect x="{LEFT}" y="{ground + 22}" width="18" height="18" rx="4" fill="{OPEN}" stroke="#5a8f5a"/>',
         f'<text x="{LEFT + 26}" y="{ground + 36}" font-size="14" fill="#234">a room that grows: one new file, '
@@ -206,7 +213,8 @@ def _roof() -> list[str]:
     middle = (LEFT + RIGHT) / 2
     lines = [(TITLES[-1], 17, "#432", ROOF - 44), (", ".join(FLOORS[-1]), 14, "#654", ROOF - 18)]
     return [
-        f'<text x="{middle:.0f}" y="{y}" text-anchor="middle" font-size="{size}" fill="{colour}">{html.escape(text)}</text>'
+        f'<text x="{middle:.0f}" y="{y}" text-anchor="middle" font-size="{size}" '
+        f'fill="{colour}">{html.escape(text)}</text>'
         for text, size, colour, y in lines
     ]
 
@@ -237,7 +245,10 @@ def _room(house: House, room: str, x: float, y: float, width: float, height: flo
         (f"uses {', '.join(used)}" if used else "uses no other room", 11, "#678", "normal"),
     ]
     fill, edge = (OPEN, "#5a8f5a") if room in GROWING else ("#ffffff", "#8aa")
-    box = f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" stroke="{edge}"/>'
+    box = (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" '
+        f'stroke="{edge}"/>'
+    )
     drawn, at = [box], y + 4
     for text, size, colour, weight in texts:
         for line in _wrapped(text, int((width - 16) / (0.48 * size))):

@@ -1,11 +1,11 @@
 """Judge the kept results anew by today's rules, without training, and list the verdicts that change.
 
-python docs/judge_again.py            rewrite claims, differences and tables of docs/results, and append to its changed_verdicts.md
+python docs/judge_again.py            rewrite claims, differences and tables of docs/results; add to changed_verdicts.md
 python docs/judge_again.py --check    say which verdicts would change
 
-The kept analysis holds the differences to the baseline by seed, and means with Student's intervals. Tests of differences are judged
-from the former, those against a level from the latter; what needs figures that were not kept (single heads, one outcome held against
-another) is judged from the interval kept with the claim.
+The kept analysis holds the differences to the baseline by seed, and means with Student's intervals. Tests of
+differences are judged from the former, those against a level from the latter; what needs figures that were not kept
+(single heads, one outcome held against another) is judged from the interval kept with the claim.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Kept(StudyFolder):
     """Holds a kept study: its arms' differences by seed, on the baseline's mean, so that arms have their own means."""
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return a figure up to what the baseline's own has by the seed, which every difference within a seed leaves out."""
+        """Return a figure up to what the baseline's own has by the seed, which every difference within a seed leaves
+        out."""
         run = self.runs.get((arm, seed))
         if run is None or run.result is None:
             return None
@@ -111,7 +112,8 @@ def _exact(differences: list[float], unit: str) -> Any:
 
 
 def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest | None) -> JudgedTest:
-    """Judge a test whose figures by seed were not kept from an interval that was: of the arm's mean, or of the claim as it was told."""
+    """Judge a test whose figures by seed were not kept from an interval that was: of the arm's mean, or of the claim as
+    it was told."""
     arm = next((one for one in analysis.arms if one.label == test.arm), None)
     kept: Interval | None = None
     if test.level is not None and arm and (found := arm.metrics.get(test.outcome)) and found.mean is not None:
@@ -127,7 +129,11 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     margin = test.margin if test.margin is not None else None if size is None else abs(size) / 2
     ask = Ask(0.05, unit, size, margin)
     told = same(seen, ask) if test.says == "same" else directed(seen, SIGNS[test.says], ask)
-    ours = old.ours if old and old.ours else f"{outcome.label} of {test.arm} {unit.number((kept.mean or 0) + (test.level or 0))} {unit.name}"
+    ours = (
+        old.ours
+        if old and old.ours
+        else f"{outcome.label} of {test.arm} {unit.number((kept.mean or 0) + (test.level or 0))} {unit.name}"
+    )
     figures = {"mean": seen.mean, "low": seen.low, "high": seen.high, "n": seen.pairs, "p": seen.p}
     figures |= {"inner_low": seen.inner_low, "inner_high": seen.inner_high, "ours": ours.strip(), "margin": margin}
     told_as = {"verdict": told.verdict, "why": told.why, "power": told.power, "seeds_needed": told.seeds}
@@ -148,17 +154,24 @@ def _by_levels(test: ClaimTest, arms: list[str]) -> bool:
     return test.level is not None or bool(test.against_outcome)
 
 
-def judged_again(study: Kept, analysis: Analysis, before: list[JudgedClaim]) -> tuple[list[JudgedPremise], list[JudgedClaim]]:
+def judged_again(
+    study: Kept, analysis: Analysis, before: list[JudgedClaim]
+) -> tuple[list[JudgedPremise], list[JudgedClaim]]:
     """Return premises and claims with their verdicts by today's rules."""
     old = {(claim.text, at): test for claim in before for at, test in enumerate(claim.tests)}
 
     def settled(tests: list[JudgedTest], text: str) -> list[JudgedTest]:
         found = []
         for at, test in enumerate(tests):
-            same_test = (known := old.get((text, at))) is not None and (known.arm, known.outcome) == (test.arm, test.outcome)
+            same_test = (known := old.get((text, at))) is not None and (known.arm, known.outcome) == (
+                test.arm,
+                test.outcome,
+            )
             other_scale = test.scale not in ("", study.study.scale)
             lost = _by_levels(test, study.arms) or "was not recorded" in test.why
-            found.append(levelled(study, analysis, test, known if same_test else None) if lost and not other_scale else test)
+            found.append(
+                levelled(study, analysis, test, known if same_test else None) if lost and not other_scale else test
+            )
         return found
 
     premises = [premised(one, settled(judged_tests(study, one.tests, {}), "")) for one in study.study.premises]
@@ -170,17 +183,24 @@ def judged_again(study: Kept, analysis: Analysis, before: list[JudgedClaim]) -> 
 
 
 def compared_again(study: Kept, analysis: Analysis) -> Analysis:
-    """Return the analysis with the differences and divergences judged by today's tests; what pairing won stays as it was."""
+    """Return the analysis with the differences and divergences judged by today's tests; what pairing won stays as it
+    was."""
     tests, arms = divergence_tests(study), []
     found = {
-        name: paired_differences(study, name, one.higher_is_better, analysis.margin if name == analysis.primary else None)
+        name: paired_differences(
+            study, name, one.higher_is_better, analysis.margin if name == analysis.primary else None
+        )
         for name, one in analysis.outcomes.items()
         if name != DIVERGED
     }
     for arm in analysis.arms:
         kept = {
             name: found[name][arm.label].model_copy(
-                update={"pairing": one.pairing, "failed": one.failed, "mean": one.mean if name not in found else found[name][arm.label].mean}
+                update={
+                    "pairing": one.pairing,
+                    "failed": one.failed,
+                    "mean": one.mean if name not in found else found[name][arm.label].mean,
+                }
             )
             if name in found
             else one
@@ -193,7 +213,9 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
     return made.model_copy(update={"answer": answer(made)})
 
 
-def renewed_page(page: str, before: Analysis, after: Analysis, premises: list[JudgedPremise], claims: list[JudgedClaim]) -> str:
+def renewed_page(
+    page: str, before: Analysis, after: Analysis, premises: list[JudgedPremise], claims: list[JudgedClaim]
+) -> str:
     """Put the new answer, premises, claims and tables of differences into a page."""
     page = page.replace(before.answer, after.answer, 1)
     parts = [part for part in re.split(r"(?m)^(?=## )", page) if not part.startswith("## Premises")]
@@ -203,7 +225,11 @@ def renewed_page(page: str, before: Analysis, after: Analysis, premises: list[Ju
         if title == "## Claims":
             lines = [*premises_table(premises), *claims_table(claims)]
             part = "\n".join(lines) + "\n"
-        for lines in [trend_table(after) or [""], divergence_table(after), *(outcome_table(after, name) for name in after.outcomes)]:
+        for lines in [
+            trend_table(after) or [""],
+            divergence_table(after),
+            *(outcome_table(after, name) for name in after.outcomes),
+        ]:
             if title == lines[0]:
                 rest = part.partition("\n\n")[2].partition("\n\n")[2]
                 part = "\n".join(lines) + "\n" + rest
@@ -232,7 +258,13 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
             record = record.model_copy(update={"premises": premises, "claims": claims})
             kept.write_text(_json(record.model_dump(mode="json")), encoding="utf-8")
     return [
-        [f"[{folder.name}]({folder.name}/README.md)", claim.text, words.get(claim.text, "–"), claim.verdict_words, claim.why or "–"]
+        [
+            f"[{folder.name}]({folder.name}/README.md)",
+            claim.text,
+            words.get(claim.text, "–"),
+            claim.verdict_words,
+            claim.why or "–",
+        ]
         for claim in claims
         if EARLIER.get(words.get(claim.text, ""), words.get(claim.text)) != claim.verdict
     ]

@@ -59,11 +59,15 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     if (folder / "analysis.json").is_file():
         text, copied = study_page(folder, note), ("analysis.json", "table.csv")
         study, found = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
-        claims = ClaimsRecord(study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims)
+        claims = ClaimsRecord(
+            study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims
+        )
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
         # tables of numbers, and what other parts quote, stand beside the findings
-        beside = sorted(path.name for path in folder.glob("*.csv")) + ["alarms.json"] * (folder / "alarms.json").is_file()
+        beside = (
+            sorted(path.name for path in folder.glob("*.csv")) + ["alarms.json"] * (folder / "alarms.json").is_file()
+        )
         text, copied = findings_page(findings, note), ("findings.json", *beside)
         claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=findings.claims)
     else:
@@ -92,7 +96,9 @@ def write_differences(folder: Path, analysis: Analysis) -> None:
         for name in analysis.outcomes:
             for arm in analysis.compared:
                 found = arm.differences.get(name)
-                rows.writerows([name, arm.label, seed, repr(value)] for seed, value in (found.by_seed if found else {}).items())
+                rows.writerows(
+                    [name, arm.label, seed, repr(value)] for seed, value in (found.by_seed if found else {}).items()
+                )
 
 
 def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
@@ -107,7 +113,8 @@ def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
 
 
 def primary_figures(folder: Path) -> list[str]:
-    """Name the figures that are kept, at most `MOST_FIGURES`: the differences, divergence, what claims are judged by, maps; of findings the first."""
+    """Name the figures that are kept, at most `MOST_FIGURES`: the differences, divergence, what claims are judged by,
+    maps; of findings the first."""
     drawn = list(figures(folder))
     if not (folder / "analysis.json").is_file():
         return drawn[:MOST_FIGURES]
@@ -151,7 +158,8 @@ def with_figures(text: str, names: list[str]) -> str:
 
 
 def leave_out_single_heads(kept: Path) -> None:
-    """Take the figures of single heads out of the kept analysis and table, whose means by layer stay: they are most of both files."""
+    """Take the figures of single heads out of the kept analysis and table, whose means by layer stay: they are most of
+    both files."""
     path, table = kept / "analysis.json", kept / "table.csv"
     analysis = json.loads(path.read_text(encoding="utf-8"))
     if any(HEAD.fullmatch(name) for name in analysis["outcomes"]):
@@ -194,7 +202,8 @@ def trained(folder: Path) -> str:
 
 
 def kept_outcomes(analysis: Analysis) -> list[str]:
-    """Name the outcomes whose tables are kept: the primary one, the usual ones, all that a claim is judged by, and alerts."""
+    """Name the outcomes whose tables are kept: the primary one, the usual ones, all that a claim is judged by, and
+    alerts."""
     judged = [test.outcome for claim in analysis.claims for test in claim.tests]
     # where each of many matrices or heads is tested, the table by depth says the same in fewer lines
     many = {name for name, times in Counter(map(_statistic, dict.fromkeys(judged))).items() if name and times > 4}
@@ -272,7 +281,8 @@ def trend_table(analysis: Analysis) -> list[str]:
 
 
 def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
-    """Return a table for each arm of runs with several phases: the deciding metric of each evaluation after each phase."""
+    """Return a table for each arm of runs with several phases: the deciding metric of each evaluation after each
+    phase."""
     matrix = phase_matrix(study, analysis)
     if matrix is None:
         return []
@@ -308,7 +318,8 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 
 def other_outcomes(analysis: Analysis) -> list[str]:
-    """Return one table of the means of all outcomes that have none of their own: other metrics, conditions, matrices."""
+    """Return one table of the means of all outcomes that have none of their own: other metrics, conditions,
+    matrices."""
     shown = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():

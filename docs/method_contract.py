@@ -1,4 +1,5 @@
-"""Write the table of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py [--check]`.
+"""Write the table of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py
+[--check]`.
 
 What it says is read from `Method` itself: the texts below its class variables, and the docstrings of its stages.
 """

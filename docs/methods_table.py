@@ -61,7 +61,8 @@ def source(cls: type[Method]) -> str:
 
 
 def stages(cls: type[Method]) -> str:
-    """Return the stages that the class defines, in order of action; `build` serves the others, and is named where it is the only one."""
+    """Return the stages that the class defines, in order of action; `build` serves the others, and is named where it is
+    the only one."""
     # What is read without the matrix in its paper too has no other form.
     read = cls.overrides("read_free")
     return (
@@ -86,7 +87,8 @@ def matrix_free(cls: type[Method]) -> str:
 
 
 def runs_fused(method: Method) -> bool:
-    """Run one causal training call, large enough that the matrix is not the faster way, and see which kernel served it."""
+    """Run one causal training call, large enough that the matrix is not the faster way, and see which kernel served
+    it."""
     q, x = torch.randn(2, 1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
     hidden = x[:, 0]
     fitted = fit_standalone([method], standalone_site(q, q, hidden=hidden))

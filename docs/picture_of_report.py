@@ -17,7 +17,9 @@ from playwright.sync_api import sync_playwright
 WIDTH, MARGIN = 1120, 24
 FOREST = "section#paired-differences"
 # The table below the plot says the same in numbers, and would fill the picture alone.
-PICTURED = f"section:not(#paired-differences), nav, .printing {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
+PICTURED = (
+    f"section:not(#paired-differences), nav, .printing {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
+)
 
 
 def take(report: Path, picture: Path, scheme: str) -> None:
@@ -30,7 +32,9 @@ def take(report: Path, picture: Path, scheme: str) -> None:
         page.wait_for_selector("html[data-charts=ready]")
         page.add_style_tag(content=PICTURED)
         page.wait_for_selector(f"{FOREST} svg")
-        end = page.locator(f"{FOREST} figure").evaluate("figure => figure.getBoundingClientRect().bottom + window.scrollY")
+        end = page.locator(f"{FOREST} figure").evaluate(
+            "figure => figure.getBoundingClientRect().bottom + window.scrollY"
+        )
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": round(end) + MARGIN}
         page.screenshot(path=picture, clip=clip, full_page=True)
         browser.close()

@@ -1,11 +1,13 @@
-"""Compute every interval, p and verdict of the kept results again from their CSV, with code of its own: numpy and scipy alone.
+"""Compute every interval, p and verdict of the kept results again from their CSV, with code of its own: numpy and scipy
+alone.
 
 python docs/recompute.py    ends with 1 and names what does not agree
 
-Of each folder it reads differences.csv (outcome, arm, seed, difference) and, where it was kept, seeds.csv (outcome, arm, seed, value), and holds
-what follows from them against analysis.json and claims.json: the interval, the p and the verdict of every arm in every outcome, the trends
-along axes, how often runs diverged, and every test of a claim. A test against a level, whose figures by seed were not kept, is held against
-the interval in table.csv. Nothing of the package is imported.
+Of each folder it reads differences.csv (outcome, arm, seed, difference) and, where it was kept, seeds.csv (outcome,
+arm, seed, value), and holds what follows from them against analysis.json and claims.json: the interval, the p and the
+verdict of every arm in every outcome, the trends along axes, how often runs diverged, and every test of a claim. A test
+against a level, whose figures by seed were not kept, is held against the interval in table.csv. Nothing of the package
+is imported.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ def signs_of(seeds: int) -> np.ndarray:
         return 1.0 - 2.0 * drawn
     if seeds == 0:
         return np.ones((1, 0))
-    return np.array([(*rest[::-1], 1.0) for rest in itertools.product((1.0, -1.0), repeat=seeds - 1)]).reshape(-1, seeds)
+    return np.array([(*rest[::-1], 1.0) for rest in itertools.product((1.0, -1.0), repeat=seeds - 1)]).reshape(
+        -1, seeds
+    )
 
 
 def t_squared(table: np.ndarray) -> np.ndarray:
-    """Return t² of the mean of each column over the present seeds (flips × seeds × arms give flips × arms), at most (n − 1)·10⁶."""
+    """Return t² of the mean of each column over the present seeds (flips × seeds × arms give flips × arms), at most (n
+    − 1)·10⁶."""
     n = np.isfinite(table).sum(axis=-2)
     total, squares = np.nansum(table, axis=-2), np.nansum(table**2, axis=-2)
     share = np.divide(total**2, n * squares, out=np.zeros_like(total), where=squares > 0)
@@ -65,7 +70,8 @@ class Family:
         return float((np.maximum(own, rest) >= t_squared(moved)[0] * (1 - 1e-7)).mean())
 
     def agrees(self, arm: int, low: float, high: float) -> bool:
-        """Return whether an interval is this arm's: inside its ends the test does not exclude, outside of them it does."""
+        """Return whether an interval is this arm's: inside its ends the test does not exclude, outside of them it
+        does."""
         column = self.table[np.isfinite(self.table[:, arm]), arm]
         spread = column.std(ddof=1)
         if spread <= 1e-12 * max(1.0, abs(column.mean())):
@@ -75,7 +81,8 @@ class Family:
             return bool(np.allclose((low, high), (column.mean() - half, column.mean() + half), rtol=1e-6))
         step = CLOSE * (high - low)
         return all(
-            self.p(arm, end - way * step) >= LEVEL > self.p(arm, end + way * step) for end, way in ((low, -1), (high, 1))
+            self.p(arm, end - way * step) >= LEVEL > self.p(arm, end + way * step)
+            for end, way in ((low, -1), (high, 1))
         )
 
 
@@ -109,7 +116,12 @@ def read(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 def mismatches(folder: Path) -> tuple[int, list[str]]:
     """Return how many figures of a folder were computed again, and those that do not agree with what it says."""
-    said, figures, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), read(folder), 0, []
+    said, figures, count, wrong = (
+        json.loads((folder / "analysis.json").read_text(encoding="utf-8")),
+        read(folder),
+        0,
+        [],
+    )
     arms = [arm for arm in said["arms"] if arm["label"] != said["baseline"]]
     for name, outcome in said["outcomes"].items():
         by_arm = figures.get(name, {})
@@ -130,11 +142,20 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
                     "mean": np.isclose(family.mean[at], told["mean"], rtol=1e-9, atol=1e-12),
                     "p": np.isclose(p, told["p_corrected"], atol=1e-9),
                     "verdict": told["verdict"]
-                    == ("undecided" if told["low"] is None else verdict_of(family, at, p, outcome["higher_is_better"], equal)),
-                    "interval": (told["low"] is None and p >= LEVEL) or (told["low"] is not None and family.agrees(at, told["low"], told["high"])),
+                    == (
+                        "undecided"
+                        if told["low"] is None
+                        else verdict_of(family, at, p, outcome["higher_is_better"], equal)
+                    ),
+                    "interval": (told["low"] is None and p >= LEVEL)
+                    or (told["low"] is not None and family.agrees(at, told["low"], told["high"])),
                 }
                 count += len(checks)
-                wrong += [f"{folder.name}: {what} of {arms[column]['label']} in {name}" for what, right in checks.items() if not right]
+                wrong += [
+                    f"{folder.name}: {what} of {arms[column]['label']} in {name}"
+                    for what, right in checks.items()
+                    if not right
+                ]
     return count, wrong
 
 
@@ -150,14 +171,21 @@ def read_seeds(folder: Path) -> dict[str, dict[str, dict[str, float]]] | None:
 
 
 def along(said: dict, figures: dict, values: dict | None, outcome: str, arms: list[str]) -> np.ndarray:
-    """Return the whole seeds × arms of an axis; without figures by seed up to what the baseline has, whose own column is 0."""
+    """Return the whole seeds × arms of an axis; without figures by seed up to what the baseline has, whose own column
+    is 0."""
     if values is not None:
         known = values.get(outcome, {})
-        table = np.array([[known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in said["seeds"]], dtype=float)
+        table = np.array(
+            [[known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in said["seeds"]], dtype=float
+        )
         return table[np.isfinite(table).all(axis=1)]
     known = figures.get(outcome, {})
     seeds = {seed for arm in known.values() for seed in arm}
-    rows = [[0.0 if arm == said["baseline"] else known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in said["seeds"] if str(seed) in seeds]
+    rows = [
+        [0.0 if arm == said["baseline"] else known.get(arm, {}).get(str(seed), np.nan) for arm in arms]
+        for seed in said["seeds"]
+        if str(seed) in seeds
+    ]
     table = np.array(rows, dtype=float).reshape(-1, len(arms))
     return table[np.isfinite(table).all(axis=1)]
 
@@ -169,7 +197,12 @@ def slopes(table: np.ndarray) -> np.ndarray:
 
 def axis_mismatches(folder: Path) -> tuple[int, list[str]]:
     """Hold every trend along an axis against what follows from the differences by seed."""
-    said, figures, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), read(folder), 0, []
+    said, figures, count, wrong = (
+        json.loads((folder / "analysis.json").read_text(encoding="utf-8")),
+        read(folder),
+        0,
+        [],
+    )
     values = read_seeds(folder)
     for told in said["trends"]:
         table = along(said, figures, values, told["outcome"], told["arms"])
@@ -181,11 +214,18 @@ def axis_mismatches(folder: Path) -> tuple[int, list[str]]:
             "seeds": len(table) == told["seeds"],
             "step": np.isclose(steps.mean(), told["step"], rtol=1e-6, atol=1e-9 * (1 + abs(table).max())),
             # equal slopes tie but for rounding: each way of it is a right count
-            "p": np.isclose(Family(steps[:, None]).p(0, 0.0), told["p"], atol=1e-9) or abs(steps.mean()) < 1e-9 * (1 + abs(table).max()),
-            "Page": told["page"] is None or _ties(table) or np.isclose(min(1.0, 2 * min(pages)), told["page"], rtol=1e-6, atol=1e-12),
+            "p": np.isclose(Family(steps[:, None]).p(0, 0.0), told["p"], atol=1e-9)
+            or abs(steps.mean()) < 1e-9 * (1 + abs(table).max()),
+            "Page": told["page"] is None
+            or _ties(table)
+            or np.isclose(min(1.0, 2 * min(pages)), told["page"], rtol=1e-6, atol=1e-12),
         }
         count += len(checks)
-        wrong += [f"{folder.name}: {what} of {told['outcome']} along {told['axis']}" for what, right in checks.items() if not right]
+        wrong += [
+            f"{folder.name}: {what} of {told['outcome']} along {told['axis']}"
+            for what, right in checks.items()
+            if not right
+        ]
     return count, wrong
 
 
@@ -211,17 +251,25 @@ def diverged_seeds(said: dict) -> dict[str, dict[int, bool]]:
 
 
 def divergence_mismatches(folder: Path) -> tuple[int, list[str]]:
-    """Hold the tests of who diverged more often against what follows from the runs: McNemar's, and the least p in joint flips, stepping down."""
+    """Hold the tests of who diverged more often against what follows from the runs: McNemar's, and the least p in joint
+    flips, stepping down."""
     said, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), 0, []
     ended, arms = diverged_seeds(said), [arm for arm in said["arms"] if arm["divergence"]]
     if not arms:
         return 0, []
     base = ended[said["baseline"]]
     others = [arm["label"] for arm in said["arms"] if arm["label"] != said["baseline"]]
-    table = np.array([[ended[arm][seed] - base[seed] if seed in ended[arm] and seed in base else 0 for arm in others] for seed in said["seeds"]])
+    table = np.array(
+        [
+            [ended[arm][seed] - base[seed] if seed in ended[arm] and seed in base else 0 for arm in others]
+            for seed in said["seeds"]
+        ]
+    )
     flipped = signs_of(len(table)) @ table
     unlike = abs(table).sum(axis=0)
-    by_flip = np.array([[mcnemar(int((n + s) // 2), int((n - s) // 2)) for n, s in zip(unlike, row)] for row in flipped])
+    by_flip = np.array(
+        [[mcnemar(int((n + s) // 2), int((n - s) // 2)) for n, s in zip(unlike, row)] for row in flipped]
+    )
     seen = np.array([mcnemar(int((column > 0).sum()), int((column < 0).sum())) for column in table.T])
     corrected, left, last = {}, list(np.argsort(seen, kind="stable")), 0.0
     while left:
@@ -258,14 +306,25 @@ def claims_mismatches(folder: Path) -> tuple[int, list[str]]:
             checks = _checks(folder, said, figures, values, test)
             count += len(checks)
             name = claim.get("text") or claim["name"]
-            wrong += [f"{folder.name}: {what} of {test['arm']} in {test['outcome']}, {name!r}" for what, right in checks.items() if not right]
+            wrong += [
+                f"{folder.name}: {what} of {test['arm']} in {test['outcome']}, {name!r}"
+                for what, right in checks.items()
+                if not right
+            ]
     return count, wrong
 
 
 def _checks(folder: Path, said: dict, figures: dict, values: dict | None, test: dict) -> dict[str, bool]:
     """Return what was computed again of a test, and whether it agrees."""
     if test["says"] in ("rises", "falls", "inside"):
-        axis = next((one for one in said["trends"] if one["outcome"] == test["outcome"] and _is_axis(test["arm"], one, said["baseline"])), None)
+        axis = next(
+            (
+                one
+                for one in said["trends"]
+                if one["outcome"] == test["outcome"] and _is_axis(test["arm"], one, said["baseline"])
+            ),
+            None,
+        )
         if axis is None:
             return {}
         table = along(said, figures, values, test["outcome"], axis["arms"])
@@ -282,17 +341,27 @@ def _checks(folder: Path, said: dict, figures: dict, values: dict | None, test: 
     if test["level"] is not None or test["against_outcome"]:
         return _from_values(folder, said, values, test)
     sides = [figures.get(test["outcome"], {}).get(arm, {}) for arm in (test["arm"], test["against"])]
-    ours, other = (None if arm == said["baseline"] else side for arm, side in zip((test["arm"], test["against"]), sides))
-    seeds = [seed for seed in ours or other or {} if (ours is None or seed in ours) and (other is None or seed in other)]
+    ours, other = (
+        None if arm == said["baseline"] else side for arm, side in zip((test["arm"], test["against"]), sides)
+    )
+    seeds = [
+        seed for seed in ours or other or {} if (ours is None or seed in ours) and (other is None or seed in other)
+    ]
     if not seeds:
         return {}
-    return _column(test, np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds]))
+    return _column(
+        test,
+        np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds]),
+    )
 
 
 def _column(test: dict, column: np.ndarray) -> dict[str, bool]:
     family = Family(column[:, None])
     scale = abs(column).max()
-    checks = {"n": len(column) == test["n"], "mean": bool(np.isclose(column.mean(), test["mean"], rtol=1e-6, atol=1e-9 * (1 + scale)))}
+    checks = {
+        "n": len(column) == test["n"],
+        "mean": bool(np.isclose(column.mean(), test["mean"], rtol=1e-6, atol=1e-9 * (1 + scale))),
+    }
     checks["interval"] = family.agrees(0, test["low"], test["high"])
     if test["says"] != "same":
         checks["p"] = bool(np.isclose(family.p(0, 0.0), test["p"], atol=1e-9))
@@ -331,14 +400,26 @@ def _inside(said: dict, test: dict, table: np.ndarray) -> dict[str, bool]:
 
 def _by_pairs(said: dict, test: dict) -> dict[str, bool]:
     ended = diverged_seeds(said)
-    both = [(ended[test["arm"]][seed], ended[test["against"]][seed]) for seed in ended[test["arm"]] if seed in ended[test["against"]]]
+    both = [
+        (ended[test["arm"]][seed], ended[test["against"]][seed])
+        for seed in ended[test["arm"]]
+        if seed in ended[test["against"]]
+    ]
     first, second = sum(one and not two for one, two in both), sum(two and not one for one, two in both)
     p, pairs, sign = mcnemar(first, second), len(both), -1 if test["says"] == "lower" else 1
-    bound = max(1.0 if one == pairs else float(stats.beta.ppf(1 - LEVEL, one + 1, pairs - one)) for one in (first, second))
+    bound = max(
+        1.0 if one == pairs else float(stats.beta.ppf(1 - LEVEL, one + 1, pairs - one)) for one in (first, second)
+    )
     margin = test["margin"] if test["margin"] is not None else abs(test["effect"]) / 2 if test["effect"] else None
     within = margin is not None and bound < margin
     if test["says"] == "same":
-        verdict = "as published" if within else "contrary" if p < LEVEL and margin and abs(first - second) > margin * pairs else "undecided"
+        verdict = (
+            "as published"
+            if within
+            else "contrary"
+            if p < LEVEL and margin and abs(first - second) > margin * pairs
+            else "undecided"
+        )
     elif p < LEVEL and first != second:
         verdict = "as published" if sign * (first - second) > 0 else "contrary"
     else:
@@ -352,16 +433,27 @@ def _by_pairs(said: dict, test: dict) -> dict[str, bool]:
 
 
 def _from_values(folder: Path, said: dict, values: dict | None, test: dict) -> dict[str, bool]:
-    """Hold a test against a level, or of two outcomes of one arm, against figures by seed, or else against the arm's kept interval."""
+    """Hold a test against a level, or of two outcomes of one arm, against figures by seed, or else against the arm's
+    kept interval."""
     if values is not None:
         ours = values.get(test["outcome"], {}).get(test["arm"], {})
         other = values.get(test["against_outcome"] or test["outcome"], {}).get(test["against"], {})
         seeds = [seed for seed in ours if test["level"] is not None or seed in other]
-        return _column(test, np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds])) if seeds else {}
+        return (
+            _column(
+                test,
+                np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds]),
+            )
+            if seeds
+            else {}
+        )
     if test["level"] is None or test["low"] is None:
         return {}
     with (folder / "table.csv").open(encoding="utf-8", newline="") as stream:
-        row = next((one for one in csv.DictReader(stream) if (one["arm"], one["outcome"]) == (test["arm"], test["outcome"])), None)
+        row = next(
+            (one for one in csv.DictReader(stream) if (one["arm"], one["outcome"]) == (test["arm"], test["outcome"])),
+            None,
+        )
     if row is None or not row["low"]:
         return {}
     mean, low, high = (float(row[key]) - test["level"] for key in ("mean", "low", "high"))

@@ -1,4 +1,5 @@
-"""Write the page of each source, its forest plot, and the screen of docs/results/README.md, from the kept claims and sources.toml.
+"""Write the page of each source, its forest plot, and the screen of docs/results/README.md, from the kept claims and
+sources.toml.
 
 python docs/source_pages.py            write them
 python docs/source_pages.py --check    say whether they are current
@@ -62,11 +63,17 @@ def page(source: Source) -> str:
     published = [one for part in source.parts if part.kind == "published" for one in part.claims]
     title = f"[{source.title}]({source.link})" if source.link else source.title
     lines = [f"# {source.name}", "", f"{title}. {source.about}", ""]
-    lines += ["| held | did not | could not be tested here |", "| --- | --- | --- |", row_of([source.held, source.failed, source.untested]), ""]
+    lines += [
+        "| held | did not | could not be tested here |",
+        "| --- | --- | --- |",
+        row_of([source.held, source.failed, source.untested]),
+        "",
+    ]
     if forest(published):
         lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
         lines += [
-            "One row a claim: of its parts the one that decides. Full: the published direction was seen; open: undecided; triangle: contrary or no effect. "
+            "One row a claim: of its parts the one that decides. Full: the published direction was seen; open: "
+            "undecided; triangle: contrary or no effect. "
             "Claims without an interval, and those that could not be tested, stand in the table alone.",
             "",
         ]
@@ -75,7 +82,11 @@ def page(source: Source) -> str:
         parts = [part for part in source.parts if part.kind == kind]
         if kind != "published" and parts:
             lines += [f"## Apart: {words}", "", *_table(parts), ""]
-    lines += ["Intervals, tests, premises and settings stand on the pages of the studies.", "", f"Written by `{COMMAND}` from the kept results."]
+    lines += [
+        "Intervals, tests, premises and settings stand on the pages of the studies.",
+        "",
+        f"Written by `{COMMAND}` from the kept results.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -84,11 +95,22 @@ def _table(parts: list[Part]) -> list[str]:
     lines = [row_of(head), row_of(["---"] * len(head))]
     for part in parts:
         if part.missing or part.nothing:
-            lines.append(row_of([part.place, part.missing or f"nothing to test: {part.nothing}", "**not run**" if part.missing else "–", "–"]))
+            lines.append(
+                row_of(
+                    [
+                        part.place,
+                        part.missing or f"nothing to test: {part.nothing}",
+                        "**not run**" if part.missing else "–",
+                        "–",
+                    ]
+                )
+            )
         for at, one in enumerate(part.claims):
             claim = f"{one.line} *{one.care}*" if one.care else one.line
             study = f"[{one.study}](../{one.study}/README.md)"
-            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study]))
+            lines.append(
+                row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study])
+            )
     return lines
 
 

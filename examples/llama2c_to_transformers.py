@@ -2,8 +2,9 @@
 
     python examples/llama2c_to_transformers.py stories260K.bin tok512.bin stories260K-transformers
 
-llama2.c keeps one file of numbers (version 0: seven whole numbers, then fp32 weights) and one of the tokenizer. Its rotary
-positions turn neighbouring rows of queries and keys, those of transformers turn halves, so the rows are put in that order.
+llama2.c keeps one file of numbers (version 0: seven whole numbers, then fp32 weights) and one of the tokenizer. Its
+rotary positions turn neighbouring rows of queries and keys, those of transformers turn halves, so the rows are put in
+that order.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 headwise compare --task sst2_task.py:SST2 --data sst2 --method "DropHead(p=0.1)"
 
-The folder of --data holds train.tsv, dev.tsv and test.tsv (or test-labeled.tsv, since the test.tsv of GLUE itself has no labels)
-of SST-2: a header, then a sentence, a tab and 0 or 1 in each line.
+The folder of --data holds train.tsv, dev.tsv and test.tsv (or test-labeled.tsv, since the test.tsv of GLUE itself has
+no labels) of SST-2: a header, then a sentence, a tab and 0 or 1 in each line.
 """
 
 import csv

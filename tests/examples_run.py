@@ -1,4 +1,5 @@
-"""Run the examples of the public names' docstrings: `python tests/examples_run.py`; tests/test_examples.py starts it in a process of its own.
+"""Run the examples of the public names' docstrings: `python tests/examples_run.py`; tests/test_examples.py starts it in
+a process of its own.
 
 Examples define methods, which stay in the registry of the process that ran them.
 """

@@ -1,10 +1,11 @@
-"""One tolerance for figures that two kernels give, or one kernel on two layouts: their bits differ between processors."""
+"""One tolerance for figures that two kernels give, or one kernel on two layouts: their bits differ between
+processors."""
 
 import torch
 from torch import Tensor
 
-# Without headwise, the eager and the fused attention of the tiny models here differ by up to 1.0e-6 of the largest output
-# (Qwen3, ATEN_CPU_CAPABILITY=avx2; 0.9e-6 under default and 0.7e-6 under avx512): twice that is rounding.
+# Without headwise, the eager and the fused attention of the tiny models here differ by up to 1.0e-6 of the largest
+# output (Qwen3, ATEN_CPU_CAPABILITY=avx2; 0.9e-6 under default and 0.7e-6 under avx512): twice that is rounding.
 TOLERANCE = 2e-6
 
 

@@ -95,7 +95,9 @@ def test_lightning(tmp_path, text, monkeypatch):
     left = run("lightning_loop.py", *arguments, monkeypatch=monkeypatch)
     assert left["methods"].watch.records() and left["methods"].regularized.step == 2
     (kept,) = tmp_path.rglob("*.ckpt")
-    left = run("lightning_loop.py", *text, *TINY, "--steps", 3, "--out", tmp_path, "--resume", kept, monkeypatch=monkeypatch)
+    left = run(
+        "lightning_loop.py", *text, *TINY, "--steps", 3, "--out", tmp_path, "--resume", kept, monkeypatch=monkeypatch
+    )
     assert left["methods"].regularized.step == 3
 
 

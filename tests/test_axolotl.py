@@ -1,6 +1,7 @@
 """axolotl: the plugin under axolotl's own plugin manager and schema, in a run of transformers' Trainer.
 
-axolotl's own trainer cannot be imported without libraries of CUDA: transformers' Trainer, whose subclass it is, runs in its place.
+axolotl's own trainer cannot be imported without libraries of CUDA: transformers' Trainer, whose subclass it is, runs in
+its place.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""The guides in docs/ are followed to the letter, in a copy of the tree: files, edits, checks; and each touches one room."""
+"""The guides in docs/ are followed to the letter, in a copy of the tree: files, edits, checks; and each touches one
+room."""
 
 import os
 import re
@@ -23,18 +24,44 @@ GUIDES = {
     ),
     "add_a_statistic": (
         "statistics",
-        [["-m", "pytest", "-p", "no:cacheprovider", "tests/statistics/test_statistic_values.py", "-k", "every_statistic_equals"]],
+        [
+            [
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "tests/statistics/test_statistic_values.py",
+                "-k",
+                "every_statistic_equals",
+            ]
+        ],
     ),
     "add_a_host": ("hosts", []),
     "add_a_study": (
         "headwise_papers",
-        [["-m", "headwise", "compare", "majority", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", "results/majority"]],
+        [
+            [
+                "-m",
+                "headwise",
+                "compare",
+                "majority",
+                "--seeds",
+                "1",
+                "--epochs",
+                "1",
+                "--jobs",
+                "1",
+                "--out",
+                "results/majority",
+            ]
+        ],
     ),
 }
 
 
 def edited(text, steps, where):
-    """Return the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line before it."""
+    """Return the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line
+    before it."""
     lines, place = text.splitlines(), -1
     for step in steps:
         sign, line = step[:1], step[1:]
@@ -57,7 +84,9 @@ def follow(guide, tree):
         first, _, rest = block.partition("\n")
         if kind == "diff":
             path = first.removeprefix("--- ")
-            (tree / path).write_text(edited((tree / path).read_text(encoding="utf-8"), rest.splitlines(), path), encoding="utf-8")
+            (tree / path).write_text(
+                edited((tree / path).read_text(encoding="utf-8"), rest.splitlines(), path), encoding="utf-8"
+            )
         elif re.fullmatch(r"# [\w/]+\.py", first):
             path = first.removeprefix("# ")
             assert not (tree / path).exists(), f"{guide} writes over {path}"
@@ -89,7 +118,10 @@ def reinstall(package):
     told = package / "src" / f"{named['name'].replace('-', '_')}.egg-info"
     told.mkdir()
     (told / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {named['name']}\nVersion: {named['version']}\n")
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in named["entry-points"].items()]
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items())
+        for group, points in named["entry-points"].items()
+    ]
     (told / "entry_points.txt").write_text("\n".join(lines))
 
 
@@ -103,8 +135,12 @@ def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     written, code = follow(guide, tmp_path)
     reinstall(tmp_path / "papers")
     assert {Path(path).parts[-2] for path in written if "src/" in path} == {room}
-    assert re.search(rf"`(papers/)?src/(headwise/)?{room}/",  (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8"))
-    (tmp_path / "followed.py").write_text(f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}")
+    assert re.search(
+        rf"`(papers/)?src/(headwise/)?{room}/", (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    )
+    (tmp_path / "followed.py").write_text(
+        f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}"
+    )
     run(["followed.py"], tmp_path)
     for command in commands:
         run(command, tmp_path)

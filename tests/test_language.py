@@ -15,7 +15,7 @@ INSTEAD = {
     r"stays in when": "remains when",
     r"too little of its tokens' norm": "the tokens of a layer are nearly equal",
     r"[Tt]he settings stand in": "the settings are in",
-        r'"""(Give|Returns) ': '"""Return ',
+    r'"""(Give|Returns) ': '"""Return ',
 }
 FILES = sorted(
     path

@@ -51,7 +51,19 @@ def test_a_file_that_leaves_something_behind_fails_and_is_named(left, tmp_path):
     path = tmp_path / "test_leaking.py"
     path.write_text(textwrap.dedent(code))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", "pytest.ini", path]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "conftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "pytest.ini",
+        path,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode == 1 and told in done.stdout) if told else done.returncode == 0, done.stdout + done.stderr

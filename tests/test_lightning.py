@@ -1,4 +1,5 @@
-"""Lightning: the callback's training is the plain loop's, goes on from a checkpoint, and refuses what would do nothing."""
+"""Lightning: the callback's training is the plain loop's, goes on from a checkpoint, and refuses what would do
+nothing."""
 
 import warnings
 
@@ -289,7 +290,10 @@ def test_without_lightning_the_remedy_is_named():
 
 def test_the_other_name_of_lightning_is_taken_where_a_script_imports_it(tmp_path):
     (tmp_path / "pytorch_lightning.py").write_text("class Callback: pass\n")
-    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport pytorch_lightning\nfrom headwise.lightning import HeadwiseCallback\n"
+    code = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport pytorch_lightning\nfrom headwise.lightning import "
+        "HeadwiseCallback\n"
+    )
     done = run_without(set(), code + "print(issubclass(HeadwiseCallback, pytorch_lightning.Callback))")
     assert done.stdout == "True\n", done.stderr
 

@@ -1,4 +1,5 @@
-"""No test asserts how many seconds something takes: a busy machine would fail it. Ratios inside one run and counts are fine."""
+"""No test asserts how many seconds something takes: a busy machine would fail it. Ratios inside one run and counts are
+fine."""
 
 import ast
 from pathlib import Path
@@ -18,7 +19,11 @@ def timed(tree):
 
 
 def _scopes(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module)]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module)
+    ]
 
 
 def _limits(scope):
@@ -77,10 +82,16 @@ def _names_of_times(scope):
     return found
 
 
-@pytest.mark.parametrize("path", sorted([*TESTS.rglob("test_*.py"), *(TESTS.parent / "papers" / "tests").glob("test_*.py")]), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted([*TESTS.rglob("test_*.py"), *(TESTS.parent / "papers" / "tests").glob("test_*.py")]),
+    ids=lambda path: path.stem,
+)
 def test_no_time_is_held_against_a_number(path):
     found = timed(ast.parse(path.read_text()))
-    assert not found, f"{path.relative_to(TESTS.parent)}, lines {found}: compare two times of one run, or count what is done"
+    assert not found, (
+        f"{path.relative_to(TESTS.parent)}, lines {found}: compare two times of one run, or count what is done"
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,10 @@ def test_every_class_in_the_room_of_methods_has_its_line() -> None:
 
 
 def test_a_folder_is_looked_for_without_torch() -> None:
-    code = "import sys\nfrom headwise import core, files\nassert not hasattr(sys.modules['headwise'], 'nothing')\nprint('torch' in sys.modules)"
+    code = (
+        "import sys\nfrom headwise import core, files\nassert not hasattr(sys.modules['headwise'], "
+        "'nothing')\nprint('torch' in sys.modules)"
+    )
     assert run_without(set(), code).stdout == "False\n"
 
 
@@ -111,7 +114,9 @@ from headwise import *
 from headwise.study import Study, Task, compare
 
 model = torch.nn.Linear(1, 1)
-fitted: Regularized = headwise.regularize(model, NeuTRENO(strength=0.6), DropHead(p=VShape(start=0.2, end=0.2, warmup=5, total=10)), seed=3)
+fitted: Regularized = headwise.regularize(
+    model, NeuTRENO(strength=0.6), DropHead(p=VShape(start=0.2, end=0.2, warmup=5, total=10)), seed=3
+)
 optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3, weight_decay=0.1))
 watching = watch(model, every=2)
 print(fitted.report(), watching.records(), parse("DropHead(p=0.1)"), compare, Study, Task, Site, Method)
@@ -146,7 +151,8 @@ def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path)
     # Libraries are taken for Any: reading torch alone costs a minute.
     (two_programs / "mypy.ini").write_text(
         f"[mypy]\nmypy_path = {SOURCE.parent}\ncache_dir = {two_programs / 'cache'}\nfollow_imports = silent\n"
-        "ignore_missing_imports = true\n[mypy-torch.*,transformers.*,numpy.*,pydantic.*,scipy.*]\nfollow_imports = skip\n"
+        "ignore_missing_imports = true\n[mypy-torch.*,transformers.*,numpy.*,pydantic.*,scipy.*]\nfollow_imports = "
+        "skip\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "right.py", "wrong.py"],

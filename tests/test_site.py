@@ -1,4 +1,5 @@
-"""The site: links of what is written, the check of what is built, and what is made from the registry and the kept results."""
+"""The site: links of what is written, the check of what is built, and what is made from the registry and the kept
+results."""
 
 from __future__ import annotations
 
@@ -54,7 +55,22 @@ def made_by_the_build() -> set[Path]:
     """Return the pages that stand in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "gallery.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
-    return pages | {DOCS / "generated" / "api" / f"{name}.md" for name in ("index", "headwise", "study", "report", "lightning", "axolotl", "own_method", "testing", "objects", "statistics", "command_line")}
+    return pages | {
+        DOCS / "generated" / "api" / f"{name}.md"
+        for name in (
+            "index",
+            "headwise",
+            "study",
+            "report",
+            "lightning",
+            "axolotl",
+            "own_method",
+            "testing",
+            "objects",
+            "statistics",
+            "command_line",
+        )
+    }
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -110,7 +126,9 @@ def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):
     ],
 )
 def test_a_link_of_the_built_site_that_leads_nowhere_is_named(site, tmp_path, body, said):
-    (tmp_path / "other.html").write_text('<h1 id="here">x</h1><a href="#here">y</a> <a href="https://example.org/z">z</a>')
+    (tmp_path / "other.html").write_text(
+        '<h1 id="here">x</h1><a href="#here">y</a> <a href="https://example.org/z">z</a>'
+    )
     (tmp_path / "page.html").write_text('<a href="other.html#here">x</a>')
     assert site["links"].problems(tmp_path) == []
     (tmp_path / "page.html").write_text(body)
@@ -136,14 +154,21 @@ def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_mor
 
     text = method_results.results_of("DropHead")
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")][2:]
-    kept = [path.parent for path in (DOCS / "results").glob("*/analysis.json") if '"label": "DropHead(' in path.read_text(encoding="utf-8")]
+    kept = [
+        path.parent
+        for path in (DOCS / "results").glob("*/analysis.json")
+        if '"label": "DropHead(' in path.read_text(encoding="utf-8")
+    ]
     assert {re.search(r"\[([\w-]+)\]", row[-1])[1] for row in rows} == {path.name for path in kept}
     digits = next(row for row in rows if "digits" in row[-1])
     page = (DOCS / "results" / "digits" / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"\| `DropHead\(p=0.2\)` \|[^|]+\| ([^|]+) \|", page)[1]
     assert digits[3].replace(" points", "").strip() == shown and digits[4].strip() == "better"
     # a method of a calculation alone, and one that nothing ran
-    assert "[sigma-bound]" in method_results.results_of("SigmaReparam") and method_results.results_of("XSA") == method_results.NONE
+    assert (
+        "[sigma-bound]" in method_results.results_of("SigmaReparam")
+        and method_results.results_of("XSA") == method_results.NONE
+    )
     told = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
     assert not [name for name, one in site["methods"].entries().items() if told.search(one["when"])]
 
@@ -184,14 +209,23 @@ def test_every_kept_analysis_gives_figures(site):
 def test_pictures_in_the_documentation_name_the_command_that_makes_them():
     drawn = [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png") and "generated" not in path.parts]
     assert drawn
-    said = {folder: "\n".join(other.read_text(encoding="utf-8") for other in WRITTEN if other.parent == folder) for folder in {p.parent for p in WRITTEN}}
+    said = {
+        folder: "\n".join(other.read_text(encoding="utf-8") for other in WRITTEN if other.parent == folder)
+        for folder in {p.parent for p in WRITTEN}
+    }
     results = DOCS / "results"
     for path in drawn:
         text = said[path.parent] + said[ROOT]
         # the dark twin of a picture is shown by whoever prefers it
         assert path.name in text or path.name.replace("-dark", "") in text, f"{path} is shown nowhere"
-        command = r"python docs/keep_results\.py" if results in path.parents else r"python docs/(draw_house|picture_of_report)\.py"
-        assert re.search(command, said[results] if results in path.parents else text), f"{path}: the command that makes it"
+        command = (
+            r"python docs/keep_results\.py"
+            if results in path.parents
+            else r"python docs/(draw_house|picture_of_report)\.py"
+        )
+        assert re.search(command, said[results] if results in path.parents else text), (
+            f"{path}: the command that makes it"
+        )
 
 
 def test_the_loop_of_the_first_screen_runs():
@@ -201,8 +235,15 @@ def test_the_loop_of_the_first_screen_runs():
     assert len(code.strip().splitlines()) <= 12 and len(text.splitlines()) < 200
     before = (
         "import torch, headwise\nfrom transformers import BertConfig, BertForMaskedLM\n"
-        "model = BertForMaskedLM(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9))\n"
+        "model = BertForMaskedLM(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, "
+        "intermediate_size=16, vocab_size=9))\n"
         "loader = [{'input_ids': torch.randint(0, 9, (2, 4)), 'labels': torch.randint(0, 9, (2, 4))}]\n"
     )
-    done = subprocess.run([sys.executable, "-c", f"{before}{code}print(handle.step)"], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}{code}print(handle.step)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.stdout == "1\n", done.stderr

@@ -37,8 +37,10 @@ def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=No
     """Make a Trainer that takes plain gradient steps, without clipping, decay or shuffling."""
     given = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 1, **settings}
     args = transformers.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0.0,
-        report_to=given.pop("report_to", []), disable_tqdm=True, save_strategy=given.pop("save_strategy", "no"), dataloader_pin_memory=False,
+        output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        report_to=given.pop("report_to", []), disable_tqdm=True, save_strategy=given.pop("save_strategy", "no"),
+        dataloader_pin_memory=False,
         logging_steps=1, train_sampling_strategy="sequential", **given,
     )  # fmt: skip
     own = (

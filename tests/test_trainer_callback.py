@@ -29,7 +29,8 @@ def run(folder, model, callback, steps=4, resume=None, **settings):
 
 
 def events(folder):
-    """Return by tag the steps and values of scalars, and by tag the steps of images, of all event files below a folder."""
+    """Return by tag the steps and values of scalars, and by tag the steps of images, of all event files below a
+    folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     scalars, images = {}, {}

@@ -1,4 +1,5 @@
-"""A neutral method under transformers.Trainer trains to the plain Trainer's numbers, whatever the model and the settings."""
+"""A neutral method under transformers.Trainer trains to the plain Trainer's numbers, whatever the model and the
+settings."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 PAIR = {k: 0.0 if v == "dropout" else v for k, v in SEQ2SEQ.items()} | {"max_position_embeddings": 64}
 BERT = {**TEXT, **SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 32}
 T5 = {
-    "vocab_size": 61, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48, "dropout_rate": 0.0, "pad_token_id": 0,
+    "vocab_size": 61, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48, "dropout_rate": 0.0,
+    "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }  # fmt: skip
 
@@ -67,7 +69,8 @@ KINDS = {
     ),
     "MixtralForCausalLM": (
         lambda: made(
-            "MixtralForCausalLM", **TEXT, **SMALL, num_key_value_heads=2, num_local_experts=2, output_router_logits=True,
+            "MixtralForCausalLM", **TEXT, **SMALL, num_key_value_heads=2, num_local_experts=2,
+            output_router_logits=True,
             router_aux_loss_coef=0.5,
         ),
         "tokens",
@@ -81,7 +84,8 @@ KINDS = {
     "MT5ForConditionalGeneration": (lambda: made("MT5ForConditionalGeneration", **T5), "pairs"),
     "WhisperForConditionalGeneration": (
         lambda: made(
-            "WhisperForConditionalGeneration", **TEXT, **{k: v for k, v in PAIR.items() if k != "max_position_embeddings"},
+            "WhisperForConditionalGeneration", **TEXT, **{k: v for k,
+            v in PAIR.items() if k != "max_position_embeddings"},
             num_mel_bins=8, max_source_positions=12, max_target_positions=16,
         ),
         "speech",
@@ -122,7 +126,8 @@ def trained(kind: str, folder, method=None, decoder: bool = False, cls=None, **s
     """Train by plain gradient steps; give the losses of the log, the evaluation's loss and the parameters."""
     given = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, **settings}
     args = transformers.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0,
+        output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
+        max_grad_norm=0.0,
         report_to=[], disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False, logging_steps=1,
         train_sampling_strategy="sequential", per_device_eval_batch_size=4, **given,
     )  # fmt: skip
@@ -257,7 +262,8 @@ JOBS = [
 
 def _process(rank, port, folder):
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
     }  # fmt: skip
     torch.set_num_threads(1)
     # What the log prints is the test's own, not the reader's.

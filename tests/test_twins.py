@@ -64,10 +64,13 @@ def two_forms() -> list[Method]:
 
 def acting_in_the_call() -> list[Method]:
     stages = ("inputs", "logits", "weights", "read", "read_free", "output")
-    # Two stand on the weights of a layer, which a call alone has not; tests/methods/test_qk_clip.py cuts such a reading into blocks.
+    # Two stand on the weights of a layer, which a call alone has not; tests/methods/test_qk_clip.py cuts such a reading
+    # into blocks.
     on_weights = ("QKClip", "QKRates")
     own = (
-        cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods") and cls.__name__ not in on_weights
+        cls
+        for cls in REGISTRY.values()
+        if cls.__module__.startswith("headwise.methods") and cls.__name__ not in on_weights
     )
     found = [cls(**cls.strong) for cls in own]
     return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
@@ -106,7 +109,9 @@ WITH_A_MEANING = [
 ]
 
 
-@pytest.mark.parametrize(("method", "kind"), WITH_A_MEANING, ids=lambda part: part if isinstance(part, str) else repr(part))
+@pytest.mark.parametrize(
+    ("method", "kind"), WITH_A_MEANING, ids=lambda part: part if isinstance(part, str) else repr(part)
+)
 def test_both_forms_agree(method: Method, kind: str) -> None:
     kernels = compare([method], kind)
     assert ("explicit" in kernels) != fused_expected(method, kind)
@@ -174,7 +179,10 @@ def test_a_method_that_is_not_rowwise_needs_its_rows_together(
         blocks = run([cls(**cls.strong)], "causal", "textbook")
     except (RuntimeError, ValueError):
         return
-    same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in ((blocks.out, whole.out), (blocks.penalty, whole.penalty))]
+    same = [
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+        for a, b in ((blocks.out, whole.out), (blocks.penalty, whole.penalty))
+    ]
     assert not all(same)
 
 
@@ -252,7 +260,9 @@ def test_ordered_pairs_that_share_a_stage_agree(first: Method) -> None:
                     raise AssertionError(f"{a!r} + {b!r} on a {kind} call: {error}") from error
 
 
-@pytest.mark.parametrize("method", [*(REGISTRY[name]() for name in all_methods.__all__), *map(build, VARIANTS)], ids=repr)
+@pytest.mark.parametrize(
+    "method", [*(REGISTRY[name]() for name in all_methods.__all__), *map(build, VARIANTS)], ids=repr
+)
 def test_an_instance_holds_its_settings_and_nothing_else(method: Method) -> None:
     assert vars(method).keys() == method.settings().keys()
 

@@ -1,4 +1,5 @@
-"""Puts packages that only the tests need on the path: `make test` installs them beside the user's environment, not in it.
+"""Puts packages that only the tests need on the path: `make test` installs them beside the user's environment, not in
+it.
 
 torchvision without operators that fit the installed torch breaks `import transformers` for a user; with the stub of
 `torchvision_stub` the tests can live with it.
@@ -9,8 +10,10 @@ from pathlib import Path
 
 FOLDER = Path(sys.prefix) / "tests-only"
 
+
 def on_path() -> None:
-    """Put the folder on the path, once; pytest-xdist gives its workers a path of its own after this file was imported."""
+    """Put the folder on the path, once; pytest-xdist gives its workers a path of its own after this file was
+    imported."""
     if FOLDER.is_dir() and str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
 

@@ -36,12 +36,14 @@ UNREACHABLE: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         plain_model("BloomModel", vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
         ("h.0.self_attention", "h.1.self_attention"),
     ),
-    "GPT-J": (plain_model("GPTJModel", vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), ("h.0.attn", "h.1.attn")),
+    "GPT-J": (plain_model("GPTJModel", vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+    ("h.0.attn", "h.1.attn")),
     "XLNet": (
         plain_model("XLNetModel", vocab_size=VOCABULARY, d_model=32, n_layer=2, n_head=4, d_inner=48),
         ("layer.0.rel_attn", "layer.1.rel_attn"),
     ),
-    "MPT": (plain_model("MptModel", vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4), ("blocks.0.attn", "blocks.1.attn")),
+    "MPT": (plain_model("MptModel", vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4), ("blocks.0.attn",
+    "blocks.1.attn")),
     "SwinV2": (
         plain_model("Swinv2Model", **PICTURE, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2),
         ("encoder.layers.0.blocks.0.attention.self", "encoder.layers.1.blocks.0.attention.self"),

@@ -167,7 +167,8 @@ CAUSAL = {"heads": 4, "kv_heads": 4, "head_dim": 8, "hidden": 32, "causal": True
 ENCODER = {**CAUSAL, "causal": False}
 SEQ2SEQ = {
     "d_model": 32, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "attention_dropout": "dropout", "dropout": 0.0, "activation_dropout": 0.0,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "attention_dropout": "dropout", "dropout": 0.0,
+    "activation_dropout": 0.0,
     "decoder_start_token_id": 1,
 }  # fmt: skip
 
@@ -177,27 +178,31 @@ _FAMILIES = [
     Family("Qwen3", _decoder("Qwen3"), "decoder", {**GROUPED, "qk_norm": True}),
     Family(
         "Gemma2",
-        _decoder("Gemma2", sliding_window=4, attn_logit_softcapping=1.0, query_pre_attn_scalar=8, tie_word_embeddings=True),
+        _decoder("Gemma2", sliding_window=4, attn_logit_softcapping=1.0, query_pre_attn_scalar=8,
+        tie_word_embeddings=True),
         "decoder",
         GROUPED,
         implementations=("eager",),
     ),
     Family(
         "GptOss",
-        _decoder("GptOss", num_local_experts=2, num_experts_per_tok=1, sliding_window=4, rope_parameters={"rope_type": "default"}),
+        _decoder("GptOss", num_local_experts=2, num_experts_per_tok=1, sliding_window=4,
+        rope_parameters={"rope_type": "default"}),
         "decoder",
         GROUPED,
         implementations=("eager",),
     ),
     Family(
         "GPT2",
-        _of("GPT2", "LMHeadModel", **TEXT, n_embd=32, n_layer=3, n_head=4, n_positions=32, attn_pdrop="dropout", resid_pdrop=0.0, embd_pdrop=0.0),
+        _of("GPT2", "LMHeadModel", **TEXT, n_embd=32, n_layer=3, n_head=4, n_positions=32, attn_pdrop="dropout",
+        resid_pdrop=0.0, embd_pdrop=0.0),
         "decoder",
         CAUSAL,
     ),
     Family(
         "OPT",
-        _of("OPT", **TEXT, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32,
+        _of("OPT", **TEXT, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=48,
+        word_embed_proj_dim=32,
             max_position_embeddings=32, attention_dropout="dropout", dropout=0.0),
         "decoder",
         CAUSAL,
@@ -233,8 +238,10 @@ _FAMILIES = [
     ),
     Family(
         "T5",
-        _of("T5", "ForConditionalGeneration", vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4,
-            dropout_rate="dropout", decoder_start_token_id=0, relative_attention_max_distance=8, relative_attention_num_buckets=8),
+        _of("T5", "ForConditionalGeneration", vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=3,
+        num_heads=4,
+            dropout_rate="dropout", decoder_start_token_id=0, relative_attention_max_distance=8,
+            relative_attention_num_buckets=8),
         "encoder-decoder",
         ENCODER,
         sites=(9, 3),

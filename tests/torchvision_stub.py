@@ -2,8 +2,8 @@
 
 The package index has torchvision's CUDA build alone: with the CPU build of torch `import timm` raises `operator
 torchvision::nms does not exist`. Import this file before timm, and before transformers once torchvision is installed;
-subprocesses find it through PYTHONPATH. Where torchvision works, or is not installed, nothing is done. timm itself needs
-torchvision installed: its data loading imports it.
+subprocesses find it through PYTHONPATH. Where torchvision works, or is not installed, nothing is done. timm itself
+needs torchvision installed: its data loading imports it.
 """
 
 import importlib.machinery
@@ -17,7 +17,8 @@ import torch
 tests_only.on_path()
 
 OPERATORS = (
-    "nms qnms roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align _ps_roi_align_backward ps_roi_pool "
+    "nms qnms roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align _ps_roi_align_backward "
+    "ps_roi_pool "
     "_ps_roi_pool_backward deform_conv2d _deform_conv2d_backward"
 ).split()
 

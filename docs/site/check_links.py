@@ -1,7 +1,7 @@
 """Check every link of the built site, offline: `python docs/site/check_links.py build/docs`.
 
-A relative link must lead to a file, and to a place in it where it names one; an address must have the form of one. Scripts, styles and pictures
-must come from the site itself: it is to be read without a network.
+A relative link must lead to a file, and to a place in it where it names one; an address must have the form of one.
+Scripts, styles and pictures must come from the site itself: it is to be read without a network.
 """
 
 from __future__ import annotations

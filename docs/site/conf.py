@@ -1,7 +1,7 @@
 """How Sphinx builds the site: `make docs`, which runs `sphinx-build -c docs/site docs build/docs`.
 
-The guides of docs/ are pages as they stand. Methods, results, figures and the reference are written into docs/generated from the code and the
-kept results while building; nothing is fetched.
+The guides of docs/ are pages as they stand. Methods, results, figures and the reference are written into docs/generated
+from the code and the kept results while building; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import reference  # noqa: E402
 
 import headwise  # noqa: E402
 
-# Cells of executed pages run in processes of their own: they import this tree, and find the commands of this environment.
+# Cells of executed pages run in processes of their own: they import this tree, and find the commands of this
+# environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ.update(TQDM_DISABLE="1", TERM="dumb", COLUMNS="100", HF_HUB_OFFLINE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
@@ -62,7 +63,13 @@ napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_ivar = True
 
 # what stands in bold in a table of verdicts, and how a badge of it looks
-BADGES = {"as published": "held", "same direction": "held", "contrary": "against", "no effect": "against", "undecided": "open"}
+BADGES = {
+    "as published": "held",
+    "same direction": "held",
+    "contrary": "against",
+    "no effect": "against",
+    "undecided": "open",
+}
 BADGES |= {"not testable": "left", "not run": "left"}
 
 # Pages of the repository that stand outside of docs/, and the page of the site that shows each.
@@ -85,7 +92,11 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
     here = (DOCS / name).parent
     # a folder is no page: its words stay
     source[0] = re.sub(r"\[([^\]]+)\]\((\.[\w./-]+)\)", lambda m: m[1] if (here / m[2]).is_dir() else m[0], source[0])
-    if name.startswith("results/") and name.rpartition("/")[2] not in ("README", "claims", "changed_verdicts") and "/sources/" not in name:
+    if (
+        name.startswith("results/")
+        and name.rpartition("/")[2] not in ("README", "claims", "changed_verdicts")
+        and "/sources/" not in name
+    ):
         # notes on a study are found from its page, and stand in no list of pages
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if "/sources/" in name:

@@ -1,6 +1,6 @@
 """Draw the figures of every kept result from its kept files, and write the gallery of results.
 
-    python docs/site/gallery.py FOLDER    the gallery and its figures alone, without Sphinx
+python docs/site/gallery.py FOLDER    the gallery and its figures alone, without Sphinx
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def shown(folder: Path) -> list[str]:
 
 
 def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the charts that the kept files of a study hold, by name; none where only its page was kept, or where that has figures.
+    """Return the charts that the kept files of a study hold, by name; none where only its page was kept, or where that
+    has figures.
 
     Raises:
         ValueError: where a kept file cannot be read.
@@ -67,7 +68,10 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
         return []
     analysis = checked_analysis(folder / "analysis.json")
     kept = keep_results.kept_outcomes(analysis)
-    fewer = {"outcomes": {name: analysis.outcomes[name] for name in kept}, "trends": [t for t in analysis.trends if t.outcome in kept]}
+    fewer = {
+        "outcomes": {name: analysis.outcomes[name] for name in kept},
+        "trends": [t for t in analysis.trends if t.outcome in kept],
+    }
     analysis = analysis.model_copy(update=fewer)
     # single runs are not kept: the dots of seeds along an axis are left out
     study: Any = SimpleNamespace(seeds=[])
@@ -119,9 +123,12 @@ def _verdicts(path: Path) -> str | None:
 
 def _gallery(cards: list[str], names: list[str], others: list[str]) -> str:
     intro = (
-        "Every result that is kept: what was asked, what was found, how its claims were judged, and its figures. Tables, intervals, settings and the "
-        "command that repeats it stand on its page. By source: [results](../results/README.md); one table over all: [claims](../results/claims.md). "
-        f"Figures were kept with a result by `python docs/keep_results.py`, or are drawn from its kept files by `{COMMAND}`."
+        "Every result that is kept: what was asked, what was found, how its claims were judged, and its figures. "
+        "Tables, intervals, settings and the "
+        "command that repeats it stand on its page. By source: [results](../results/README.md); one table over all: "
+        "[claims](../results/claims.md). "
+        "Figures were kept with a result by `python docs/keep_results.py`, or are drawn from its kept files by "
+        f"`{COMMAND}`."
     )
     toctree = "\n".join(["```{toctree}", ":hidden:", *(f"../results/{name}/README" for name in names), "```"])
     rest = f"No result is kept yet of: {', '.join(others)}." if others else ""

@@ -17,12 +17,19 @@ def heat_maps(panels: Sequence[tuple[str, Map]], *, top: float, described: str) 
     for title, rows in panels:
         width, height = len(rows[0]) * CELL, len(rows) * CELL
         parts.append(f'<text x="{left}" y="{TOP - 10}">{escape(title)}</text>')
-        parts += [_cell(left + CELL * x, TOP + CELL * y, value, top) for y, row in enumerate(rows) for x, value in enumerate(row)]
+        parts += [
+            _cell(left + CELL * x, TOP + CELL * y, value, top)
+            for y, row in enumerate(rows)
+            for x, value in enumerate(row)
+        ]
         parts.append(f'<rect x="{left}" y="{TOP}" width="{width}" height="{height}" fill="none" stroke="#777"/>')
         left += width + GAP
     size = f'width="{left - GAP + 2}" height="{TOP + height + 2}" viewBox="-1 0 {left - GAP + 2} {TOP + height + 2}"'
     style = 'font-family="system-ui, sans-serif" font-size="13" fill="#777"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {style}><title>{escape(described)}</title>{"".join(parts)}</svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} '
+        f"{style}><title>{escape(described)}</title>{''.join(parts)}</svg>\n"
+    )
 
 
 def _cell(x: int, y: int, value: float, top: float) -> str:

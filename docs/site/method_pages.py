@@ -1,6 +1,7 @@
-"""Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms in code.
+"""Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms
+in code.
 
-    python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
+python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
 """
 
 from __future__ import annotations
@@ -79,10 +80,14 @@ def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
         tables.append("\n".join([f"## {methods_table.FAMILIES[family]}", "", *head, *rows]))
     table = "\n\n".join(tables)
     intro = (
-        f"{len(names)} methods of the literature. Each page has the formula, a picture of what the method does to a fixed attention map, the cost, "
-        "the source, and the code of both forms: as in the paper, on the matrix, and as it runs, without it. All fit any model in one line:"
+        f"{len(names)} methods of the literature. Each page has the formula, a picture of what the method does to a "
+        "fixed attention map, the cost, "
+        "the source, and the code of both forms: as in the paper, on the matrix, and as it runs, without it. All fit "
+        "any model in one line:"
     )
-    code = '```python\nhandle = headwise.regularize(model, headwise.DropHead(p=0.2), headwise.NeuTRENO(strength=0.6))\n```'
+    code = (
+        "```python\nhandle = headwise.regularize(model, headwise.DropHead(p=0.2), headwise.NeuTRENO(strength=0.6))\n```"
+    )
     toctree = "\n".join(["```{toctree}", ":hidden:", *names, "```"])
     return f"# Methods\n\n{intro}\n\n{code}\n\n{table}\n\nA method of your own: [](../../own_method.md).\n\n{toctree}\n"
 
@@ -108,12 +113,18 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
 def _picture(cls: type[Method], shown: Method, folder: Path) -> str:
     plain, seen, told = pictured(shown)
     top = float(plain.max())
-    panels = [(f"head {h}, {which}", maps[h].tolist()) for h in range(HEADS) for which, maps in (("plain", plain), ("with it", seen))]
+    panels = [
+        (f"head {h}, {which}", maps[h].tolist())
+        for h in range(HEADS)
+        for which, maps in (("plain", plain), ("with it", seen))
+    ]
     described = f"The maps of two heads without and with {shown!r}"
     _put(folder / f"{cls.__name__}.svg", heat_maps(panels, top=top, described=described))
     caption = (
-        f"What acts on the values of two heads, ten tokens, without and with `{shown!r}`: queries down, keys to the right, white is 0, full "
-        f"blue {top:.2f} and more, red below 0. {told + ' ' if told else ''}Drawn by `python docs/site/method_pages.py FOLDER`."
+        f"What acts on the values of two heads, ten tokens, without and with `{shown!r}`: queries down, keys to the "
+        "right, white is 0, full "
+        f"blue {top:.2f} and more, red below 0. {told + ' ' if told else ''}Drawn by `python "
+        "docs/site/method_pages.py FOLDER`."
     )
     return f"```{{figure}} {cls.__name__}.svg\n:alt: {described}\n\n{caption}\n```"
 
@@ -128,13 +139,19 @@ def _facts(cls: type[Method]) -> str:
         ("learns, in a layer of 768 channels and 12 heads", f"{learned:,} numbers" if learned else "nothing"),
     ]
     if (times := _times(cls.__name__)) is not None:
-        rows.append(("time of attention, forward and backward, over plain", f"{times} ([benchmarks](../../benchmarks.md))"))
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows)])
+        rows.append(
+            ("time of attention, forward and backward, over plain", f"{times} ([benchmarks](../../benchmarks.md))")
+        )
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows)]
+    )
 
 
 def _times(name: str) -> str | None:
     """Return the measured ratios of the first table of benchmarks.md that has this method."""
-    found = re.search(rf"^\| `({name}\([^|`]*)` \|([^|]+)\|([^|]+)\|([^|]+)\|", BENCHMARKS.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        rf"^\| `({name}\([^|`]*)` \|([^|]+)\|([^|]+)\|([^|]+)\|", BENCHMARKS.read_text(encoding="utf-8"), re.MULTILINE
+    )
     if found is None:
         return None
     measured, *cells = found.groups()
@@ -145,9 +162,18 @@ def _times(name: str) -> str | None:
 def _settings(cls: type[Method]) -> str:
     fields: tuple[Any, ...] = dataclasses.fields(cls)  # type: ignore[arg-type]
     signature = ", ".join(f"{f.name}: {_type(f)} = {f.default!r}" for f in fields)
-    live = f"`{'`, `'.join(cls.live)}` may change while training: `handle.set(headwise.{cls.__name__}, {cls.live[0]}=...)`." if cls.live else ""
+    live = (
+        f"`{'`, `'.join(cls.live)}` may change while training: `handle.set(headwise.{cls.__name__}, "
+        f"{cls.live[0]}=...)`."
+        if cls.live
+        else ""
+    )
     neutral = f"No neutral setting: {cls.no_neutral}." if cls.no_neutral else _neutral(cls)
-    return f"```{{py:class}} headwise.{cls.__name__}({'*, ' if fields else ''}{signature})\n{_line(cls.summary())}\n```\n\n{live} {neutral}".strip()
+    return (
+        f"```{{py:class}} "
+        f"headwise.{cls.__name__}({'*, ' if fields else ''}{signature})\n{_line(cls.summary())}\n```\n\n{live} "
+        f"{neutral}".strip()
+    )
 
 
 def _neutral(cls: type[Method]) -> str:
@@ -162,7 +188,9 @@ def _type(field: Any) -> str:
 
 
 def _forms(cls: type[Method]) -> list[str]:
-    twins = dict.fromkeys(twin for stage, names in TWINS.items() if cls.overrides(stage) for twin in names if cls.overrides(twin))
+    twins = dict.fromkeys(
+        twin for stage, names in TWINS.items() if cls.overrides(stage) for twin in names if cls.overrides(twin)
+    )
     textbook = [stage for stage in STAGES if cls.overrides(stage)]
     matrix = [stage for stage in TWINS if cls.overrides(stage)]
     if not matrix:
@@ -181,7 +209,11 @@ def _forms(cls: type[Method]) -> list[str]:
 
 
 def _code(cls: type[Method], stages: list[str]) -> str:
-    return "```python\n" + "\n".join(textwrap.dedent(inspect.getsource(getattr(cls, stage))) for stage in stages).strip() + "\n```"
+    return (
+        "```python\n"
+        + "\n".join(textwrap.dedent(inspect.getsource(getattr(cls, stage))) for stage in stages).strip()
+        + "\n```"
+    )
 
 
 def _line(paragraph: str) -> str:

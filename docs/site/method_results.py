@@ -14,7 +14,10 @@ from headwise.results.analysis_record import Analysis
 from headwise.results.stored import checked_analysis
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-NOTE = "Differences to the study's baseline in its deciding outcome, with intervals of 95 % that hold for all arms of the study together. Arms that combine methods count for each."
+NOTE = (
+    "Differences to the study's baseline in its deciding outcome, with intervals of 95 % that hold for all arms of "
+    "the study together. Arms that combine methods count for each."
+)
 NONE = "No kept study ran it: nothing is known here of what it does to a training."
 
 
@@ -44,10 +47,14 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
         if entry is None or not re.search(rf"\b{name}\(", arm.label):
             continue
         number = unit.number(entry.mean, signed=True) or "diverged"
-        shown = f"{number} {unit.difference} {unit.interval(entry.low, entry.high, signed=True)}".replace("  ", " ").strip()
+        shown = f"{number} {unit.difference} {unit.interval(entry.low, entry.high, signed=True)}".replace(
+            "  ", " "
+        ).strip()
         good = {True: " (higher is better)", False: " (lower is better)", None: ""}[metric.higher_is_better]
         seeds = f"{world}, {len(analysis.seeds)} seeds"
-        found.append([seeds, f"`{arm.label}`", f"{metric.label}{good}", shown, plain_verdict(entry, unit), _link(folder.name)])
+        found.append(
+            [seeds, f"`{arm.label}`", f"{metric.label}{good}", shown, plain_verdict(entry, unit), _link(folder.name)]
+        )
     return found
 
 

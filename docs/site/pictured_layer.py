@@ -1,7 +1,7 @@
 """A layer whose output is its own attention map: what a method does to A, seen from outside through any host.
 
-The values of each head are the identity, and so is the output projection. The layer's output then holds, head by head, the map that acts on the
-values, whatever stage of the layer a method edits.
+The values of each head are the identity, and so is the output projection. The layer's output then holds, head by head,
+the map that acts on the values, whatever stage of the layer a method edits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Attention(nn.Module):
             setattr(self, name, nn.Linear(channels, channels, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.o_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -59,7 +61,8 @@ class Stack(nn.Module):
 
 
 def fixed() -> tuple[Stack, Tensor]:
-    """Return the layer of all pictures and its input (1, T, C): a local head and one that looks far, values the identity."""
+    """Return the layer of all pictures and its input (1, T, C): a local head and one that looks far, values the
+    identity."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, TOKENS, CHANNELS, generator=generator)
     model, back = Stack(), torch.linalg.pinv(x[0])
@@ -83,7 +86,8 @@ def fixed() -> tuple[Stack, Tensor]:
 
 
 def _weight(back: Tensor, wanted: Tensor) -> Tensor:
-    """Return the weight of a projection that makes of the input, whose inverse is given, these rows by head (H, T, T)."""
+    """Return the weight of a projection that makes of the input, whose inverse is given, these rows by head (H, T,
+    T)."""
     return (back @ wanted.transpose(0, 1).flatten(1)).T
 
 
@@ -94,7 +98,8 @@ def maps(model: Stack, x: Tensor) -> Tensor:
 
 
 def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
-    """Return the maps (H, T, N) without and with a method, and a sentence on what was done where that is more than one forward."""
+    """Return the maps (H, T, N) without and with a method, and a sentence on what was done where that is more than one
+    forward."""
     model, x = fixed()
     plain = maps(model, x)
     handle = headwise.regularize(model.train(), method, example=x)
@@ -121,7 +126,9 @@ def _stepped(methods: list[Method]) -> Tensor:
     """Return the maps after a step of an optimizer, for a method that changes the step."""
     model, x = fixed()
     handle = headwise.regularize(model.train(), *methods, example=x) if methods else None
-    optimizer = torch.optim.Adam([model.layers[1].attn.q_proj.weight, model.layers[1].attn.k_proj.weight], lr=PENALTY_RATE)
+    optimizer = torch.optim.Adam(
+        [model.layers[1].attn.q_proj.weight, model.layers[1].attn.k_proj.weight], lr=PENALTY_RATE
+    )
     model(x).square().mean().backward()
     optimizer.step()
     if handle is not None:
@@ -142,7 +149,8 @@ def _lower_penalty(model: Stack, x: Tensor, handle: headwise.Regularized) -> str
 
 
 def learned_numbers(method: Method, channels: int = 768, heads: int = 12) -> int:
-    """Count what a method adds to learn in a layer of this width: the second of two, the first of which may stay plain."""
+    """Count what a method adds to learn in a layer of this width: the second of two, the first of which may stay
+    plain."""
     model = Stack(channels, heads)
     before = sum(p.numel() for p in model.layers[1].parameters())
     headwise.regularize(model, method, example=torch.zeros(1, TOKENS, channels))

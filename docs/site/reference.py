@@ -1,4 +1,5 @@
-"""Write the pages of the reference: public names and statistics from their docstrings, and the command line from its own help."""
+"""Write the pages of the reference: public names and statistics from their docstrings, and the command line from its
+own help."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from headwise.testing import contract
 COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
 # what the author of a method, a statistic or a report's reader meets behind the public names
 INNER = {
-    "What `regularize` and `watch` give": ("headwise.regularizing.handle.Regularized", "headwise.watching.watch.Watch", "headwise.regularizing.coverage.Coverage"),
+    "What `regularize` and `watch` give": (
+        "headwise.regularizing.handle.Regularized",
+        "headwise.watching.watch.Watch",
+        "headwise.regularizing.coverage.Coverage",
+    ),
     "What `audit`, `compress` and `sharpness` give": (
         "headwise.auditing.page.Audit",
         "headwise.compressing.record.Compressed",
@@ -54,20 +59,38 @@ def write(folder: Path) -> None:
     _put(folder / "objects.md", _objects())
     _put(folder / "statistics.md", statistics_page.page())
     _put(folder / "command_line.md", _command_line())
-    toctree = "\n".join(["```{toctree}", "headwise", "study", "report", "lightning", "axolotl", "own_method", "testing", "objects", "statistics", "command_line", "```"])
+    toctree = "\n".join(
+        [
+            "```{toctree}",
+            "headwise",
+            "study",
+            "report",
+            "lightning",
+            "axolotl",
+            "own_method",
+            "testing",
+            "objects",
+            "statistics",
+            "command_line",
+            "```",
+        ]
+    )
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 
 METHODS = "The methods are public names of this module too; each has [a page of its own](../methods/index.md)."
 
 OWN_METHOD = (
-    "What a subclass of [`headwise.Method`](headwise.md) may set and override. A stage that is not overridden does not exist for the "
+    "What a subclass of [`headwise.Method`](headwise.md) may set and override. A stage that is not overridden does "
+    "not exist for the "
     "core. Shapes: B batch, H query heads, T queries, N keys, D head size, C hidden size."
 )
 
 
 def _page(title: str, module: str, names: list[str], intro: str = "") -> str:
-    return "\n\n".join([f"# {title}", *([intro] if intro else []), *(_entry(f"{module}.{name}") for name in names)]) + "\n"
+    return (
+        "\n\n".join([f"# {title}", *([intro] if intro else []), *(_entry(f"{module}.{name}") for name in names)]) + "\n"
+    )
 
 
 def _checks() -> str:
@@ -78,7 +101,8 @@ def _checks() -> str:
 
 
 def _own_method() -> str:
-    """Return the page of what `Method` leaves to its subclasses: type checkers alone see the stages, so autodoc does not."""
+    """Return the page of what `Method` leaves to its subclasses: type checkers alone see the stages, so autodoc does
+    not."""
     parts = ["# The class variables and stages of a method", OWN_METHOD, "## Class variables"]
     for name, (default, said) in method_contract.class_variables().items():
         parts.append(f"### `{name}`\n\nDefault: `{default}`. {said}")
@@ -89,7 +113,10 @@ def _own_method() -> str:
 
 
 def _objects() -> str:
-    parts = ["# Objects that are given, not made", "You do not build these yourself; you get them and call what they offer."]
+    parts = [
+        "# Objects that are given, not made",
+        "You do not build these yourself; you get them and call what they offer.",
+    ]
     for title, names in INNER.items():
         parts += [f"## {title}", *(_entry(name) for name in names)]
     return "\n\n".join(parts) + "\n"

@@ -12,12 +12,14 @@ from headwise.statistics.weights.weight_statistic import WeightStatistic
 
 INTRO = """# Statistics of attention
 
-The figures that `headwise.watch`, `headwise audit` and a [study's own fields](../../tasks.md#what-else-a-run-measures) read. A name is what
-`statistics=[...]` takes, and what stands under `"statistic"` in each record. A figure belongs to a head, to a layer, or to a group of heads that share
+The figures that `headwise.watch`, `headwise audit` and a
+[study's own fields](../../tasks.md#what-else-a-run-measures) read. A name is what `statistics=[...]` takes, and what
+stands under `"statistic"` in each record. A figure belongs to a head, to a layer, or to a group of heads that share
 keys and values. Limits, beyond which a figure becomes an alert, are those of `headwise.Thresholds`."""
 WEIGHTS = """## Of the weights
 
-Each is read of two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and `spectral_norm_vo`."""
+Each is read of two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and
+`spectral_norm_vo`."""
 MODEL = """## Of the whole model
 
 Read only where they are named. The two of the loss need `loss=` in `headwise.watch`; a study gives it by itself.
@@ -26,10 +28,10 @@ Read only where they are named. The two of the loss need `loss=` in `headwise.wa
 |---|---|
 | `matrix_norm` | the spectral norm of every matrix of the model |
 | `sharpness` | the largest eigenvalue of the Hessian of the training loss: [headwise.sharpness](headwise.md) |
-| `sharpness_share` | the sharpness as a share of what the optimizer bears at its learning rate; above 1 the steps grow |
-| `gradient_norm` | the norm of the gradient of each attention layer, of the rest of each block, and of the whole model |
+| `sharpness_share` | the sharpness over the largest that the optimizer bears at its rate; above 1 the steps grow |
+| `gradient_norm` | the gradient norm of each attention layer, of the rest of each block, and of the model |
 | `update_ratio` | the norm of the last step over the norm of the parameters, group by group |
-| `update_entropy` | the spectral entropy (nats) of the change of W_QᵀW_K in the last step, head by head: low where few directions change |
+| `update_entropy` | the spectral entropy (nats) of the last step's change of W_QᵀW_K: low where few directions change |
 | `gradient_spike` | how many standard deviations the gradient's norm lies above those of the steps before |
 | `loss_spike` | the same of the loss that `watch.step(loss)` gets |"""
 WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the worrying one."}
@@ -37,17 +39,20 @@ WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the
 
 def page() -> str:
     """Return the page: a table of one sentence each, and below it the whole text of each."""
-    return "\n\n".join(
-        [
-            INTRO,
-            _table(STATISTICS),
-            WEIGHTS,
-            _table(WEIGHT_STATISTICS),
-            MODEL,
-            "## Each in full",
-            *(_whole(name, kind) for name, kind in (*STATISTICS.items(), *WEIGHT_STATISTICS.items())),
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                INTRO,
+                _table(STATISTICS),
+                WEIGHTS,
+                _table(WEIGHT_STATISTICS),
+                MODEL,
+                "## Each in full",
+                *(_whole(name, kind) for name, kind in (*STATISTICS.items(), *WEIGHT_STATISTICS.items())),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _table(kinds: dict[str, type[Statistic]] | dict[str, type[WeightStatistic]]) -> str:

@@ -1,4 +1,5 @@
-"""Train a small GPT-2 on the bytes of a text with Accelerate: `accelerate launch accelerate_loop.py --text input.txt`."""
+"""Train a small GPT-2 on the bytes of a text with Accelerate: `accelerate launch accelerate_loop.py --text
+input.txt`."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Train LoRA on a diffusion transformer of diffusers by flow matching: `python diffusers_lora.py [--model FOLDER_OF_SD3]`."""
+"""Train LoRA on a diffusion transformer of diffusers by flow matching: `python diffusers_lora.py [--model
+FOLDER_OF_SD3]`."""
 
 import argparse
 

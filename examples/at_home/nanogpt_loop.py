@@ -1,4 +1,5 @@
-"""Train a GPT in one file, as nanoGPT does: own attention, micro steps, clipping. `python nanogpt_loop.py --text input.txt`."""
+"""Train a GPT in one file, as nanoGPT does: own attention, micro steps, clipping. `python nanogpt_loop.py --text
+input.txt`."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Train a ViT as timm's own loop does, with its optimizer, schedule, loss and scaler: `python timm_loop.py --images FOLDER`."""
+"""Train a ViT as timm's own loop does, with its optimizer, schedule, loss and scaler: `python timm_loop.py --images
+FOLDER`."""
 
 import argparse
 

@@ -1,5 +1,5 @@
-"""The blog's studies: its block to the letter, who memorises, text with padding and in order, and each study end to end."""
-
+"""The blog's studies: its block to the letter, who memorises, text with padding and in order, and each study end to
+end."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,8 @@ def small(study, data, *settings, **changes):
 
 
 IMAGES = (
-    "train_size=40, test_size=8, depth=2, dim=16, heads=2, head_dim=8, mlp_dim=16, batch_size=8, epochs=12, learning_rate=0.01",
+    "train_size=40, test_size=8, depth=2, dim=16, heads=2, head_dim=8, mlp_dim=16, batch_size=8, epochs=12, "
+    "learning_rate=0.01",
 )
 
 
@@ -139,8 +140,12 @@ def test_the_sweeps_are_axes_of_the_classes_colours_and_begin_at_the_baseline_to
     # strength 0 is the baseline, to the bit; the strongest penalty is another training
     for penalty in ("Decorrelation", "AttentionNormPenalty"):
         assert figures[f"{penalty}(strength=0.0)"]["train/loss"] == figures["baseline"]["train/loss"]
-        assert figures[f"{penalty}(strength=1000.0)"]["train/loss"] != pytest.approx(figures["baseline"]["train/loss"], rel=0.05)
-    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(analysis.claims) == 3
+        assert figures[f"{penalty}(strength=1000.0)"]["train/loss"] != pytest.approx(
+            figures["baseline"]["train/loss"], rel=0.05
+        )
+    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(
+        analysis.claims
+    ) == 3
 
 
 def test_a_run_memorises_from_99_percent_on():
@@ -171,7 +176,9 @@ def test_a_study_of_sentences_learns_the_one_word_that_tells(tmp_path, text):
     carry(study, tmp_path / "out", data=text)
     analysis = analyse(tmp_path / "out")
     assert {arm.metrics["test/accuracy"].mean for arm in analysis.arms} == {1.0}
-    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(analysis.arms) == 3
+    assert {claim.verdict for claim in analysis.claims} <= {"undecided", "not testable here"} and len(
+        analysis.arms
+    ) == 3
 
 
 def test_a_study_of_the_next_word_learns_to_count(tmp_path, text):

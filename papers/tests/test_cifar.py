@@ -1,4 +1,5 @@
-"""CIFAR: official binary files, and Python batches without unpickling; downloaded with resume, checked, named when corrupt."""
+"""CIFAR: official binary files, and Python batches without unpickling; downloaded with resume, checked, named when
+corrupt."""
 
 import ast
 import hashlib
@@ -106,7 +107,9 @@ def test_python_batches_of_an_earlier_download_are_read_and_nothing_is_downloade
         content = batch_bytes(pixels, classes, found.python.key.encode())
         (folder / file).write_bytes(content)
         sums[file] = hashlib.md5(content).hexdigest()
-    form = replace(found.python, train={n: sums[n] for n in found.python.train}, test={n: sums[n] for n in found.python.test})
+    form = replace(
+        found.python, train={n: sums[n] for n in found.python.train}, test={n: sums[n] for n in found.python.test}
+    )
     found = replace(found, python=form, address="http://127.0.0.1:9/nobody")
     cifar.prepare(found, tmp_path, pytest.fail)
     pixels, classes = cifar.read(found, "test", tmp_path)
@@ -135,11 +138,15 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, hidd
 def test_no_loader_of_data_imports_what_unpickles():
     for path in Path(cifar.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
+            names = (
+                [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
+            )
             assert "pickle" not in names, path
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})])
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})]
+)
 def test_what_is_no_batch_is_named(content):
     with pytest.raises(ValueError, match=r"no Python batch|classes and"):
         cifar.python_batch(content, "labels")

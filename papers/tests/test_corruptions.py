@@ -11,8 +11,9 @@ from headwise_papers.data.corruptions.table import CONSTANTS, CORRUPTIONS, SEVER
 from PIL import Image
 from scipy import ndimage
 
-# Mean absolute change of a value, out of 255, at severities 1 to 5, that the program which made CIFAR-10-C (hendrycks/robustness, make_cifar_c.py) gives on the
-# images of `street`, with OpenCV 5.0, scikit-image 0.26 and ImageMagick 6.9; those of 500 images of CIFAR-10 stand in docs/results/neutreno-robust.
+# Mean absolute change of a value, out of 255, at severities 1 to 5, that the program which made CIFAR-10-C
+# (hendrycks/robustness, make_cifar_c.py) gives on the images of `street`, with OpenCV 5.0, scikit-image 0.26 and
+# ImageMagick 6.9; those of 500 images of CIFAR-10 stand in docs/results/neutreno-robust.
 OFFICIAL = {
     "gaussian_noise": (7.657, 11.376, 14.965, 16.767, 18.462),
     "shot_noise": (5.360, 7.522, 11.785, 13.584, 16.525),
@@ -241,7 +242,10 @@ def test_coarse_pixels_and_jpeg_are_pillows():
         ({"images": some().astype(float)}, r"images float64 \(3, 32, 32, 3\): bytes of shape"),
         ({"images": some()[:, :16]}, r"images uint8 \(3, 16, 32, 3\)"),
         ({"name": "frost"}, "frost lays photographs over images: give photographs"),
-        ({"name": "frost", "photographs": [np.zeros((400, 160, 3), np.uint8)] * 6}, "a photograph of frost is 32 pixels"),
+        (
+            {"name": "frost", "photographs": [np.zeros((400, 160, 3), np.uint8)] * 6},
+            "a photograph of frost is 32 pixels",
+        ),
     ],
 )
 def test_what_cannot_be_corrupted_is_refused(change, said):
@@ -251,4 +255,9 @@ def test_what_cannot_be_corrupted_is_refused(change, said):
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_no_image_is_no_image(name):
-    assert corrupt(some(0), name, 3, seed=0, photographs=[np.zeros((400, 400, 3), np.uint8)] * 6).shape == (0, 32, 32, 3)
+    assert corrupt(some(0), name, 3, seed=0, photographs=[np.zeros((400, 400, 3), np.uint8)] * 6).shape == (
+        0,
+        32,
+        32,
+        3,
+    )

@@ -1,4 +1,5 @@
-"""Every data set: downloaded with resume and checked, read as its publisher means it, refused by name where it is broken."""
+"""Every data set: downloaded with resume and checked, read as its publisher means it, refused by name where it is
+broken."""
 
 import importlib
 import pickle

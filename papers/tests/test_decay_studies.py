@@ -1,4 +1,5 @@
-"""The studies of weight decay and low rank: their tasks are what they say, and each runs end to end at its least size to a checked number."""
+"""The studies of weight decay and low rank: their tasks are what they say, and each runs end to end at its least size
+to a checked number."""
 
 from __future__ import annotations
 

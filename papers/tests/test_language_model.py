@@ -1,4 +1,5 @@
-"""The language model of the studies: words and their unknown one, segments, the sliding window, norms, and the studies end to end."""
+"""The language model of the studies: words and their unknown one, segments, the sliding window, norms, and the studies
+end to end."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""The studies of NeuTRENO at their least size: made-up images in the place of CIFAR's, a few steps, figures that are checked."""
+"""The studies of NeuTRENO at their least size: made-up images in the place of CIFAR's, a few steps, figures that are
+checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers after each word of a sentence: the figures are those of their definitions, and both kinds of reading see no later word."""
+"""Answers after each word of a sentence: the figures are those of their definitions, and both kinds of reading see no
+later word."""
 
 from __future__ import annotations
 

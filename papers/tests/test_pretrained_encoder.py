@@ -1,4 +1,5 @@
-"""Fine-tuning of a pretrained encoder: answers judged by SQuAD's rules, windows of passages, similarity of sentences, and the folder."""
+"""Fine-tuning of a pretrained encoder: answers judged by SQuAD's rules, windows of passages, similarity of sentences,
+and the folder."""
 
 import json
 import string
@@ -292,7 +293,9 @@ def test_a_vocabulary_that_does_not_fit_the_encoder_is_refused(tmp_path, folder)
 
 
 def test_weights_of_other_sizes_broken_weights_and_another_config_are_named(tmp_path, folder):
-    with pytest.raises(StudyError, match=r"another model than its config says: encoder\.layer\.0\..* is \(32, 16\), not \(48, 16\)"):
+    with pytest.raises(
+        StudyError, match=r"another model than its config says: encoder\.layer\.0\..* is \(32, 16\), not \(48, 16\)"
+    ):
         load_encoder(spoiled(tmp_path, folder, intermediate_size=48))
     spoiled(tmp_path, folder)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-50])
@@ -310,7 +313,9 @@ def test_an_encoder_of_a_family_without_a_pooler_is_built(tmp_path, folder):
     model.save_pretrained(tmp_path)
     ids = torch.tensor([[2, 5, 9, 3]])
     with torch.no_grad():
-        torch.testing.assert_close(load_encoder(str(tmp_path)).eval()(ids).last_hidden_state, model(ids).last_hidden_state)
+        torch.testing.assert_close(
+            load_encoder(str(tmp_path)).eval()(ids).last_hidden_state, model(ids).last_hidden_state
+        )
 
 
 def test_minilm_of_its_package_knows_which_sentences_are_alike():

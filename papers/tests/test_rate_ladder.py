@@ -1,4 +1,5 @@
-"""A ladder of rates: the critical rate is where it should be, every rung begins anew, and the two studies of it run at their least size."""
+"""A ladder of rates: the critical rate is where it should be, every rung begins anew, and the two studies of it run at
+their least size."""
 
 from __future__ import annotations
 

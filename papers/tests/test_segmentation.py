@@ -1,4 +1,5 @@
-"""The study of segmentation: mean IoU against scikit-learn's, windows, scales, and the study end to end at its least size."""
+"""The study of segmentation: mean IoU against scikit-learn's, windows, scales, and the study end to end at its least
+size."""
 
 import pytest
 import torch
@@ -36,7 +37,11 @@ def test_mean_iou_from_sums_is_that_of_scikit_learn():
 
 @pytest.mark.parametrize(
     ("guess", "label", "said"),
-    [(11, 3, "predictions from 11 to 11, where there are classes 0 to 10"), (0, 12, "labels from 12 to 12"), (0, -1, "labels from -1")],
+    [
+        (11, 3, "predictions from 11 to 11, where there are classes 0 to 10"),
+        (0, 12, "labels from 12 to 12"),
+        (0, -1, "labels from -1"),
+    ],
 )
 def test_a_class_that_is_none_is_counted_as_no_other(guess, label, said):
     with pytest.raises(ValueError, match=said):
@@ -103,7 +108,8 @@ def test_training_images_and_their_classes_are_cut_and_mirrored_together():
     images = (labels * 20).expand(3, -1, -1)[None].to(torch.uint8)
     found = task.batch((images, labels.to(torch.uint8)), torch.Generator().manual_seed(3))
     told = ((found.inputs[:, 0] + 1) * 127.5 / 20).round().long()
-    # bilinear images and nearest classes agree inside of areas of one class: here, at most places, nowhere else by chance
+    # bilinear images and nearest classes agree inside of areas of one class: here, at most places, nowhere else by
+    # chance
     assert (told == found.targets).float().mean() > 0.2 and not torch.equal(found.targets, labels)
     still = task.batch((images, labels.to(torch.uint8)), None)
     assert torch.equal(((still.inputs[:, 0] + 1) * 127.5 / 20).round().long(), still.targets)

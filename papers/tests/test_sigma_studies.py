@@ -1,4 +1,5 @@
-"""The studies of SigmaReparam on sequences and views: each at its least size, end to end, from data to judged claims."""
+"""The studies of SigmaReparam on sequences and views: each at its least size, end to end, from data to judged
+claims."""
 
 import math
 from dataclasses import replace

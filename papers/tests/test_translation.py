@@ -1,4 +1,5 @@
-"""Translation: BLEU against sacrebleu, DeepNorm against its table, byte pairs that repeat, refusals by name, and a run."""
+"""Translation: BLEU against sacrebleu, DeepNorm against its table, byte pairs that repeat, refusals by name, and a
+run."""
 
 import pytest
 import sacrebleu

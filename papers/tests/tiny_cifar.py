@@ -12,13 +12,16 @@ from PIL import Image
 
 def write_binary(path: Path, pixels: np.ndarray, classes, coarse: bytes = b"") -> bytes:
     """Write an official binary file: of each image `coarse`, its class, and its 3072 bytes; give what was written."""
-    rows = (coarse + bytes([label]) + row.tobytes() for label, row in zip(classes, pixels.astype(np.uint8), strict=True))
+    rows = (
+        coarse + bytes([label]) + row.tobytes() for label, row in zip(classes, pixels.astype(np.uint8), strict=True)
+    )
     path.write_bytes(content := b"".join(rows))
     return content
 
 
 def put(folder: Path, monkeypatch, *, train: int, test: int) -> Path:
-    """Write so many images of each split into `folder`, their brightness told by their class, and six gray photographs."""
+    """Write so many images of each split into `folder`, their brightness told by their class, and six gray
+    photographs."""
     small = cifar.SOURCES["cifar10"]
     names = {"train": "data_batch_1.bin", "test": "test_batch.bin"}
     sums = {}

@@ -1,4 +1,5 @@
-"""Data sets in their official forms, tiny: what their publishers' servers would give, and what comes to lie in the folder."""
+"""Data sets in their official forms, tiny: what their publishers' servers would give, and what comes to lie in the
+folder."""
 
 import gzip
 import hashlib

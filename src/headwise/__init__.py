@@ -54,11 +54,13 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(["__version__", *_HOME, *_methods()])
     module = _HOME.get(name) or _OPTIONAL.get(name)
-    # Python asks here for folders too before it imports them; a class begins with a capital, and only for one is torch worth its time.
+    # Python asks here for folders too before it imports them; a class begins with a capital, and only for one is torch
+    # worth its time.
     if module is None and name[:1].isupper() and name in _methods():
         module = "methods"
     if module is None:
-        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time for a class only.
+        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time
+        # for a class only.
         known = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
         near = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1)
         meant = f". Did you mean {near[0]!r}?" if near else ""

@@ -28,11 +28,10 @@ class HeadwiseSection(BaseModel):
     """What stands under `headwise:` in the YAML.
 
     Attributes:
-        methods: in order of action, as `DropHead(p=0.1) + EntropyPenalty(strength=0.01)`; none: the model is only watched.
-        watch: settings of `headwise.watch`, such as `every: 50`; none: the model is not watched.
-        where: names of the layers that are regularized; none: every one on which a method has a meaning.
-        seed: of the methods' draws.
-        attention: `headwise` has headwise compute the attention of layers with a kernel of their own.
+        methods: in order of action, as `DropHead(p=0.1) + EntropyPenalty(strength=0.01)`; none: the model is only
+        watched. watch: settings of `headwise.watch`, such as `every: 50`; none: the model is not watched. where: names
+        of the layers that are regularized; none: every one on which a method has a meaning. seed: of the methods'
+        draws. attention: `headwise` has headwise compute the attention of layers with a kernel of their own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -72,9 +71,9 @@ class HeadwiseArgs(BaseModel):
 class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
     """Regularizes and watches the model that axolotl trains: `plugins: [headwise.axolotl.HeadwisePlugin]`.
 
-    What the section `headwise:` of the YAML says is what `HeadwiseCallback` does in axolotl's trainer. A full fine-tuning ends
-    with a folder that `headwise.load_pretrained` reads; beside adapters only methods that learn nothing are taken, for what
-    others learn would be in no file.
+    What the section `headwise:` of the YAML says is what `HeadwiseCallback` does in axolotl's trainer. A full
+    fine-tuning ends with a folder that `headwise.load_pretrained` reads; beside adapters only methods that learn
+    nothing are taken, for what others learn would be in no file.
 
     Attributes:
         callback: the `HeadwiseCallback` of the latest trainer: its handle, and its watch with the records.
@@ -96,13 +95,15 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         """
         if not sites(model):
             raise ValueError(
-                f"headwise reaches no attention layer of this {type(model).__name__}: take the plugin out of plugins:, or set "
+                f"headwise reaches no attention layer of this {type(model).__name__}: take the plugin out of "
+                "plugins:, or set "
                 "attn_implementation to one that transformers dispatches (sdpa, eager, flash_attention_2)"
             )
         learning = [method for method in _methods(cfg) if method.learns]
         if learning and any(map(is_adapted, model.modules())):
             raise ValueError(
-                f"{' + '.join(map(repr, learning))} learn, and axolotl saves the adapters alone: train without adapter:, or take methods "
+                f"{' + '.join(map(repr, learning))} learn, and axolotl saves the adapters alone: train without "
+                "adapter:, or take methods "
                 "that learn nothing"
             )
 
@@ -119,10 +120,11 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         return [self.callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:
-        """Write a full model's folder so that plain loaders and `headwise.load_pretrained` read it, on the first process.
+        """Write a full model's folder so that plain loaders and `headwise.load_pretrained` read it, on the first
+        process.
 
-        axolotl calls this before it saves the model and behind that: the last call counts. What cannot be written is told and
-        stops nothing, for axolotl's own files are still to be written then.
+        axolotl calls this before it saves the model and behind that: the last call counts. What cannot be written is
+        told and stops nothing, for axolotl's own files are still to be written then.
         """
         handle = None if self.callback is None else self.callback.regularized
         if handle is None or handle.removed or not cfg.get("output_dir"):
@@ -141,7 +143,8 @@ def _section(cfg: Any) -> HeadwiseSection:
     given = cfg.get("headwise")
     if not given:
         raise ValueError(
-            "plugins: names headwise.axolotl.HeadwisePlugin, and there is no headwise: section beside it: give it methods: or watch:"
+            "plugins: names headwise.axolotl.HeadwisePlugin, and there is no headwise: section beside it: give it "
+            "methods: or watch:"
         )
     # axolotl's dict says None of what is not there, and its own class would reach transformers as a setting
     plain = given.to_dict() if hasattr(given, "to_dict") else given

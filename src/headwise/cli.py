@@ -1,4 +1,5 @@
-"""The command line: `headwise compare | report | league | audit | replay | methods | studies`. Each command imports what it needs, when it runs."""
+"""The command line: `headwise compare | report | league | audit | replay | methods | studies`. Each command imports
+what it needs, when it runs."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ def compare(
     task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
     script: Annotated[
         str | None,
-        typer.Option(help="Your own training script instead: the command that trains once, 'python train.py --epochs 3'."),
+        typer.Option(
+            help="Your own training script instead: the command that trains once, 'python train.py --epochs 3'."
+        ),
     ] = None,
     outcome: Annotated[
         list[str] | None,
@@ -143,7 +146,8 @@ def compare(
     slurm: Annotated[
         list[str] | None,
         typer.Option(
-            help="What each job of --engine slurm asks for: partition=gpu,gpus_per_node=1,timeout_min=60; executor=local tries it out "
+            help="What each job of --engine slurm asks for: partition=gpu,gpus_per_node=1,timeout_min=60; "
+            "executor=local tries it out "
             "without Slurm. Options: docs/slurm.md."
         ),
     ] = None,
@@ -205,16 +209,20 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="The folder given by --out, of several the arms are put together; or a table of runs, CSV or JSONL, from anywhere.",
+            help="The folder given by --out, of several the arms are put together; or a table of runs, CSV or JSONL, "
+            "from anywhere.",
         ),
     ],
     outcome: Annotated[
-        list[str] | None, typer.Option(help="Of a table: what is compared, accuracy:higher; repeatable, the first decides.")
+        list[str] | None,
+        typer.Option(help="Of a table: what is compared, accuracy:higher; repeatable, the first decides."),
     ] = None,
     baseline: Annotated[str, typer.Option(help="Of a table: the arm that the others are held against.")] = "baseline",
     arm: Annotated[str, typer.Option(help="Of a table: the column of the arms. Default: arm, method or group.")] = "",
     seed_column: Annotated[str, typer.Option(help="Of a table: the column of the seeds. Default: seed.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Of a table: the folder of its report. Default: NAME-report.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Of a table: the folder of its report. Default: NAME-report.")
+    ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
     ] = None,
@@ -231,19 +239,27 @@ def report(
         report_numbers(tables[0], outcome or [], baseline, arm=arm, seed=seed_column, out=out, export=export)
         return
     if outcome or arm or seed_column or out:
-        raise StudyError(f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it compares.")
+        raise StudyError(
+            f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it "
+            "compares."
+        )
     run(folders, export)
 
 
 @app.command()
 def league(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="FOLDER...", help="Worlds that were run, to be read. Default: those in --out.")
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER...", help="Worlds that were run, to be read. Default: those in --out."),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say which runs are missing and how long they take, and stop.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say which runs are missing and how long they take, and stop.")
+    ] = False,
     go: Annotated[bool, typer.Option("--run", help="Run what is missing, the most informative first.")] = False,
     budget: Annotated[str | None, typer.Option(help="Begin no run after this time: 30min, 2h.")] = None,
-    worlds: Annotated[list[str] | None, typer.Option(help="Only these worlds; commas between them, or repeated.")] = None,
+    worlds: Annotated[
+        list[str] | None, typer.Option(help="Only these worlds; commas between them, or repeated.")
+    ] = None,
     entries: Annotated[list[str] | None, typer.Option(help="Only these entries, and the plain model.")] = None,
     source: Annotated[
         list[Path] | None, typer.Option(help="A folder with entries/ and worlds/ of your own; repeatable.")
@@ -253,13 +269,15 @@ def league(
     again: Annotated[bool, typer.Option("--again", help="Try entries that failed or were refused once more.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
-    ray_address: Annotated[str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
+    ] = None,
     slurm: Annotated[list[str] | None, typer.Option(help="What each job of --engine slurm asks for.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data sets.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the league: one folder in it for each world, and its page.")] = Path(
-        "results/league"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of the league: one folder in it for each world, and its page.")
+    ] = Path("results/league"),
 ) -> None:
     """Compare many methods and controls in many worlds, each searched alike."""
     from headwise.league.command import LeagueRequest, named, run
@@ -299,7 +317,8 @@ def studies() -> None:
 def methods(
     name: Annotated[str | None, typer.Argument(help="All that is said of one method.")] = None,
     purpose: Annotated[
-        str | None, typer.Option("--for", help="Those for overfitting, unstable training, oversmoothing, long contexts, ...")
+        str | None,
+        typer.Option("--for", help="Those for overfitting, unstable training, oversmoothing, long contexts, ..."),
     ] = None,
 ) -> None:
     """List the methods: name, operation, paper, what they are for."""
@@ -339,7 +358,8 @@ def replay(
 
 def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
-    # where memory is measured in this process, torch's profiler writes lines of its own, unless told so before it is imported
+    # where memory is measured in this process, torch's profiler writes lines of its own, unless told so before it is
+    # imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from headwise.engines.rank import be_one_of_several

@@ -43,17 +43,18 @@ Callback = _callback_class()
 class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     """Regularizes the model of a `lightning.Trainer`, adds the penalties to its loss and watches it.
 
-    `Trainer(callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. What methods learn goes into Lightning's
-    checkpoints with the model, and steps, draws and strengths with the callback: `fit(ckpt_path=...)` goes on with them, and
-    `validate`, `test` and `predict` with a checkpoint and this callback run the regularized model. The health goes to the
-    Trainer's loggers.
+    `Trainer(callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. What methods learn goes into
+    Lightning's checkpoints with the model, and steps, draws and strengths with the callback: `fit(ckpt_path=...)` goes
+    on with them, and `validate`, `test` and `predict` with a checkpoint and this callback run the regularized model.
+    The health goes to the Trainer's loggers.
 
     Under manual optimization the loss is the user's: methods with penalties ask for
     `loss = loss + headwise.handle(self.model).loss()` before `self.manual_backward(loss)`.
 
     Args:
         methods: in order of action, as `headwise.regularize` takes them; none: the model is only watched.
-        model: the name of the part of the LightningModule whose `forward` the training step calls, such as `"model"`; None: the
+        model: the name of the part of the LightningModule whose `forward` the training step calls, such as `"model"`;
+        None: the
             one part that holds attention layers, or the LightningModule itself where several do.
         watch: settings of `headwise.watch`; None: the model is not watched.
         where: which sites are regularized, as in `headwise.regularize`.
@@ -65,9 +66,11 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         watch: the handle of the watched model, during and after the training.
 
     Raises:
-        ValueError: from the Trainer's calls, where the LightningModule has no such part, or as `headwise.regularize` does: so it
+        ValueError: from the Trainer's calls, where the LightningModule has no such part, or as `headwise.regularize`
+        does: so it
             is where the layers are made in `setup` or `configure_model`, which run later.
-        RuntimeError: from `fit`, after the first step, where the training step did not call the regularized part, or optimizes
+        RuntimeError: from `fit`, after the first step, where the training step did not call the regularized part, or
+        optimizes
             manually and did not read the penalties.
     """
 
@@ -138,7 +141,8 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
             self.regularized.after_step()
             if self._steps == 0 and (idle := self.regularized.idle()):
                 raise RuntimeError(
-                    f"{idle}. Under manual optimization the loss is yours: write loss = loss + headwise.handle(model).loss() "
+                    f"{idle}. Under manual optimization the loss is yours: write loss = loss + "
+                    "headwise.handle(model).loss() "
                     "before self.manual_backward(loss)"
                 )
         self._steps += 1
@@ -148,7 +152,8 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     def _check_called(self, handle: Regularized) -> None:
         if not handle.seen_training:
             raise RuntimeError(
-                f"training_step did not call the forward of the {type(handle.model).__name__} that was regularized: name the part "
+                f"training_step did not call the forward of the {type(handle.model).__name__} that was regularized: "
+                "name the part "
                 "that it calls, as in HeadwiseCallback(..., model='encoder')"
             )
 
@@ -208,7 +213,8 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         except AttributeError:
             parts = ", ".join(name for name, _ in pl_module.named_children())
             raise ValueError(
-                f"{type(pl_module).__name__} has no part {self.model!r} when the Trainer sets up: make it in __init__; it has {parts or 'none'}"
+                f"{type(pl_module).__name__} has no part {self.model!r} when the Trainer sets up: make it in "
+                f"__init__; it has {parts or 'none'}"
             ) from None
 
 
@@ -244,7 +250,8 @@ class Penalized:
         output = self.inner(*args, **kwargs)
         if not self.module.automatic_optimization:
             return output
-        # Lightning divides the whole by the batches that it accumulates. A step that is skipped takes its penalties along.
+        # Lightning divides the whole by the batches that it accumulates. A step that is skipped takes its penalties
+        # along.
         penalties = [handle.loss() for handle in self.handles if not handle.removed]
         if isinstance(output, Tensor):
             return sum((penalty.to(output.device) for penalty in penalties), output)

@@ -1,4 +1,5 @@
-"""What a user's own study file imports: `Task`, `Study`, their parts, `VisionTransformer`, `compare` and the error they raise."""
+"""What a user's own study file imports: `Task`, `Study`, their parts, `VisionTransformer`, `compare` and the error they
+raise."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve a public name on first use, so that importing this module stays light; raise ImportError naming the extra."""
+    """Resolve a public name on first use, so that importing this module stays light; raise ImportError naming the
+    extra."""
     if name not in _HOME:
         raise AttributeError(f"module 'headwise.study' has no attribute {name!r}")
     with needing(f"headwise.study.{name}", "study"):

@@ -55,8 +55,10 @@ def story(tmp_path_factory) -> Path:
     """A text in the manner of the model's own."""
     path = tmp_path_factory.mktemp("text") / "story.txt"
     path.write_text(
-        "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big "
-        'red ball. She wanted to play with it, but it was too high. Her mom said, "Yes, we can get the ball." They were very '
+        "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she "
+        "saw a big "
+        'red ball. She wanted to play with it, but it was too high. Her mom said, "Yes, we can get the ball." They '
+        "were very "
         "happy and played all day.\n" * 3,
         encoding="utf-8",
     )

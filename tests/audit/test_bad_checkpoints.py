@@ -181,7 +181,11 @@ def test_a_compressed_model_is_told_apart(folder):
     model = tf.LlamaForCausalLM.from_pretrained(folder)
     headwise.compress(model, 0.8, parts="vo")
     model.save_pretrained(folder)
-    refused(folder, r"saved after headwise\.compress: it holds model\.layers\.0\.self_attn\.[vo]_proj\.inner\.weight.*load_compressed")
+    refused(
+        folder,
+        r"saved after headwise\.compress: it holds "
+        r"model\.layers\.0\.self_attn\.[vo]_proj\.inner\.weight.*load_compressed",
+    )
 
 
 def test_bloom_is_told_why_and_what_to_do(tmp_path):

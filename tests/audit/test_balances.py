@@ -1,4 +1,5 @@
-"""The balance of a checkpoint's factors: norms by definition, a verdict with its figures, in every form of the report."""
+"""The balance of a checkpoint's factors: norms by definition, a verdict with its figures, in every form of the
+report."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from headwise.statistics.weights.product import Product
 
 
 def balanced(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors of columns · rows that weight decay would leave: both with the roots of its singular values."""
+    """Return the factors of columns · rows that weight decay would leave: both with the roots of its singular
+    values."""
     u, values, vt = torch.linalg.svd(columns @ rows, full_matrices=False)
     size = len(rows)
     root = values[:size].sqrt()

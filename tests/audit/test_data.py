@@ -82,7 +82,8 @@ def test_a_model_of_texts_and_images_takes_both_in_one_batch(tmp_path, data):
 
 def test_a_model_that_takes_no_text_says_so_and_does_not_fall(tmp_path, data):
     config = tf.WhisperConfig(
-        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2,
         encoder_ffn_dim=24, decoder_ffn_dim=24, num_mel_bins=8, max_source_positions=16, max_target_positions=16,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Compressing: exact where nothing is lost, the nearest product where something is, refused by name where it has no meaning."""
+"""Compressing: exact where nothing is lost, the nearest product where something is, refused by name where it has no
+meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vo
 
 
 class Grouped(nn.Module):
-    """Four heads of 8 that share the keys and values of two, with biases; `turned` puts a rotation that nothing declares between."""
+    """Four heads of 8 that share the keys and values of two, with biases; `turned` puts a rotation that nothing
+    declares between."""
 
     def __init__(self, turned: bool = False) -> None:
         super().__init__()

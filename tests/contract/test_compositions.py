@@ -32,7 +32,9 @@ def refused(first, second):
 
 def partners(name):
     """Name the methods that compose with this one."""
-    return [other for other in NAMES if other != name and not refused(name, other) and {name, other} != REFUSED_IN_THE_CALL]
+    return [
+        other for other in NAMES if other != name and not refused(name, other) and {name, other} != REFUSED_IN_THE_CALL
+    ]
 
 
 def strong(name):

@@ -126,7 +126,8 @@ def test_every_stage_of_a_call_stands_beside_the_readers() -> None:
 
 
 class Case:
-    """One call with a reader and what stands beside it: fp64 tensors, the methods fitted, and the keys that a draw left."""
+    """One call with a reader and what stands beside it: fp64 tensors, the methods fitted, and the keys that a draw
+    left."""
 
     def __init__(self, reader: str, beside: str, kind: str) -> None:
         self.reader, self.beside = reader, beside

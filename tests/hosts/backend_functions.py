@@ -1,5 +1,5 @@
-"""Kernels of transformers' attention interface without a GPU: reference functions with the very signatures of flash attention 2, 3 and 4, flex
-attention uncompiled, and a function as users register them."""
+"""Kernels of transformers' attention interface without a GPU: reference functions with the very signatures of flash
+attention 2, 3 and 4, flex attention uncompiled, and a function as users register them."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def flash4_varlen_func(
 
 
 def user_function(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attend as functions do that users model on transformers' sdpa function: keys are repeated here, as often as the module says."""
+    """Attend as functions do that users model on transformers' sdpa function: keys are repeated here, as often as the
+    module says."""
     groups = module.num_key_value_groups
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     causal = attention_mask is None and query.shape[2] > 1 and module.is_causal

@@ -1,4 +1,5 @@
-"""Methods, penalties and readings around kernels of transformers' attention interface: the kernel stays, and figures are those of sdpa."""
+"""Methods, penalties and readings around kernels of transformers' attention interface: the kernel stays, and figures
+are those of sdpa."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def batch(padding="right"):
 
 
 def run(model, kind, methods, given, attention=None, grad=True):
-    """Run a copy of a model once, and return what its real tokens give, its penalty and the names of the kernels that ran."""
+    """Run a copy of a model once, and return what its real tokens give, its penalty and the names of the kernels that
+    ran."""
     twin = use(copy.deepcopy(model).train(), kind)
     handle = headwise.regularize(twin, *methods, attention=attention)
     with torch.set_grad_enabled(grad):

@@ -64,10 +64,18 @@ def test_caches_are_known_under_other_names(family, method):
         shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
         config = transformers.GPTNeoXConfig(vocab_size=61, max_position_embeddings=64, **shape)
     else:
-        config = transformers.GPTBigCodeConfig(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=64)
+        config = transformers.GPTBigCodeConfig(
+            vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_inner=48, n_positions=64
+        )
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     headwise.regularize(model, method)
-    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    settings = {
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
     ids = torch.randint(3, 60, (2, 5))
     whole, cached = (model.generate(input_ids=ids, use_cache=cache, **settings) for cache in (False, True))
     assert torch.equal(whole.sequences, cached.sequences)
@@ -91,7 +99,9 @@ def test_a_layer_called_alone_gets_no_values_of_an_earlier_input(method):
     model = Model()
     headwise.regularize(model, method)
     x = torch.randn(1, 4, 16)
-    refused = pytest.raises(RuntimeError, match=r"layers\.1 needs the values of the first self attention of layers, which did not run")
+    refused = pytest.raises(
+        RuntimeError, match=r"layers\.1 needs the values of the first self attention of layers, which did not run"
+    )
     whole = model(x)
     with refused:
         model.layers[1](x)

@@ -1,4 +1,5 @@
-"""Layers of diffusers: reached by their processors, neutral where a method is, and equal to an explicit computation where it acts."""
+"""Layers of diffusers: reached by their processors, neutral where a method is, and equal to an explicit computation
+where it acts."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from headwise.projections import capture
 from headwise.statistics.weights import read_weights, weight_reading
 
 diffusers = pytest.importorskip("diffusers")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::headwise.watching.alerts.HealthWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::headwise.watching.alerts.HealthWarning"
+)
 EACH = pytest.mark.parametrize("name", list(MODELS))
 
 
@@ -86,7 +89,9 @@ def test_a_strong_method_gives_what_the_explicit_computation_gives(name, monkeyp
     assert (want - plain).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["SD3", "DiT", *(pytest.param(name, marks=pytest.mark.grid) for name in ("Flux", "Wan", "UNet"))])
+@pytest.mark.parametrize(
+    "name", ["SD3", "DiT", *(pytest.param(name, marks=pytest.mark.grid) for name in ("Flux", "Wan", "UNet"))]
+)
 def test_every_method_is_neutral_and_acts_or_is_refused_by_name(name):
     tiny = MODELS[name]
     model, batch = tiny.build(), tiny.batch()
@@ -101,7 +106,9 @@ def test_every_method_is_neutral_and_acts_or_is_refused_by_name(name):
             assert kind.__name__ in str(refused) or "no attention layer is left" in str(refused)
             continue
         stood += 1
-        torch.testing.assert_close(run(model, batch), plain, rtol=1e-4, atol=2e-5, msg=lambda m, k=kind: f"{k.__name__}: {m}")
+        torch.testing.assert_close(
+            run(model, batch), plain, rtol=1e-4, atol=2e-5, msg=lambda m, k=kind: f"{k.__name__}: {m}"
+        )
         handle.remove()
         assert torch.equal(run(model, batch), plain), kind.__name__
     assert stood >= 20
@@ -203,7 +210,10 @@ def heads(weight, size=8):
 
 def joint_products(layer):
     """Return of each head the dense product of queries and keys, and of output and values, of (image, text) tokens."""
-    q, k, v = (torch.cat([heads(getattr(layer, a).weight), heads(getattr(layer, b).weight)], -1) for a, b in (("to_q", "add_q_proj"), ("to_k", "add_k_proj"), ("to_v", "add_v_proj")))
+    q, k, v = (
+        torch.cat([heads(getattr(layer, a).weight), heads(getattr(layer, b).weight)], -1)
+        for a, b in (("to_q", "add_q_proj"), ("to_k", "add_k_proj"), ("to_v", "add_v_proj"))
+    )
     out = [layer.to_out[0].weight, *([] if layer.to_add_out is None else [layer.to_add_out.weight])]
     o = heads(torch.cat([w.T for w in out], -1))
     return q.mT @ k, o.mT @ v
@@ -221,7 +231,9 @@ def test_weights_of_both_kinds_of_tokens_make_the_products():
     handle.remove(discard=True)
     figures = read_weights(weight_reading(sites[1]))
     for kind, m in zip(("qk", "vo"), dense[1], strict=True):
-        torch.testing.assert_close(figures[f"spectral_norm_{kind}"], torch.linalg.matrix_norm(m.detach(), ord=2), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            figures[f"spectral_norm_{kind}"], torch.linalg.matrix_norm(m.detach(), ord=2), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_qk_clip_scales_the_weights_of_both_kinds_of_tokens():
@@ -317,7 +329,11 @@ def test_a_mask_of_keys_is_honoured_at_the_dispatcher(monkeypatch):
     layer.processor._attention_backend = backend
     mask = torch.ones(2, 14, dtype=torch.bool)
     mask[0, :3] = False
-    inputs = {"hidden_states": torch.randn(2, 9, 32), "encoder_hidden_states": torch.randn(2, 5, 32), "attention_mask": mask}
+    inputs = {
+        "hidden_states": torch.randn(2, 9, 32),
+        "encoder_hidden_states": torch.randn(2, 5, 32),
+        "attention_mask": mask,
+    }
     with torch.no_grad():
         plain = layer(**inputs)
         assert calls[-1] is mask
@@ -377,7 +393,9 @@ def test_a_run_with_lora_trains_the_adapters_alone():
     tiny = MODELS["SD3"]
     model, batch = tiny.build().train(), tiny.batch()
     model.requires_grad_(False)
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False))
+    model.add_adapter(
+        peft.LoraConfig(r=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False)
+    )
     plain = run(model.eval(), batch)
     handle = headwise.regularize(model, RelaxedAttention(gamma=0.1), EntropyPenalty(strength=0.01))
     assert torch.equal(run(model, batch), plain)

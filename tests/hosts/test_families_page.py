@@ -69,7 +69,16 @@ def test_a_page_written_from_rows_is_read_back():
         Row("d", "eager", "", "", "", "", "it has no attention"),
         Row("e", "sdpa", "2 fused", "", "", "", "raised in the call: x | y"),
         Row("f", note="not tried: ValueError: a | b"),
-        Row("g", "no weights", "2 transformers", "", "", "", "not run: ValueError: a", {"OtherAttention": "it does more"}),
+        Row(
+            "g",
+            "no weights",
+            "2 transformers",
+            "",
+            "",
+            "",
+            "not run: ValueError: a",
+            {"OtherAttention": "it does more"},
+        ),
     ]
     rows, untried, counted = rows_of(table(made))
     assert [row.cells()[:6] for row in rows] == [row.cells()[:6] for row in (*made[:5], made[6])]

@@ -109,7 +109,8 @@ def masked():
 
 
 def naive(model, x, gamma=0.0, bias=True, allowed=True):
-    """Compute the model by hand: ALiBi, causality, grouped queries, and the uniform distribution mixed into the weights."""
+    """Compute the model by hand: ALiBi, causality, grouped queries, and the uniform distribution mixed into the
+    weights."""
     place = torch.arange(TOKENS)
     away = (place[:, None] - place).abs()
     seen = place[:, None] >= place if allowed else torch.ones(TOKENS, TOKENS, dtype=torch.bool)

@@ -1,4 +1,5 @@
-"""Caches on layers that call fused attention themselves: carried values meet the tokens they belong to, in a static cache too."""
+"""Caches on layers that call fused attention themselves: carried values meet the tokens they belong to, in a static
+cache too."""
 
 from __future__ import annotations
 
@@ -125,7 +126,9 @@ def test_a_forward_that_goes_past_fused_attention_is_refused_by_name(training):
     ids = torch.randint(4, 60, (2, 7))
     plain = model(input_ids=ids, output_attentions=True)
     handle = headwise.regularize(model, RelaxedAttention(gamma=0.5, matched_inference=True))
-    with pytest.raises(RuntimeError, match=r"h\.0\.self_attention computed.*without.*RelaxedAttention.*output_attentions"):
+    with pytest.raises(
+        RuntimeError, match=r"h\.0\.self_attention computed.*without.*RelaxedAttention.*output_attentions"
+    ):
         model(input_ids=ids, output_attentions=True)
     model(input_ids=ids)
     handle.remove()

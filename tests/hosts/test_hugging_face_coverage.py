@@ -124,8 +124,15 @@ def test_an_interface_without_a_config_is_named() -> None:
 
 def test_a_layer_without_rotary_positions_among_rotary_ones_is_told():
     config = tf.SmolLM3Config(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2, vocab_size=50,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=50,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     model = tf.SmolLM3ForCausalLM(config)
     assert [site.rope for site in sites(model)] == [bool(layer.self_attn.use_rope) for layer in model.model.layers]

@@ -141,7 +141,13 @@ def test_layers_that_take_over_the_keys_of_earlier_ones_know_their_own_tokens(me
     torch.manual_seed(0)
     # Values are mixed token by token, which windows of other lengths than the first layer's do not allow.
     sliding = "full_attention" if isinstance(method, ValueResidual) else "sliding_attention"
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
     sizes |= {"vocab_size": 50, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
     layers = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": [sliding, "full_attention"] * 2}
     more = {"altup_num_inputs": 2, "sliding_window": 4, "activation_sparsity_pattern": [0.0] * 4, "pad_token_id": 0}

@@ -131,7 +131,9 @@ def test_loading_a_plain_checkpoint_into_a_regularized_model_explains() -> None:
 def test_naming_our_implementation_by_hand_is_answered_with_the_call_to_make() -> None:
     model = LLAMA.build("sdpa")
     layer, q = model.model.layers[0].self_attn, torch.zeros(1, 4, 2, 8)
-    with pytest.raises(RuntimeError, match=r"headwise\.regularize\(model, \.\.\.\) instead of .*attn_implementation='headwise'"):
+    with pytest.raises(
+        RuntimeError, match=r"headwise\.regularize\(model, \.\.\.\) instead of .*attn_implementation='headwise'"
+    ):
         routed(layer, q, q, q, None)
 
 

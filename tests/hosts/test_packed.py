@@ -1,4 +1,5 @@
-"""Packed and padding-free rows: every method, penalty, draw and statistic is that of the same sequences in a padded batch."""
+"""Packed and padding-free rows: every method, penalty, draw and statistic is that of the same sequences in a padded
+batch."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def packed(bounds=False):
 
 
 def train(model, kind, methods, given, attention=None):
-    """Make one step on a copy of a model: outputs at real tokens, loss with penalties, gradients, and the weights after the step."""
+    """Make one step on a copy of a model: outputs at real tokens, loss with penalties, gradients, and the weights after
+    the step."""
     twin = use(copy.deepcopy(model).train(), kind)
     handle = headwise.regularize(twin, *methods, attention=attention)
     out = twin(**given, use_cache=False)[0]

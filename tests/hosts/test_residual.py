@@ -229,7 +229,8 @@ def test_code_without_source_that_may_drop_is_refused():
     space = {"nn": nn, "F": F, "Plain": Plain}
     code = (
         "class Hidden(nn.Module):\n"
-        "    def __init__(self, p):\n        super().__init__()\n        self.attn, self.drop = Plain(32), nn.Dropout(p)\n"
+        "    def __init__(self, p):\n        super().__init__()\n        self.attn, self.drop = Plain(32), "
+        "nn.Dropout(p)\n"
         "    def forward(self, x):\n        return x + self.drop(self.attn(x))\n"
     )
     exec(code, space)
@@ -256,11 +257,18 @@ def test_a_dropout_that_keeps_no_p_counts_as_one_where_the_source_is_missing():
 
 
 def _post_norm(family):
-    """Return a tiny causal model whose attention branch passes a norm before the residual, and the places of these norms."""
+    """Return a tiny causal model whose attention branch passes a norm before the residual, and the places of these
+    norms."""
     import transformers
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+    }
     sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32, "pad_token_id": 0}
     if family == "Olmo2":
         del sizes["head_dim"]
@@ -370,7 +378,10 @@ def test_the_norm_before_the_residual_is_found(tmp_path, way, last):
     ("way", "told"),
     [
         ("return x + F.layer_norm(self.attn(x), (32,))", "normalises the attention branch by a function call in Block"),
-        ("return x + self.norm(self.attn(x).flip(1))", "may bring the tokens of the attention branch into another layout"),
+        (
+            "return x + self.norm(self.attn(x).flip(1))",
+            "may bring the tokens of the attention branch into another layout",
+        ),
     ],
 )
 def test_a_norm_behind_which_nothing_can_stand_is_refused_by_name(tmp_path, way, told):
@@ -384,7 +395,13 @@ def test_the_branch_of_latent_attention_needs_its_output_projection_alone(rank):
     from transformers import DeepseekV3Config, DeepseekV3Model
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+    }
     latent = {"q_lora_rank": rank, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
     net = DeepseekV3Model(DeepseekV3Config(**sizes, **latent, num_key_value_heads=4, first_k_dense_replace=2)).eval()
     twin = copy.deepcopy(net)

@@ -71,7 +71,8 @@ def _flux() -> nn.Module:
 def _flux_batch(g: torch.Generator) -> dict[str, Any]:
     return {
         "hidden_states": _noise(g, 9, 4), "encoder_hidden_states": _noise(g, 5, 12), "pooled_projections": _noise(g, 8),
-        "timestep": torch.rand(BATCH, generator=g), "img_ids": torch.rand(9, 3, generator=g), "txt_ids": torch.zeros(5, 3),
+        "timestep": torch.rand(BATCH, generator=g), "img_ids": torch.rand(9, 3, generator=g), "txt_ids": torch.zeros(5,
+        3),
     }  # fmt: skip
 
 
@@ -80,13 +81,15 @@ def _sd3() -> nn.Module:
 
     return SD3Transformer2DModel(
         sample_size=8, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=2,
-        joint_attention_dim=12, caption_projection_dim=16, pooled_projection_dim=8, out_channels=4, pos_embed_max_size=8,
+        joint_attention_dim=12, caption_projection_dim=16, pooled_projection_dim=8, out_channels=4,
+        pos_embed_max_size=8,
     )  # fmt: skip
 
 
 def _sd3_batch(g: torch.Generator) -> dict[str, Any]:
     return {
-        "hidden_states": _noise(g, 4, 8, 8), "encoder_hidden_states": _noise(g, 5, 12), "pooled_projections": _noise(g, 8),
+        "hidden_states": _noise(g, 4, 8, 8), "encoder_hidden_states": _noise(g, 5, 12), "pooled_projections": _noise(g,
+        8),
         "timestep": torch.tensor([3, 7]),
     }  # fmt: skip
 
@@ -95,7 +98,13 @@ def _dit() -> nn.Module:
     from diffusers import DiTTransformer2DModel
 
     return DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8, patch_size=2, num_embeds_ada_norm=8
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        num_layers=2,
+        sample_size=8,
+        patch_size=2,
+        num_embeds_ada_norm=8,
     )
 
 
@@ -107,14 +116,16 @@ def _wan() -> nn.Module:
     from diffusers import WanTransformer3DModel
 
     return WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=12, freq_dim=16,
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=12,
+        freq_dim=16,
         ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
     )  # fmt: skip
 
 
 def _wan_batch(g: torch.Generator) -> dict[str, Any]:
     return {
-        "hidden_states": _noise(g, 4, 2, 4, 4), "timestep": torch.tensor([3, 7]), "encoder_hidden_states": _noise(g, 5, 12)
+        "hidden_states": _noise(g, 4, 2, 4, 4), "timestep": torch.tensor([3, 7]), "encoder_hidden_states": _noise(g, 5,
+        12)
     }  # fmt: skip
 
 

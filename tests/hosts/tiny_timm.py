@@ -75,9 +75,11 @@ DROPPING = ("ViT", "EVA-02", "BEiT", "NaFlexViT", "Twins", "PVTv2", "MaxViT")
 PARTLY: dict[str, tuple[Make, str]] = {
     "CaiT": (_named("cait_xxs24_224", **FLAT), "TalkingHeadAttn"),
     "XCiT": (_named("xcit_nano_12_p16_224", img_size=32, embed_dim=32, depth=2, num_heads=4), "XCA"),
-    "DaViT": (_class("davit.DaVit", depths=(1, 1), embed_dims=(8, 16), num_heads=(2, 2), window_size=4), "ChannelAttention"),
+    "DaViT": (_class("davit.DaVit", depths=(1, 1), embed_dims=(8, 16), num_heads=(2, 2), window_size=4),
+    "ChannelAttention"),
     "VOLO": (
-        _class("volo.VOLO", layers=[1, 1], img_size=32, embed_dims=[16, 16], num_heads=[2, 2], downsamples=(False, False),
+        _class("volo.VOLO", layers=[1, 1], img_size=32, embed_dims=[16, 16], num_heads=[2, 2], downsamples=(False,
+        False),
                outlook_attention=(True, False), stem_hidden_dim=8, patch_size=4, use_aux_head=False),
         "OutlookAttention|ClassAttention",
     ),

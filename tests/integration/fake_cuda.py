@@ -1,4 +1,5 @@
-"""A CUDA device of fake tensors: what runs on it is checked for tensors of two devices and for waits, and computes nothing.
+"""A CUDA device of fake tensors: what runs on it is checked for tensors of two devices and for waits, and computes
+nothing.
 
 Needs the library made from cuda_without_a_gpu.cpp, preloaded into the process.
 """
@@ -38,9 +39,10 @@ class Waits(RuntimeError):
 class FakeCuda(TorchDispatchMode):
     """Runs operators on tensors of the CPU as they are, and those on "cuda" on fake tensors.
 
-    Tensors of two devices in one operator raise, as on the device; so does indexing by a mask, whose result has no size here. What
-    can go on with any number does, and is noted: questions such as `.item()`, copies to the CPU, and copies from there that hold up the
-    program. Waits inside of CUDA's own solvers (singular values, eigenvalues) cannot be seen.
+    Tensors of two devices in one operator raise, as on the device; so does indexing by a mask, whose result has no size
+    here. What can go on with any number does, and is noted: questions such as `.item()`, copies to the CPU, and copies
+    from there that hold up the program. Waits inside of CUDA's own solvers (singular values, eigenvalues) cannot be
+    seen.
 
     Attributes:
         waits: the operators that waited and the lines of headwise that called them, since `forget()`.

@@ -39,7 +39,15 @@ COMPILED = (
     "QKClip",
 )
 # read where they are named; they need their numbers to go on
-OF_MODEL = ["matrix_norm", "sharpness", "sharpness_share", "gradient_norm", "update_ratio", "update_entropy", "gradient_spike"]
+OF_MODEL = [
+    "matrix_norm",
+    "sharpness",
+    "sharpness_share",
+    "gradient_norm",
+    "update_ratio",
+    "update_entropy",
+    "gradient_spike",
+]
 
 
 class Training:
@@ -105,7 +113,8 @@ def methods(kind: str, dtype: str) -> Iterator[Case]:
 
 
 def compiled() -> Iterator[Case]:
-    """A method of each kind of stage in a compiled model; the masks of transformers hold constants that torch cannot trace here."""
+    """A method of each kind of stage in a compiled model; the masks of transformers hold constants that torch cannot
+    trace here."""
     for number, name in enumerate(COMPILED):
         at = ("sdpa", "torch")[number % 2], tuple(DTYPES)[number // 2 % 2]
         yield f"{name} on {' in '.join(at)}", lambda name=name, at=at: regularized(name, *at, compiled=True)
@@ -165,6 +174,7 @@ def edited() -> list[str]:
 
     training = Training("own", torch.float32, fit)
     handle = headwise.handle(training.model)
+
     # the loop of a watched and regularized model reads the loss too
     def read(*_: Any) -> None:
         handle.loss()
@@ -218,7 +228,8 @@ def penalized(names: list[str]) -> list[str]:
 
 
 def loop() -> Iterator[Case]:
-    """The training loop of a study: an epoch waits as often as it ends, however many steps it has, and once a reading."""
+    """The training loop of a study: an epoch waits as often as it ends, however many steps it has, and once a
+    reading."""
 
     def epochs() -> list[str]:
         few, many = epoch_waits(3), epoch_waits(6)

@@ -30,9 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 # name: how to build it, the modules that LoRA adapts, a batch
 MODELS = {
-    "separate": (lambda: FAMILIES["Llama"].build().train(), ["q_proj", "k_proj", "v_proj", "o_proj"], FAMILIES["Llama"].batch()),
+    "separate": (lambda: FAMILIES["Llama"].build().train(), ["q_proj", "k_proj", "v_proj", "o_proj"],
+    FAMILIES["Llama"].batch()),
     "some": (lambda: FAMILIES["Llama"].build().train(), ["q_proj", "v_proj"], FAMILIES["Llama"].batch()),
-    "beside": (lambda: FAMILIES["BERT"].build().train(), ["query", "key", "value", "attention.output.dense"], FAMILIES["BERT"].batch()),
+    "beside": (lambda: FAMILIES["BERT"].build().train(), ["query", "key", "value", "attention.output.dense"],
+    FAMILIES["BERT"].batch()),
     "transposed": (lambda: FAMILIES["GPT2"].build().train(), ["c_attn", "attn.c_proj"], FAMILIES["GPT2"].batch()),
     "fused": (lambda: fresh(HOSTS["own"]), ["qkv", "attn.proj"], HOSTS["own"].batch()[0][0]),
 }  # fmt: skip
@@ -171,7 +173,9 @@ def test_qkclip_on_a_trained_base_scales_base_and_adapter_to_the_threshold():
     assert (tall > 0.05).all()
     handle.after_step()
     weight_hosts.loss_of(made, weight_hosts.ids())
-    torch.testing.assert_close(handle.fitted[0].states[0].tensor("largest"), torch.full_like(tall, 0.05), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        handle.fitted[0].states[0].tensor("largest"), torch.full_like(tall, 0.05), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_frozen_layer_is_left_out_of_clipping_and_the_report_says_so():
@@ -226,10 +230,18 @@ def test_decay_of_weights_that_are_all_frozen_is_refused(method):
     assert len(headwise.regularize(net, method).fitted) == 1
 
 
-LATER = [(QKClip(threshold=1e-3), "separate transposed fused"), (FeatScale(), "beside fused"), (AttnScale(), "beside fused"), (SigmaReparam(), "separate transposed fused")]  # fmt: skip
+LATER = [
+    (QKClip(threshold=1e-3), "separate transposed fused"),
+    (FeatScale(), "beside fused"),
+    (AttnScale(), "beside fused"),
+    (SigmaReparam(), "separate transposed fused"),
+]
 
 
-@pytest.mark.parametrize(("method", "name"), [pytest.param(m, name, id=f"{type(m).__name__}-{name}") for m, names in LATER for name in names.split()])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param(m, name, id=f"{type(m).__name__}-{name}") for m, names in LATER for name in names.split()],
+)
 def test_adapters_put_on_after_regularize_are_told_where_a_method_cannot_follow(method, name):
     build, targets, batch = MODELS[name]
     model = build()
@@ -311,7 +323,14 @@ def _other(kind):
 @pytest.mark.parametrize(
     "method", [NuclearDecay(), ProductDecay(), QKClip(), SigmaReparam()], ids=lambda m: type(m).__name__
 )
-@pytest.mark.parametrize(("kind", "told"), [("dora", "LoRA's DoraLinearVariant"), ("ia3", "peft's ia3 Linear"), ("multihead", "peft's lora MultiheadAttention")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("dora", "LoRA's DoraLinearVariant"),
+        ("ia3", "peft's ia3 Linear"),
+        ("multihead", "peft's lora MultiheadAttention"),
+    ],
+)
 def test_adapters_that_are_no_sum_of_weights_are_refused_by_name(method, kind, told):
     made = _other(kind)
     with pytest.raises(ValueError, match=rf"is adapted by {told}, whose effect .*merge the adapters") as error:

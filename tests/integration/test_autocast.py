@@ -1,4 +1,5 @@
-"""Autocast in bf16: what methods compute in blocks has the gradients that fp32 has, inside and outside of the context."""
+"""Autocast in bf16: what methods compute in blocks has the gradients that fp32 has, inside and outside of the
+context."""
 
 import pytest
 import torch

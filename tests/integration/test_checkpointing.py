@@ -13,7 +13,8 @@ NAMES = list(shelf.__all__)
 
 
 class Checkpointed(Own):
-    """Runs its blocks under activation checkpointing: each apart, all in one region, or each inside the region of all."""
+    """Runs its blocks under activation checkpointing: each apart, all in one region, or each inside the region of
+    all."""
 
     mode = "none"
 
@@ -56,7 +57,9 @@ def gradients(model, handle, mode, forwards=1):
         # R-Drop's shape: two draws of the same batch in one loss.
         loss = loss + (outs[0] - outs[1]).square().mean()
     (loss + penalty).backward()
-    assert float(handle.loss().detach()) == 0.0 or not REGISTRY[type(handle.methods[0]).__name__].overrides("read"), "a recompute was counted again"
+    assert float(handle.loss().detach()) == 0.0 or not REGISTRY[type(handle.methods[0]).__name__].overrides("read"), (
+        "a recompute was counted again"
+    )
     return penalty.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -73,7 +76,8 @@ def test_checkpointing_gives_the_same_gradients_and_one_penalty(name, mode, forw
         torch.testing.assert_close(got[key], plain[key], rtol=1e-4, atol=1e-6, msg=key)
 
 
-# They draw, add to the loss, carry values or keep means of batches: a forward that cannot be told from its repetition would do it twice.
+# They draw, add to the loss, carry values or keep means of batches: a forward that cannot be told from its repetition
+# would do it twice.
 REFUSED_WHEN_REENTRANT = {
     "AttentionDropout",
     "AttentionNormPenalty",
@@ -168,7 +172,9 @@ def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
 def test_transformers_checkpointing_repeats_the_draws():
     host = HOSTS["llama"]
     model = fresh(host)
-    handle = headwise.regularize(model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0))
+    handle = headwise.regularize(
+        model, headwise.DropColumn(p=0.5), headwise.NeuTRENO(), headwise.EntropyPenalty(strength=1.0)
+    )
     found = []
     for checkpointed in (False, True):
         if checkpointed:
@@ -187,7 +193,10 @@ def test_reentrant_checkpointing_is_named_in_the_order_of_the_readme(name, call)
     model, handle = make(name)
     model.mode = "reentrant"
     model(inputs())
-    with pytest.raises(RuntimeError, match=rf"blocks\.1\.attn ran without gradients inside a training forward.*{name}.*use_reentrant=False"):
+    with pytest.raises(
+        RuntimeError,
+        match=rf"blocks\.1\.attn ran without gradients inside a training forward.*{name}.*use_reentrant=False",
+    ):
         getattr(handle, call)()
     # Without a forward that trains it is still the training mode that is missing.
     model, handle = make(name)

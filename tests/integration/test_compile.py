@@ -27,7 +27,9 @@ def rewind(handle):
 KINDS = ["DropHead", "EntropyPenalty", "InputNoise", "NeuTRENO", "RelaxedAttention", "SigmaReparam"]
 
 
-@pytest.mark.parametrize(("name", "host"), [(n, "own") for n in NAMES] + [(n, h) for h in ("llama", "torch") for n in KINDS])
+@pytest.mark.parametrize(
+    ("name", "host"), [(n, "own") for n in NAMES] + [(n, h) for h in ("llama", "torch") for n in KINDS]
+)
 def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name, host):
     cls = REGISTRY[name]
     model = fresh(HOSTS[host])
@@ -59,7 +61,8 @@ def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name
 
 
 def test_noting_which_kernel_ran_costs_no_second_graph():
-    """The note is written by the graph itself and changes with the first call: a graph that read it would be made again."""
+    """The note is written by the graph itself and changes with the first call: a graph that read it would be made
+    again."""
     model = fresh(HOSTS["own"])
     handle = headwise.regularize(model, headwise.DropHead(p=0.4), headwise.RelaxedAttention(gamma=0.3))
     counter = CompileCounterWithBackend("aot_eager")
@@ -73,7 +76,9 @@ def test_noting_which_kernel_ran_costs_no_second_graph():
 
 def test_inductor_runs_random_and_carrying_methods():
     model = fresh(HOSTS["own"])
-    handle = headwise.regularize(model, headwise.DropHead(p=0.4), headwise.NeuTRENO(strength=0.6), headwise.DropColumn(p=0.3))
+    handle = headwise.regularize(
+        model, headwise.DropHead(p=0.4), headwise.NeuTRENO(strength=0.6), headwise.DropColumn(p=0.3)
+    )
     eager = [HOSTS["own"].run(model).detach() for _ in range(2)]
     rewind(handle)
     compiled = torch.compile(model, fullgraph=True)

@@ -1,6 +1,8 @@
-"""Training on CUDA, shown without a GPU: fake tensors on "cuda" find tensors of two devices, and every wait for the device.
+"""Training on CUDA, shown without a GPU: fake tensors on "cuda" find tensors of two devices, and every wait for the
+device.
 
-Not seen so: numbers, Triton's and inductor's kernels, and what CUDA's own solvers wait for inside. test_cuda.py asks a real device.
+Not seen so: numbers, Triton's and inductor's kernels, and what CUDA's own solvers wait for inside. test_cuda.py asks a
+real device.
 """
 
 import json
@@ -65,7 +67,9 @@ def found(tmp_path_factory):
 
 
 # Methods that must ask the device in `after_step`, and why.
-WAITS = {"SpectralCap": "whether a matrix needs a singular value decomposition, which waits itself, is decided on the host"}
+WAITS = {
+    "SpectralCap": "whether a matrix needs a singular value decomposition, which waits itself, is decided on the host"
+}
 
 
 @pytest.mark.parametrize("group", GROUPS)

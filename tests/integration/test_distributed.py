@@ -64,7 +64,9 @@ def step_gradients(name, rank, world, padded, steps=2):
 def own_step(text, wrap=lambda model: model):
     """Return the loss and the gradients of one step on the same batch in every process."""
     model = fresh(HOSTS["bert-padded"])
-    handle = headwise.regularize(model, *headwise.parse(text), example={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    handle = headwise.regularize(
+        model, *headwise.parse(text), example={"input_ids": torch.ones(1, 4, dtype=torch.long)}
+    )
     ids, mask = batch(padded=True)
     # DDP's hooks hold the wrapper weakly.
     wrapped = wrap(model)
@@ -79,7 +81,9 @@ def _draws(rank, folder):
         loss, grads = own_step(text)
         for grad in grads.values():
             torch.distributed.all_reduce(grad)
-        wrapped = own_step(text, lambda model: torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True))
+        wrapped = own_step(
+            text, lambda model: torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        )
         torch.save((loss, {key: grad / 2 for key, grad in grads.items()}, *wrapped), folder / f"draws {i} {rank}.pt")
 
 
@@ -115,7 +119,8 @@ def ddp():
     jobs = [(name, padded) for name in EXACT for padded in (False, True)]
     _spawn(_ddp, folder, jobs)
     found = {
-        job: [torch.load(folder / f"{i}.{rank}.pt", weights_only=True) for rank in range(2)] for i, job in enumerate(jobs)
+        job: [torch.load(folder / f"{i}.{rank}.pt", weights_only=True) for rank in range(2)]
+        for i, job in enumerate(jobs)
     }
     for i, text in enumerate(DRAWING):
         found[text] = [torch.load(folder / f"draws {i} {rank}.pt", weights_only=True) for rank in range(2)]

@@ -1,4 +1,5 @@
-"""FSDP1, tensor and context parallelism, ZeRO-3: what cannot be right there is refused by name, alike on every process."""
+"""FSDP1, tensor and context parallelism, ZeRO-3: what cannot be right there is refused by name, alike on every
+process."""
 
 import os
 import socket

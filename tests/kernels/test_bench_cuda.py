@@ -9,10 +9,18 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_benchmark_of_the_gpu_runs_whole():
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "on_cuda.py", "--dry-run"], capture_output=True, text=True, check=False, timeout=500
+        [sys.executable, ROOT / "benchmarks" / "on_cuda.py", "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| ") and not line.startswith(("| method", "| shape"))]
+    rows = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith("| ") and not line.startswith(("| method", "| shape"))
+    ]
     # ten methods and four readings on two shapes, causal and not
     assert len(rows) == 2 * 2 * 10 + 2 * 2
     assert "no measurements" in done.stdout

@@ -1,4 +1,5 @@
-"""Row statistics as one operator: the textbook's numbers and gradients, torch's own checks, one node in a compiled graph."""
+"""Row statistics as one operator: the textbook's numbers and gradients, torch's own checks, one node in a compiled
+graph."""
 
 import pytest
 import torch

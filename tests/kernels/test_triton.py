@@ -1,6 +1,7 @@
 """The Triton kernels without a GPU: interpreted against the textbook, and compiled for two kinds of GPU.
 
-In processes of their own: the interpreter is chosen when Triton is imported, and no other test should find it installed.
+In processes of their own: the interpreter is chosen when Triton is imported, and no other test should find it
+installed.
 """
 
 import importlib.util
@@ -59,7 +60,8 @@ def test_every_case_has_the_textbooks_values_and_gradients(interpreted):
 
 
 def test_a_launch_fits_cudas_grid_and_runs_on_the_device_of_its_tensors():
-    """Windows make more heads than a grid's second axis takes; a model spread over GPUs calls on others than the current one."""
+    """Windows make more heads than a grid's second axis takes; a model spread over GPUs calls on others than the
+    current one."""
     launched = lines("launch")
     assert [line["kernel"] for line in launched] == ["forward_kernel", "queries_kernel", "keys_kernel"]
     for line in launched:

@@ -1,8 +1,9 @@
-"""Runs the Triton kernels, in a process of its own: under the interpreter against the textbook, or compiled for GPUs that are not here.
+"""Runs the Triton kernels, in a process of its own: under the interpreter against the textbook, or compiled for GPUs
+that are not here.
 
 TRITON_INTERPRET=1 python tests/kernels/triton_cases.py run       prints one JSON line per case: its largest errors
 python tests/kernels/triton_cases.py compile                      prints one per kernel: its shared memory
-python tests/kernels/triton_cases.py launch                       prints one per kernel: its grid, and the device made current for it
+python tests/kernels/triton_cases.py launch                       prints one per kernel: its grid, and its device
 """
 
 import contextlib

@@ -23,7 +23,9 @@ class Dots(Task):
     fails: bool = False
 
     def model(self):
-        return VisionTransformer(classes=4, image_size=4, channels=1, patch=2, dim=self.dim, depth=1, heads=2, head_dim=4, mlp_dim=8)
+        return VisionTransformer(
+            classes=4, image_size=4, channels=1, patch=2, dim=self.dim, depth=1, heads=2, head_dim=4, mlp_dim=8
+        )
 
     def data(self, split):
         sizes = {"train": 32, "validation": 24, "test": 24}
@@ -50,13 +52,17 @@ def write_source(folder, entries=ENTRIES, worlds=("dots",), settings=""):
     for name, (arm, kind, more) in entries.items():
         (folder / "entries" / f"{name}.toml").write_text(ENTRY.format(arm=arm, kind=kind, more=more))
     for world in worlds:
-        text = f'title = "{world.title()}"\nsymptom = "a test"\ntask = "{folder / "dots.py"}:Dots"\nseconds = 6.0\nreason = "a test"\n{settings}'
+        text = (
+            f'title = "{world.title()}"\nsymptom = "a test"\ntask = "{folder / "dots.py"}:Dots"\nseconds = '
+            f'6.0\nreason = "a test"\n{settings}'
+        )
         (folder / "worlds" / f"{world}.toml").write_text(text)
     return folder
 
 
 def finished_world(folder, name, figures, *, kinds, validation=None, higher=True, cost=None):
-    """Write a finished world: the accuracy of every seed by entry, "plain" first; None as figures is an entry that failed."""
+    """Write a finished world: the accuracy of every seed by entry, "plain" first; None as figures is an entry that
+    failed."""
     folder.mkdir(parents=True)
     ready = {entry: values for entry, values in figures.items() if values is not None}
     arms = {entry: "baseline" if entry == "plain" else f"arm of {entry}" for entry in figures}

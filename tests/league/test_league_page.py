@@ -73,7 +73,8 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     text = page.read_text()
     assert "▲" in text and "×" in text and "it broke" in text and "resamples of the seeds" in text
     assert re.match(
-        r"Over 2 worlds these gain by their interval, highest first: of the methods good \d\.\d\d \[\d.*of the controls decay",
+        r"Over 2 worlds these gain by their interval, highest first: of the methods good \d\.\d\d \[\d.*of the "
+        r"controls decay",
         lines[0],
     )
     assert "fresh seeds" in lines[0]

@@ -1,4 +1,5 @@
-"""A league of a tiny world: planned, run within a budget, resumed, and grown by an entry that costs its own runs alone."""
+"""A league of a tiny world: planned, run within a budget, resumed, and grown by an entry that costs its own runs
+alone."""
 
 import json
 import re

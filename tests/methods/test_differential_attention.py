@@ -1,4 +1,5 @@
-"""DifferentialAttention: the formula of its paper on the whole matrix, pairs under grouped queries, and its refusals."""
+"""DifferentialAttention: the formula of its paper on the whole matrix, pairs under grouped queries, and its
+refusals."""
 
 import math
 
@@ -146,7 +147,8 @@ def test_the_vectors_start_elsewhere_for_another_seed_and_alike_for_the_same():
 
 
 def second(q, k, v, x, factor, group, mask=None):
-    """Write the authors' second layer: queries 2j and 2j + 1 on one head of keys and values, sigmoid factors, no norm."""
+    """Write the authors' second layer: queries 2j and 2j + 1 on one head of keys and values, sigmoid factors, no
+    norm."""
     outs = []
     for j in range(q.shape[1] // 2):
         keys, values = k[:, group[j]], v[:, group[j]]

@@ -49,7 +49,11 @@ def test_a_row_without_any_allowed_key_gives_zero(unit, form):
 def test_end_p_is_reached_linearly_at_the_last_layer():
     q, k, _ = qkv()
     ps = [
-        float(fit_standalone([DropKey(p=0.3, end_p=0.1)], standalone_site(q, k, depth=depth, layers=5)).states[0].value("p"))
+        float(
+            fit_standalone([DropKey(p=0.3, end_p=0.1)], standalone_site(q, k, depth=depth, layers=5))
+            .states[0]
+            .value("p")
+        )
         for depth in range(5)
     ]
     torch.testing.assert_close(torch.tensor(ps), torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1]))
@@ -68,7 +72,9 @@ def test_dropped_columns_of_a_causal_call_are_those_of_a_whole_mask(dtype):
     wanted = attend_with([method], q, k, v, mask=torch.ones(1, 1, 40, 40, dtype=torch.bool).tril(), seed=3)[0]
     assert (found - attend_with([], q, k, v, causal=True)[0]).abs().max() > 0.1
     torch.testing.assert_close(found, wanted)
-    for a, b in zip(torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(wanted.sum(), (q, k, v)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(wanted.sum(), (q, k, v)), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 

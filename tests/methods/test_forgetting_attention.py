@@ -22,7 +22,9 @@ def fitted(q, k, x, causal=None, **settings):
     site.causal = causal
     fit = fit_standalone([ForgettingAttention(**settings)], site)
     with torch.no_grad():
-        fit.states[0].tensor("weight").copy_(torch.randn(q.shape[1], x.shape[-1], generator=torch.Generator().manual_seed(3)))
+        fit.states[0].tensor("weight").copy_(
+            torch.randn(q.shape[1], x.shape[-1], generator=torch.Generator().manual_seed(3))
+        )
     return fit
 
 
@@ -33,7 +35,8 @@ def gates(fit, x):
 
 
 def decay(f):
-    """Write the logarithm of the product of the gates from the earlier token, left out, to the later one, gate by gate."""
+    """Write the logarithm of the product of the gates from the earlier token, left out, to the later one, gate by
+    gate."""
     t = f.shape[-1]
     d = torch.zeros(*f.shape, t, dtype=f.dtype)
     for i in range(t):
@@ -64,7 +67,9 @@ def test_padded_tokens_on_the_left_change_nothing_of_real_ones(form):
     order = torch.ones(6, 6, dtype=torch.bool).tril()
     mask = order & (torch.arange(6) >= torch.tensor([0, 2])[:, None])[:, None, None, :]
     out, _ = attend_with(fit.methods, q, k, v, fitted=fit, form=form, hidden=x, mask=mask)
-    alone, _ = attend_with(fit.methods, q[1:, :, 2:], k[1:, :, 2:], v[1:, :, 2:], fitted=fit, form=form, hidden=x[1:, 2:], causal=True)
+    alone, _ = attend_with(
+        fit.methods, q[1:, :, 2:], k[1:, :, 2:], v[1:, :, 2:], fitted=fit, form=form, hidden=x[1:, 2:], causal=True
+    )
     torch.testing.assert_close(out[1:, :, 2:], alone)
 
 
@@ -99,7 +104,8 @@ def test_its_gradients_are_the_formulas():
 
 
 def test_the_sums_keep_their_precision_beside_keys_in_bf16():
-    # Sums of hundreds, whose bf16 neighbours lie whole nats apart: the last gates decide, and a rounded sum would lose them.
+    # Sums of hundreds, whose bf16 neighbours lie whole nats apart: the last gates decide, and a rounded sum would lose
+    # them.
     t = 512
     q, k, v = (x.to(torch.bfloat16) for x in qkv(b=1, h=2, t=t, d=8))
     x = torch.ones(1, t, 5)
@@ -110,7 +116,9 @@ def test_the_sums_keep_their_precision_beside_keys_in_bf16():
     assert fit.kernels == {"fused"}
     log_f = torch.nn.functional.logsigmoid(torch.tensor([-1.0, 0.5]))
     distance = (torch.arange(t)[:, None] - torch.arange(t)).clamp(min=0)
-    exact = (logits(q.double(), k.double(), causal=True) + log_f.double()[:, None, None] * distance).softmax(-1) @ v.double()
+    exact = (logits(q.double(), k.double(), causal=True) + log_f.double()[:, None, None] * distance).softmax(
+        -1
+    ) @ v.double()
     assert (out.double() - exact).abs().max() < 0.03
 
 
@@ -123,7 +131,9 @@ def test_a_gate_that_stays_open_changes_nothing():
 
 def test_a_cache_is_refused_by_name():
     q, k, v = qkv()
-    with pytest.raises(ValueError, match=r"ForgettingAttention needs the gates of all keys at standalone.*use_cache=False"):
+    with pytest.raises(
+        ValueError, match=r"ForgettingAttention needs the gates of all keys at standalone.*use_cache=False"
+    ):
         attend_with([ForgettingAttention()], q[:, :, -1:], k, v, hidden=layer_input()[:, -1:])
 
 

@@ -87,7 +87,8 @@ def test_heads_get_noise_of_their_own():
     fitted = fit_standalone([method], site)
     call = Call(fitted, *(torch.zeros(B, H, T, 4) for _ in range(3)))
     first, second = (
-        random_draws.normal(call.open_pass().key, call.salt(method, f"head {h}"), (5000,), call.q.device) for h in (0, 1)
+        random_draws.normal(call.open_pass().key, call.salt(method, f"head {h}"), (5000,), call.q.device)
+        for h in (0, 1)
     )
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.06
 

@@ -69,7 +69,8 @@ def test_queries_that_do_not_count_are_left_out(fused, monkeypatch):
 
 
 def channels_first(*shape, dtype=torch.float32):
-    """Return a tensor whose last dimension is not contiguous in memory, as models that keep channels before tokens make it."""
+    """Return a tensor whose last dimension is not contiguous in memory, as models that keep channels before tokens make
+    it."""
     g = torch.Generator().manual_seed(sum(shape))
     return torch.randn(*shape[:2], shape[3], shape[2], generator=g).to(dtype).transpose(2, 3)
 

@@ -1,4 +1,5 @@
-"""Latent attention (DeepSeek): methods and figures of weights against the formulas, written head by head on dense matrices."""
+"""Latent attention (DeepSeek): methods and figures of weights against the formulas, written head by head on dense
+matrices."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ from headwise.statistics.weights import read_weights, weight_reading, weight_rea
 transformers = pytest.importorskip("transformers")
 HEADS, PLAIN, ROTARY, VALUES, LATENT = 4, 8, 4, 6, 10
 SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS, "vocab_size": 50, "kv_lora_rank": LATENT, "qk_nope_head_dim": PLAIN, "qk_rope_head_dim": ROTARY,
-    "v_head_dim": VALUES, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 2,
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS, "vocab_size": 50, "kv_lora_rank": LATENT, "qk_nope_head_dim": PLAIN,
+    "qk_rope_head_dim": ROTARY,
+    "v_head_dim": VALUES, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
     "initializer_range": 0.2, "attn_implementation": "sdpa",
 }  # fmt: skip
 RANKS = pytest.mark.parametrize("rank", [None, 12])
@@ -96,13 +100,18 @@ def test_qk_clip_scales_the_parts_of_a_head_as_kimi_k2_does(rank, version):
     assert torch.equal(heads_of(net)[1], shared)
     torch.testing.assert_close(largest_logits(net), tall.clamp(max=threshold), rtol=1e-4, atol=1e-5)
     changed = {name for name, p in net.named_parameters() if not torch.equal(p, others[name])}
-    assert changed == {f"model.layers.0.self_attn.{'q_proj' if rank is None else 'q_b_proj'}.weight", "model.layers.0.self_attn.kv_b_proj.weight"}
+    assert changed == {
+        f"model.layers.0.self_attn.{'q_proj' if rank is None else 'q_b_proj'}.weight",
+        "model.layers.0.self_attn.kv_b_proj.weight",
+    }
 
 
 def test_qk_clip_with_a_balance_of_1_leaves_keys_alone():
     net = deepseek(12)
     tall = largest_logits(net)
-    handle = headwise.regularize(net, QKClip(threshold=float(tall.min()) / 2, balance=1.0), where=["model.layers.0.self_attn"])
+    handle = headwise.regularize(
+        net, QKClip(threshold=float(tall.min()) / 2, balance=1.0), where=["model.layers.0.self_attn"]
+    )
     keys = layer_of(net).kv_b_proj.weight.detach().clone()
     loss_of(net).backward()
     handle.after_step()
@@ -144,7 +153,8 @@ def test_sigma_reparam_divides_each_matrix_of_the_paper_by_its_own_norm(rank):
     names = [n for n, _ in net.named_parameters()]
     layer, (heads, shared) = layer_of(net), heads_of(net)
     groups = {
-        "W_UQ": [h[0] for h in heads], "W_QR": [h[1] for h in heads], "W_UK": [h[2] for h in heads], "W_UV": [h[3] for h in heads],
+        "W_UQ": [h[0] for h in heads], "W_QR": [h[1] for h in heads], "W_UK": [h[2] for h in heads],
+        "W_UV": [h[3] for h in heads],
         "W_KR": [shared], "W_DKV": [layer.kv_a_proj_with_mqa.weight[:LATENT]], "W_O": [layer.o_proj.weight],
         **({} if rank is None else {"W_DQ": [layer.q_a_proj.weight]}),
     }  # fmt: skip
@@ -154,7 +164,8 @@ def test_sigma_reparam_divides_each_matrix_of_the_paper_by_its_own_norm(rank):
     handle = headwise.regularize(net, SigmaReparam(init="one"), where=["model.layers.0.self_attn"])
     heads, shared = heads_of(net)
     got = {
-        "W_UQ": [h[0] for h in heads], "W_QR": [h[1] for h in heads], "W_UK": [h[2] for h in heads], "W_UV": [h[3] for h in heads],
+        "W_UQ": [h[0] for h in heads], "W_QR": [h[1] for h in heads], "W_UK": [h[2] for h in heads],
+        "W_UV": [h[3] for h in heads],
         "W_KR": [shared], "W_DKV": [layer.kv_a_proj_with_mqa.weight[:LATENT]], "W_O": [layer.o_proj.weight],
         **({} if rank is None else {"W_DQ": [layer.q_a_proj.weight]}),
     }  # fmt: skip
@@ -192,7 +203,9 @@ def test_spectral_cap_cuts_the_factors_that_make_what_it_is_told():
     for matrix in (torch.cat([h[3] for h in heads]), layer.kv_a_proj_with_mqa.weight[:LATENT]):
         assert float(torch.linalg.matrix_norm(matrix.detach(), ord=2)) == pytest.approx(0.1, rel=1e-4)
     assert torch.equal(shared, before["kv_a_proj_with_mqa.weight"][LATENT:])
-    assert torch.equal(layer.q_b_proj.weight, before["q_b_proj.weight"]) and torch.equal(layer.o_proj.weight, before["o_proj.weight"])
+    assert torch.equal(layer.q_b_proj.weight, before["q_b_proj.weight"]) and torch.equal(
+        layer.o_proj.weight, before["o_proj.weight"]
+    )
 
 
 @RANKS
@@ -204,7 +217,9 @@ def test_figures_of_weights_are_those_of_the_dense_products(rank):
     for kind, dense in zip(("qk", "vo"), dense_products(net), strict=True):
         spectra = torch.stack([torch.linalg.svdvals(m.detach()) for m in dense])
         torch.testing.assert_close(figures[f"spectral_norm_{kind}"], spectra[:, 0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(figures[f"frobenius_norm_{kind}"], spectra.square().sum(1).sqrt(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            figures[f"frobenius_norm_{kind}"], spectra.square().sum(1).sqrt(), rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(figures[f"nuclear_norm_{kind}"], spectra.sum(1), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
             figures[f"stable_rank_{kind}"], spectra.square().sum(1) / spectra[:, 0] ** 2, rtol=1e-4, atol=1e-5
@@ -219,14 +234,22 @@ def test_the_audit_reads_a_folder_of_latent_attention(tmp_path):
     found = headwise.audit(tmp_path)
     scores, values = dense_products(net, at=1)
     for kind, dense in (("qk", scores), ("vo", values)):
-        own = {r["head"]: r["value"] for r in found.records if r["statistic"] == f"spectral_norm_{kind}" and r["depth"] == 1}
-        assert own == pytest.approx({h: float(torch.linalg.matrix_norm(m.detach(), ord=2)) for h, m in enumerate(dense)}, rel=1e-4)
+        own = {
+            r["head"]: r["value"]
+            for r in found.records
+            if r["statistic"] == f"spectral_norm_{kind}" and r["depth"] == 1
+        }
+        assert own == pytest.approx(
+            {h: float(torch.linalg.matrix_norm(m.detach(), ord=2)) for h, m in enumerate(dense)}, rel=1e-4
+        )
     assert all(layer["layout"] == "latent" and not layer["missing"] for layer in found.layers)
 
 
 def test_methods_that_need_plain_projections_name_the_factors():
     net = deepseek(12)
-    with pytest.raises(projections.ProjectionError, match=r"makes its q by factors, model.layers.0.self_attn.q_a_proj and .*q_b_proj"):
+    with pytest.raises(
+        projections.ProjectionError, match=r"makes its q by factors, model.layers.0.self_attn.q_a_proj and .*q_b_proj"
+    ):
         projections.of(headwise.sites(net)[0]).need("q", "InputNoise")
 
 
@@ -251,13 +274,20 @@ def hybrid(kind):
     torch.manual_seed(0)
     shared = {n: x for n, x in SIZES.items() if n not in ("n_routed_experts", "first_k_dense_replace")}
     own = {
-        "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 2, "num_local_experts": 4, "mlp_layer_types": ["dense"] * 2},
+        "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 2, "num_local_experts": 4,
+        "mlp_layer_types": ["dense"] * 2},
         "qwen3_next": {
-            "head_dim": 8, "num_experts": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+            "head_dim": 8, "num_experts": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
             "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
         },
     }[kind]  # fmt: skip
-    layers = {"layer_types": ["linear_attention", "full_attention"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    layers = {
+        "layer_types": ["linear_attention", "full_attention"],
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     config = transformers.AutoConfig.for_model(kind, **{**shared, **own, **layers})
     return transformers.AutoModelForCausalLM.from_config(config).train()
 

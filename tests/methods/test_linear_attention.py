@@ -35,7 +35,10 @@ CALLS = {
     "causal": ({"causal": True}, torch.ones(T, T).tril().bool()),
     "padded": ({"mask": padded()}, padded()),
     "padded and causal": ({"mask": padded(), "causal": True}, padded() & torch.ones(T, T).tril().bool()),
-    "padded by numbers": ({"mask": torch.zeros(2, 1, 1, T).masked_fill(~padded(), torch.finfo(torch.float32).min)}, padded()),
+    "padded by numbers": (
+        {"mask": torch.zeros(2, 1, 1, T).masked_fill(~padded(), torch.finfo(torch.float32).min)},
+        padded(),
+    ),
     "padded by infinity": ({"mask": torch.zeros(2, 1, 1, T).masked_fill(~padded(), -torch.inf)}, padded()),
     "a row without a key": ({"mask": padded((6, 0))}, padded((6, 0))),
     "sliding": ({"mask": torch.ones(T, T).tril().triu(-2).bool()}, torch.ones(T, T).tril().triu(-2).bool()),
@@ -91,7 +94,9 @@ def test_neutreno_adds_its_term_to_it(form):
     first = torch.randn(v.shape, generator=torch.Generator().manual_seed(5))
     methods = [LinearAttention(), NeuTRENO(strength=0.2)]
     out = attend_with(methods, q, k, v, form=form, first_values=first)[0]
-    torch.testing.assert_close(out.double(), kernel(q, k) @ v.double() + 0.2 * (first - v).double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        out.double(), kernel(q, k) @ v.double() + 0.2 * (first - v).double(), rtol=1e-5, atol=1e-6
+    )
 
 
 def taken(methods, tokens, causal=False):
@@ -148,7 +153,9 @@ def test_what_is_made_for_a_softmax_is_refused_by_name(settings):
 
 def test_an_edit_of_the_logits_before_it_is_refused_and_after_it_acts():
     model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
-    with pytest.raises(ValueError, match=r"Temperature\(value=0.5\) does to them before would be lost: put Temp.* behind it"):
+    with pytest.raises(
+        ValueError, match=r"Temperature\(value=0.5\) does to them before would be lost: put Temp.* behind it"
+    ):
         headwise.regularize(model, Temperature(value=0.5), LinearAttention())
     q, k, v = qkv()
     out = attend_with([LinearAttention(), Temperature(value=0.5)], q, k, v)[0]
@@ -162,7 +169,8 @@ def test_keys_that_are_dropped_stay_dropped_in_either_order(first):
     q, k, v = qkv()
     methods = [DropKey(p=0.5), LinearAttention()]
     fast, textbook = (
-        attend_with(methods if first else methods[::-1], q, k, v, form=form, training=True)[0] for form in ("fast", "textbook")
+        attend_with(methods if first else methods[::-1], q, k, v, form=form, training=True)[0]
+        for form in ("fast", "textbook")
     )
     torch.testing.assert_close(fast, textbook)
     assert not torch.allclose(fast, attend_with([LinearAttention()], q, k, v)[0])

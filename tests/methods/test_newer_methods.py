@@ -97,7 +97,15 @@ def test_ssmax_is_a_softmax_to_the_base_of_the_number_of_keys(form):
 def test_ssmax_counts_the_keys_that_each_query_may_see(form):
     q, k, v = made()
     wanted = torch.stack(
-        [((0.43 * torch.log(torch.tensor(i + 1.0)) * (q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / D**0.5)).softmax(-1) @ v[:, :, : i + 1])[:, :, 0] for i in range(T)],
+        [
+            (
+                (0.43 * torch.log(torch.tensor(i + 1.0)) * (q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / D**0.5)).softmax(
+                    -1
+                )
+                @ v[:, :, : i + 1]
+            )[:, :, 0]
+            for i in range(T)
+        ],
         dim=2,
     )
     torch.testing.assert_close(attend_with([SSMax()], q, k, v, form=form, causal=True)[0], wanted, rtol=1e-5, atol=1e-6)
@@ -256,7 +264,9 @@ def test_lsa_leaves_the_only_key_that_a_query_has(form):
 def test_lsa_without_its_diagonal_learns_a_temperature_on_causal_layers(form):
     q, k, v = made()
     method = LSA(diagonal=False)
-    out, _ = attend_with([method], q, k, v, form=form, causal=True, fitted=fitted(method, q, k, temperature=torch.tensor(0.5)))
+    out, _ = attend_with(
+        [method], q, k, v, form=form, causal=True, fitted=fitted(method, q, k, temperature=torch.tensor(0.5))
+    )
     torch.testing.assert_close(out, weights(2 * q, k, torch.ones(T, T).tril().bool()) @ v)
 
 
@@ -274,7 +284,18 @@ def test_gfsa_refuses_a_cache_by_name():
         attend_with([GFSA()], q[:, :, -1:], k, v)
 
 
-@pytest.mark.parametrize("text", ["XSA(strength=-1.0)", "SSMax(scale=0.0)", "AttentionDropout(p=1.0)", "BranchDrop(p=-0.1)", "LayerScale(start=0.0)", "GFSA(order=1)", "ZLoss(strength=-1.0)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "XSA(strength=-1.0)",
+        "SSMax(scale=0.0)",
+        "AttentionDropout(p=1.0)",
+        "BranchDrop(p=-0.1)",
+        "LayerScale(start=0.0)",
+        "GFSA(order=1)",
+        "ZLoss(strength=-1.0)",
+    ],
+)
 def test_settings_out_of_range_are_refused_by_name(text):
     with pytest.raises(ValueError, match=text.partition("(")[0]):
         headwise.parse(text)

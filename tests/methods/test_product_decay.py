@@ -46,7 +46,9 @@ def test_double_precision_is_kept(cls):
     handle = headwise.regularize(net, cls(strength=0.5))
     net(ids())
     made = [p for layer in net.layers for p in products(layer)]
-    want = sum(0.25 * p.square().sum() if cls is ProductDecay else 0.5 * torch.linalg.matrix_norm(p, "nuc") for p in made)
+    want = sum(
+        0.25 * p.square().sum() if cls is ProductDecay else 0.5 * torch.linalg.matrix_norm(p, "nuc") for p in made
+    )
     got = handle.loss()
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=1e-13, atol=0)

@@ -120,7 +120,9 @@ def test_bad_settings_are_refused(settings, message):
         QKClip(**settings)
 
 
-@pytest.mark.parametrize("others", [[Temperature(value=0.1)], [SoftCap(cap=1e4)], [DropKey(p=0.7, unit="column")]], ids=repr)
+@pytest.mark.parametrize(
+    "others", [[Temperature(value=0.1)], [SoftCap(cap=1e4)], [DropKey(p=0.7, unit="column")]], ids=repr
+)
 @pytest.mark.parametrize("whole", [1 << 24, 64])
 def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole, monkeypatch):
     net = model()

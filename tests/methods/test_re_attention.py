@@ -87,7 +87,10 @@ def test_padding_and_the_future_get_no_weight_and_do_not_count(form, training):
         variance = torch.stack([mixed[:, h][counted].var(unbiased=False) for h in range(H)])
     else:
         mean, variance = torch.zeros(H), torch.ones(H)
-    normed = GAIN[:, None, None] * (mixed - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt() + SHIFT[:, None, None]
+    normed = (
+        GAIN[:, None, None] * (mixed - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt()
+        + SHIFT[:, None, None]
+    )
     wanted = (normed * seen) @ v
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
 

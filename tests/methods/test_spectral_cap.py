@@ -41,7 +41,10 @@ def test_what_lies_below_the_limit_keeps_its_bits():
     assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
 
 
-@pytest.mark.parametrize(("of", "names"), [("qk", ["q_proj", "k_proj"]), ("vo", ["v_proj", "o_proj"]), ("qkvo", ["q_proj", "k_proj", "v_proj", "o_proj"])])
+@pytest.mark.parametrize(
+    ("of", "names"),
+    [("qk", ["q_proj", "k_proj"]), ("vo", ["v_proj", "o_proj"]), ("qkvo", ["q_proj", "k_proj", "v_proj", "o_proj"])],
+)
 def test_only_the_chosen_matrices_are_capped(of, names):
     net = fresh(HOSTS["llama"])
     handle = headwise.regularize(net, SpectralCap(limit=0.1, of=of))
@@ -108,7 +111,17 @@ def test_frozen_weights_are_refused_by_name():
         headwise.regularize(net, SpectralCap(), where=lambda site: site.depth == 1)
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"limit": 0.0}, "limit must be above 0, got 0"), ({"of": "qx"}, "of must be one of 'qk', 'vo', 'qkvo'"), ({"of": ""}, "of must be one of"), ({"of": "qq"}, "of must be one of"), ({"layers": "mlp"}, "layers must be one of"), ({"layers": "all", "of": "qk"}, 'layers="all" caps every matrix')])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 0.0}, "limit must be above 0, got 0"),
+        ({"of": "qx"}, "of must be one of 'qk', 'vo', 'qkvo'"),
+        ({"of": ""}, "of must be one of"),
+        ({"of": "qq"}, "of must be one of"),
+        ({"layers": "mlp"}, "layers must be one of"),
+        ({"layers": "all", "of": "qk"}, 'layers="all" caps every matrix'),
+    ],
+)
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         SpectralCap(**settings)

@@ -66,7 +66,11 @@ def contract(monkeypatch):
 def test_every_class_variable_and_stage_is_explained(contract):
     declared = {name for name, kind in method.Method.__annotations__.items() if "ClassVar" in str(kind)}
     assert {*contract.class_variables()} == declared
-    assert {*contract.stages()} >= {*method.STAGES, *method.CALL_STAGES, *(t for ts in method.TWINS.values() for t in ts)}
+    assert {*contract.stages()} >= {
+        *method.STAGES,
+        *method.CALL_STAGES,
+        *(t for ts in method.TWINS.values() for t in ts),
+    }
     for name, (code, said) in {**contract.class_variables(), **contract.stages()}.items():
         assert code
         assert len(said.split()) >= 10, f"{name} is not explained in core/method.py"

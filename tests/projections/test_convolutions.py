@@ -1,4 +1,5 @@
-"""Convolutions under the names of projections: read as matrices of patches where that is what they are, else refused."""
+"""Convolutions under the names of projections: read as matrices of patches where that is what they are, else
+refused."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_sigma_is_that_of_the_matrix_of_patches():
 def test_products_of_patches_are_penalised_and_an_output_of_several_places_is_refused(method):
     with pytest.raises(
         ValueError,
-        match=r"needs the output projection as one matrix; attn makes its o by attn\.out_proj, a convolution over \(3, 3\)",
+        match=r"needs the output projection as one matrix; attn makes its o by attn\.out_proj, a convolution over "
+        r"\(3, 3\)",
     ):
         headwise.regularize(Model(kernels={"o": 3}), method, example=X)
     model = Model(kernels={"q": 3, "v": 3})

@@ -40,9 +40,7 @@ def test_grouped_keys_and_values_are_told_apart(order, groups):
 
 
 def test_rows_in_no_known_order_are_refused_by_name():
-    with pytest.raises(
-        ProjectionError, match=r"layer has one layer\.mix with 96 rows for q, k, v in no known order"
-    ):
+    with pytest.raises(ProjectionError, match=r"layer has one layer\.mix with 96 rows for q, k, v in no known order"):
         projections.find(Site("layer", FusedToy(toys.shuffled)))
 
 

@@ -141,7 +141,9 @@ def test_what_cannot_be_told_asks_for_an_example_and_takes_it():
 
 
 def test_the_mlp_of_an_encoder_decoder_is_found_in_both_halves():
-    config = tf.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=32, decoder_start_token_id=0)
+    config = tf.T5Config(
+        d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=32, decoder_start_token_id=0
+    )
     groups = grouped(tf.T5ForConditionalGeneration(config))
     halves = {"encoder": 1, "decoder": 2}
     assert groups["mlp"] == {
@@ -164,7 +166,9 @@ class AttentionOnly(nn.Module):
 def test_a_head_is_no_mlp_and_a_decay_for_what_is_not_there_is_refused():
     groups = grouped(AttentionOnly(), mlp_weight_decay=None)
     assert groups["other"] == {"embed.weight", "head.weight"} and "mlp" not in groups
-    with pytest.raises(ValueError, match=r"mlp_weight_decay=0\.3: no attention layer of AttentionOnly has an MLP in its"):
+    with pytest.raises(
+        ValueError, match=r"mlp_weight_decay=0\.3: no attention layer of AttentionOnly has an MLP in its"
+    ):
         headwise.parameter_groups(AttentionOnly(), 0.1, 0.1, mlp_weight_decay=0.3)
     with pytest.raises(ValueError, match=r"attention_weight_decay=0\.3: Linear has no attention layer"):
         headwise.parameter_groups(nn.Linear(2, 2), 0.1, 0.1, 0.3)

@@ -37,7 +37,9 @@ def test_removal_after_loading_trained_gains_is_refused():
         handle.remove()
 
 
-@pytest.mark.parametrize("change", [lambda m: m.load_state_dict(m.state_dict()), lambda m: m.to("cpu"), lambda m: m.eval()])
+@pytest.mark.parametrize(
+    "change", [lambda m: m.load_state_dict(m.state_dict()), lambda m: m.to("cpu"), lambda m: m.eval()]
+)
 def test_removal_is_free_where_nothing_moved(change):
     model, handle = fitted(SigmaReparam())
     before = {name: x.clone() for name, x in Own().state_dict().items()}
@@ -56,7 +58,9 @@ def test_a_plain_model_that_gets_regularized_weights_names_the_remedy(method):
 def test_weights_of_other_methods_are_not_called_plain():
     source, _ = fitted(SigmaReparam())
     model, _ = fitted(AttnScale())
-    with pytest.raises(RuntimeError, match=r"a model with other methods.*AttnScale.*with the methods they were saved with"):
+    with pytest.raises(
+        RuntimeError, match=r"a model with other methods.*AttnScale.*with the methods they were saved with"
+    ):
         model.load_state_dict(source.state_dict())
     with pytest.raises(RuntimeError, match="those of a plain model"):
         model.load_state_dict(Own().state_dict())
@@ -71,7 +75,9 @@ def test_methods_that_learn_nothing_leave_no_entry():
 def test_weights_that_need_not_fit_are_loaded_with_a_warning(method):
     model, handle = fitted(method)
     plain = Own()
-    with pytest.warns(UserWarning, match=r"these weights are those of a plain model.*Load the weights before regularize"):
+    with pytest.warns(
+        UserWarning, match=r"these weights are those of a plain model.*Load the weights before regularize"
+    ):
         missing, _ = model.load_state_dict(plain.state_dict(), strict=False)
     assert any("headwise" in key for key in missing)
     assert torch.equal(model.head.weight, plain.head.weight)
@@ -82,6 +88,8 @@ def test_weights_that_need_not_fit_are_loaded_with_a_warning(method):
     with pytest.raises(RuntimeError, match="those of a plain model"):
         outer.load_state_dict(torch.nn.Sequential(Own()).state_dict())
     handle.remove(discard=True)
+
+
 LEARNERS = ["AttnScale()", "FeatScale()", "QKNorm()", "GatedOutput()", 'GatedOutput(per="element")']
 
 

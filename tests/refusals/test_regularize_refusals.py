@@ -82,7 +82,8 @@ REFUSED = {
     "learning without an example": (
         (None, [AttnScale(), GatedOutput()], {}),
         ValueError,
-        r"GatedOutput\(.*\) learns parameters whose shapes on blocks\.0\.attn cannot be known .*: pass example=batch|AttnScale",
+        r"GatedOutput\(.*\) learns parameters whose shapes on blocks\.0\.attn cannot be known .*: pass "
+        r"example=batch|AttnScale",
     ),
     "an example that does not fit": (
         (None, [DropHead()], {"example": torch.zeros(2, 3, 7)}),

@@ -157,7 +157,9 @@ def test_numbers_of_numpy_are_numbers(kind):
 
 
 def test_a_schedule_in_a_constructor_is_pointed_to_set():
-    with pytest.raises(TypeError, match=r"DropHead\.p must be a number, got Ramp.*regularized\.set\(DropHead, p=\.\.\.\)"):
+    with pytest.raises(
+        TypeError, match=r"DropHead\.p must be a number, got Ramp.*regularized\.set\(DropHead, p=\.\.\.\)"
+    ):
         DropHead(p=Ramp(0.0, 0.4, 20))
 
 

@@ -42,14 +42,15 @@ def write_study(
 ):
     """Write a complete study folder and return its path.
 
-    `claims` are what study.json holds of them; `effects` are added to the accuracy of each method; `diverged` and `missing` hold (method, seed) pairs; `axes` holds
-    (name, values, methods); `heads` adds outcomes of heads.
+    `claims` are what study.json holds of them; `effects` are added to the accuracy of each method; `diverged` and
+    `missing` hold (method, seed) pairs; `axes` holds (name, values, methods); `heads` adds outcomes of heads.
     """
     folder = Path(folder)
     study = {
         "name": "synthetic",
         "title": "Synthetic study (made-up numbers)",
-        "question": "Does the report show what it was given? No model was trained: every number below is drawn from a formula.",
+        "question": "Does the report show what it was given? No model was trained: every number below is drawn from a "
+        "formula.",
         "kind": "compare",
         "format": 2,
         "arms": list(methods),

@@ -1,4 +1,5 @@
-"""The report in a real headless Chromium: drawn, sortable, quiet, harmless, legible on a small screen and in the dark."""
+"""The report in a real headless Chromium: drawn, sortable, quiet, harmless, legible on a small screen and in the
+dark."""
 
 from __future__ import annotations
 
@@ -78,9 +79,11 @@ def test_the_page_is_quiet_and_asks_for_nothing_but_itself(visit, report):
 def test_every_open_chart_is_drawn_with_marks(visit):
     figures = visit.page.locator("figure[data-chart]:not(details:not([open]) figure)")
     states = figures.evaluate_all(
-        "all => all.map(f => [f.dataset.drawn, f.querySelectorAll('.mark-line path, .mark-rule line, .mark-rect path').length])"
+        "all => all.map(f => [f.dataset.drawn, f.querySelectorAll('.mark-line path, .mark-rule line, .mark-rect "
+        "path').length])"
     )
-    # the forest, the panels of eight outcomes, three costs, the curves of eight arms, two statistics by depth and by step
+    # the forest, the panels of eight outcomes, three costs, the curves of eight arms, two statistics by depth and by
+    # step
     assert len(states) == 1 + 8 + 3 + 2 * 8 + 2 * 4
     assert {drawn for drawn, _ in states} == {"yes"}
     assert all(marks > 0 for _, marks in states)
@@ -133,13 +136,19 @@ def test_better_is_to_the_right_for_a_loss_too(visit):
     ticks = figure.locator(".role-axis-label text").evaluate_all(
         "all => all.map(e => [e.getBoundingClientRect().left, Number(e.textContent.replace('−', '-'))])"
     )
-    assert [value for _, value in sorted(ticks)] == sorted((value for _, value in ticks), reverse=True) and len(ticks) > 2
+    assert [value for _, value in sorted(ticks)] == sorted((value for _, value in ticks), reverse=True) and len(
+        ticks
+    ) > 2
     names = figure.locator(".mark-text text").all_text_contents()
     assert "InputNoise(scale=0.01, per_head=True)" in names
 
 
 def test_points_of_costs_bear_the_names_of_their_arms(visit):
-    named = visit.page.locator("#outcome-against-cost figure").first.locator(".mark-text.role-mark text").all_text_contents()
+    named = (
+        visit.page.locator("#outcome-against-cost figure")
+        .first.locator(".mark-text.role-mark text")
+        .all_text_contents()
+    )
     assert "DropHead" in named and "baseline" in named and len(named) == 9
 
 

@@ -126,7 +126,10 @@ def test_what_has_no_interval_gets_no_layer_of_intervals():
 def test_names_of_points_against_a_cost_lie_on_no_other(tmp_path):
     from headwise.pages.line_charts import LETTER, LINE, _beside
 
-    rows = [{"label": str(at), "name": "Regularizer" * 2, "x": x, "mean": mean, "low": None, "high": None} for at, (x, mean) in enumerate([(1, 0.5), (1.1, 0.5), (1.2, 0.501), (3, 0.5), (3, 0.9)])]
+    rows = [
+        {"label": str(at), "name": "Regularizer" * 2, "x": x, "mean": mean, "low": None, "high": None}
+        for at, (x, mean) in enumerate([(1, 0.5), (1.1, 0.5), (1.2, 0.501), (3, 0.5), (3, 0.9)])
+    ]
     places = _beside(rows)
     # those of the left half stand to the right of their points, one below the other
     left = [places[str(at)] for at in range(3)]

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 ARMS = ("baseline", "DropHead(p=0.2)", "QKNorm()")
 CLAIMS = (
     {
-        "text": "DropHead raises the accuracy of a small model that has seen few images, whatever the number of its heads.",
+        "text": "DropHead raises the accuracy of a small model that has seen few images, whatever the number of its "
+        "heads.",
         "source": "Somebody 2020, arXiv 2000.00001",
         "published": {"gain": "+0.84 points"},
         "tests": [{"arm": ARMS[1], "outcome": "test/accuracy", "says": "higher", "effect": 0.0084}],
@@ -120,12 +121,16 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     assert command("claims_table.py", "--check", "--results", tmp_path).returncode == 0
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(
-        "Before.\n<!-- claims -->\n4 claims of 2 studies: as published 1, same direction, larger 1, contrary 1, not testable here 1."
+        "Before.\n<!-- claims -->\n4 claims of 2 studies: as published 1, same direction, larger 1, contrary 1, not "
+        "testable here 1."
     )
     assert page.endswith("<!-- end of claims -->\nAfter.\n") and "stale" not in page
     assert "| A law holds. | – | – | as published | calculation | – | error 1e-6 | [found](found/README.md) |" in page
     assert page.count("| small, 10 seeds |") == page.count("| [synthetic](synthetic/README.md) |") == 3
-    assert "| – | DropHead | same direction, larger | small, 10 seeds | gain +0.84 points | test accuracy of DropHead(p=0.2)" in page
+    assert (
+        "| – | DropHead | same direction, larger | small, 10 seeds | gain +0.84 points | test accuracy of "
+        "DropHead(p=0.2)" in page
+    )
 
 
 def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
@@ -136,7 +141,9 @@ def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
     (tmp_path / "kept" / "claims.md").write_text("<!-- claims -->\n<!-- end of claims -->\n")
     assert command("claims_table.py", "--results", tmp_path / "kept").returncode == 0
     (line,) = [line for line in (tmp_path / "kept" / "claims.md").read_text().splitlines() if "was made" in line]
-    assert line.startswith("[entropy-collapse](entropy-collapse/README.md) was made with `DropHead(p=0.2)`, `QKNorm()` and without")
+    assert line.startswith(
+        "[entropy-collapse](entropy-collapse/README.md) was made with `DropHead(p=0.2)`, `QKNorm()` and without"
+    )
     assert 'without `QKNorm(norm="rms")`, `SigmaReparam(init="one")`, unlike' in line
 
 

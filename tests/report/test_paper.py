@@ -28,7 +28,8 @@ def folder(tmp_path_factory):
     study["notes"] = [
         "baseline: 8 trials on validation chose baseline with learning rate 0.001.",
         "DropHead(p=0.1): 8 trials on validation chose DropHead(p=0.2) with learning rate 0.0012.",
-        "DropColumn(p=0.2): all of 8 trials on validation diverged; it stays DropColumn(p=0.2) with learning rate 0.002.",
+        "DropColumn(p=0.2): all of 8 trials on validation diverged; it stays DropColumn(p=0.2) with learning rate "
+        "0.002.",
         "No other note.",
     ]
     (made / "study.json").write_text(json.dumps(study))
@@ -43,7 +44,9 @@ def analysis(folder):
 def test_the_headline_has_effects_intervals_and_the_price_the_best_first(analysis):
     told = headline(analysis)
     number, interval = r"[+−]\d\.\d+ points \[[−\d., ]+\]", r"\d+\u00a0% (more|less) time a step"
-    assert re.fullmatch(rf"DropHead {number}, {interval}; DropColumn {number}, {interval} \(in test accuracy\)\.", told), told
+    assert re.fullmatch(
+        rf"DropHead {number}, {interval}; DropColumn {number}, {interval} \(in test accuracy\)\.", told
+    ), told
     entry = analysis.arms[1].differences["test/accuracy"]
     assert f"+{100 * entry.mean:.2f}" in told
 
@@ -52,12 +55,20 @@ def test_the_headline_says_what_would_have_been_seen_where_nothing_was_shown(tmp
     made = write_study(tmp_path, methods=(ARMS[0], ARMS[3]), effects=(0, 0), epochs=3)
     found = analyse_study(read_study(made))
     seen = found.arms[1].differences["test/accuracy"].detectable
-    assert headline(found) == f"No difference was shown in test accuracy; {100 * seen:.2f} points would have been seen with 80\u00a0% power."
+    assert (
+        headline(found)
+        == f"No difference was shown in test accuracy; {100 * seen:.2f} points would have been seen with 80\u00a0% "
+        "power."
+    )
 
 
 def test_divergence_leads_the_headline_where_it_is_decided(tmp_path):
-    made = write_study(tmp_path, methods=ARMS[:2], effects=(0, 0.03), epochs=3, diverged={(ARMS[1], seed) for seed in range(8)})
-    assert headline(analyse_study(read_study(made))).startswith("DropHead(p=0.2) diverged in 8 of 10 seeds, baseline in 0 (more often")
+    made = write_study(
+        tmp_path, methods=ARMS[:2], effects=(0, 0.03), epochs=3, diverged={(ARMS[1], seed) for seed in range(8)}
+    )
+    assert headline(analyse_study(read_study(made))).startswith(
+        "DropHead(p=0.2) diverged in 8 of 10 seeds, baseline in 0 (more often"
+    )
 
 
 def test_the_next_step_names_the_arm_that_needs_the_fewest_seeds(analysis):
@@ -102,12 +113,17 @@ def test_the_export_holds_what_a_paper_takes(folder, tmp_path, analysis):
     table = (tmp_path / "out" / "paper-table.tex").read_text(encoding="utf-8")
     assert r"\begin{tabular}{@{}lrrr@{}}" in table and table.count(r" \\") == 5
     rows = [line.split(" & ") for line in table.splitlines() if line.endswith(r"\\")]
-    assert [row[0] for row in rows] == ["arm", "baseline", "DropHead", "QKNorm", "DropColumn"] and {len(row) for row in rows} == {4}
+    assert [row[0] for row in rows] == ["arm", "baseline", "DropHead", "QKNorm", "DropColumn"] and {
+        len(row) for row in rows
+    } == {4}
     entry = analysis.arms[1].differences["test/accuracy"]
     assert rows[2][2].startswith(f"+{100 * entry.mean:.2f} [") and "$-$" in rows[4][2]
     text = (tmp_path / "out" / "paper-text.tex").read_text(encoding="utf-8")
     assert "In test accuracy over 10 seeds, DropHead was better than the baseline (+" in text
-    assert "QKNorm was not shown to differ from the baseline (" in text and r"would have been seen with 80 \% power" in text
+    assert (
+        "QKNorm was not shown to differ from the baseline (" in text
+        and r"would have been seen with 80 \% power" in text
+    )
     assert r"\texttt{DropHead(p=0.2)}, \cite{zhou2020}" in text
     bib = (tmp_path / "out" / "paper-references.bib").read_text(encoding="utf-8")
     assert re.findall(r"@misc\{(\w+),", bib) == ["zhou2020", "meindl2023", "zehui2019", "dehghani2023"]
@@ -128,7 +144,9 @@ def test_every_method_has_an_entry_of_the_paper_that_it_names():
         mine = [text for used, text in known.values() if name in used]
         assert mine, name
         for text in mine:
-            eprint, author, year = (re.search(one, text) for one in (r"eprint = .([\d.]+)", r"author = .+?(\w+)", r"year = .(\d+)"))
+            eprint, author, year = (
+                re.search(one, text) for one in (r"eprint = .([\d.]+)", r"author = .+?(\w+)", r"year = .(\d+)")
+            )
             ways = [eprint[1]] if eprint else []
             ways += [f"{author[1]} {year[1]}", f"{author[1]} et al. {year[1]}"]
             assert any(way in REGISTRY[name].paper for way in ways), (name, text)

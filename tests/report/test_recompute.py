@@ -23,7 +23,11 @@ def kept(tmp_path):
 def test_what_is_kept_is_what_follows_from_its_csv(kept, capsys):
     assert command("recompute.py", "--results", kept).returncode == 0
     assert capsys.readouterr().out.endswith(" figures computed again, 0 mismatches\n")
-    assert not [line for line in (ROOT / "docs" / "recompute.py").read_text().splitlines() if "import headwise" in line or "from headwise" in line]
+    assert not [
+        line
+        for line in (ROOT / "docs" / "recompute.py").read_text().splitlines()
+        if "import headwise" in line or "from headwise" in line
+    ]
 
 
 @pytest.mark.parametrize("field", ["mean", "low", "p_corrected", "verdict"])
@@ -84,13 +88,41 @@ def test_axes_levels_and_divergence_follow_from_what_is_kept(doses, capsys):
 
 
 CHANGED = {
-    "a trend": ("analysis.json", lambda kept: kept["trends"][0].update(step=kept["trends"][0]["step"] * 1.01), "step of test/accuracy along p"),
-    "a p of diverged runs": ("analysis.json", lambda kept: kept["arms"][4]["divergence"].update(p_corrected=0.5), "corrected p of diverged runs of QKNorm()"),
-    "along an axis": ("claims.json", lambda kept: kept["claims"][0]["tests"][0].update(mean=9.0), "mean of DropHead(p={0.1,0.2,0.4}) in test/accuracy, 'Claim 0.'"),
-    "inside an axis": ("claims.json", lambda kept: kept["claims"][1]["tests"][0].update(verdict="as published"), "verdict of DropHead(p={0.1,0.2,0.4}) in test/accuracy, 'Claim 1.'"),
-    "more diverged": ("claims.json", lambda kept: kept["claims"][2]["tests"][0].update(verdict="undecided"), "verdict of QKNorm() in diverged, 'Claim 2.'"),
-    "as many diverged": ("claims.json", lambda kept: kept["claims"][3]["tests"][0].update(verdict="undecided"), "verdict of DropHead(p=0.1) in diverged, 'Claim 3.'"),
-    "a level": ("claims.json", lambda kept: kept["claims"][4]["tests"][0].update(low=-1.0), "interval of DropHead(p=0.2) in test/accuracy, 'Claim 4.'"),
+    "a trend": (
+        "analysis.json",
+        lambda kept: kept["trends"][0].update(step=kept["trends"][0]["step"] * 1.01),
+        "step of test/accuracy along p",
+    ),
+    "a p of diverged runs": (
+        "analysis.json",
+        lambda kept: kept["arms"][4]["divergence"].update(p_corrected=0.5),
+        "corrected p of diverged runs of QKNorm()",
+    ),
+    "along an axis": (
+        "claims.json",
+        lambda kept: kept["claims"][0]["tests"][0].update(mean=9.0),
+        "mean of DropHead(p={0.1,0.2,0.4}) in test/accuracy, 'Claim 0.'",
+    ),
+    "inside an axis": (
+        "claims.json",
+        lambda kept: kept["claims"][1]["tests"][0].update(verdict="as published"),
+        "verdict of DropHead(p={0.1,0.2,0.4}) in test/accuracy, 'Claim 1.'",
+    ),
+    "more diverged": (
+        "claims.json",
+        lambda kept: kept["claims"][2]["tests"][0].update(verdict="undecided"),
+        "verdict of QKNorm() in diverged, 'Claim 2.'",
+    ),
+    "as many diverged": (
+        "claims.json",
+        lambda kept: kept["claims"][3]["tests"][0].update(verdict="undecided"),
+        "verdict of DropHead(p=0.1) in diverged, 'Claim 3.'",
+    ),
+    "a level": (
+        "claims.json",
+        lambda kept: kept["claims"][4]["tests"][0].update(low=-1.0),
+        "interval of DropHead(p=0.2) in test/accuracy, 'Claim 4.'",
+    ),
 }
 
 

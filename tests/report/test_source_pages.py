@@ -1,4 +1,5 @@
-"""The pages of the four sources: every claim in its place, lines that are short, sentences that fit the verdicts, and the forest plot."""
+"""The pages of the four sources: every claim in its place, lines that are short, sentences that fit the verdicts, and
+the forest plot."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def kept(tmp_path):
         judged("Third of all.", "undecided", mean=0.01, low=-0.01, high=0.03, says="same", margin=0.02),
     ]
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "claims.json").write_text(json.dumps({"study": "study", "scale": "small", "seeds": 10, "claims": claims}))
+    (tmp_path / "study" / "claims.json").write_text(
+        json.dumps({"study": "study", "scale": "small", "seeds": 10, "claims": claims})
+    )
     (tmp_path / "sources.toml").write_text(SOURCES)
     (tmp_path / "README.md").write_text(f"Before.\n{MARKS}After.\n")
     return tmp_path
@@ -65,7 +68,9 @@ def test_a_source_is_shown_in_its_order_with_what_is_missing(kept):
     assert command("source_pages.py", "--check", "--results", kept).returncode == 0
     page = (kept / "sources" / "one.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ")][3:]
-    assert rows[2].startswith("| Fig. 1 | First of all. | **same direction, smaller** `small, 10 seeds` | [study](../study/README.md) |")
+    assert rows[2].startswith(
+        "| Fig. 1 | First of all. | **same direction, smaller** `small, 10 seeds` | [study](../study/README.md) |"
+    )
     assert rows[3].startswith("|  | Second \\| of all. *On few images.* | **contrary** `small, 10 seeds` |")
     assert rows[4] == "| Fig. 2 | No GPU. | **not run** | – |"
     assert "## Apart: own questions" in page and page.index("Third of all") > page.index("## Apart")

@@ -108,7 +108,8 @@ def _one_key_rows(seed):
 
 
 def _collapsed(seed):
-    """Builds logits at an offset of 450 whose gaps are 1 to 10 nats, so that the entropy is small and its digits matter."""
+    """Builds logits at an offset of 450 whose gaps are 1 to 10 nats, so that the entropy is small and its digits
+    matter."""
     call = _tensors(seed)
     draw = torch.Generator().manual_seed(seed + 2)
     q = torch.randn(3, HEADS, 37, SIZE, generator=draw) * 0.05

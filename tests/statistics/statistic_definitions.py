@@ -1,4 +1,5 @@
-"""Each statistic written from its definition, on the whole matrix in float64, one row after the other where that is plainest."""
+"""Each statistic written from its definition, on the whole matrix in float64, one row after the other where that is
+plainest."""
 
 import dataclasses
 import math
@@ -167,7 +168,8 @@ def nonlocal_functional(whole, previous):
 
 
 def gradient_cosine(whole, previous):
-    """The gradients themselves, by autograd: of J for a symmetric kernel, of half its terms with u_j held still for the other."""
+    """The gradients themselves, by autograd: of J for a symmetric kernel, of half its terms with u_j held still for the
+    other."""
     r = whole.reading
     k = r.k.double().repeat_interleave(r.heads // r.k.shape[1], 1)
     symmetric = Whole(dataclasses.replace(r, q=k)).everything[..., : r.keys].nan_to_num(0.0)

@@ -50,7 +50,8 @@ OTHERS = {
 
 
 def moved_together(model, batch, site, monkeypatch):
-    """Gives the sets of rows of head 0's queries that move when one row of the projection does, as fused attention sees them."""
+    """Gives the sets of rows of head 0's queries that move when one row of the projection does, as fused attention sees
+    them."""
     # Finding the projections runs the layer too.
     q, seen = projections.of(site).q, []
     fused = F.scaled_dot_product_attention

@@ -1,4 +1,5 @@
-"""Sharpness: the largest eigenvalue of a Hessian against whole Hessians, and thresholds against the steps themselves."""
+"""Sharpness: the largest eigenvalue of a Hessian against whole Hessians, and thresholds against the steps
+themselves."""
 
 import math
 

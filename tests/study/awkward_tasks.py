@@ -1,4 +1,5 @@
-"""Tasks that do what a user may well do and a core easily overlooks: write in place, judge on data of another form, count nothing."""
+"""Tasks that do what a user may well do and a core easily overlooks: write in place, judge on data of another form,
+count nothing."""
 
 from pathlib import Path
 from typing import ClassVar, NamedTuple

@@ -16,7 +16,8 @@ WRONG = {
 
 
 class Late(Task):
-    """Classify 4×4 images by their brightest quarter; `fault` says what is wrong, `start` where a second phase begins."""
+    """Classify 4×4 images by their brightest quarter; `fault` says what is wrong, `start` where a second phase
+    begins."""
 
     epochs: int = 1
     batch_size: int = 12

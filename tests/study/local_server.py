@@ -5,7 +5,8 @@ import threading
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serve one file whatever is asked, or files by their names; cut or refuse the first answers, with ranges or without."""
+    """Serve one file whatever is asked, or files by their names; cut or refuse the first answers, with ranges or
+    without."""
 
     def __init__(self, content, *, name="cifar-10-binary.tar.gz", ranges=True, cut=None, length=True, refuse=()):
         super().__init__(("127.0.0.1", 0), _Answer)

@@ -1,7 +1,8 @@
-"""Carry out a study on a Ray cluster of two nodes on this machine and kill a node, or a worker process, in the middle of a run.
+"""Carry out a study on a Ray cluster of two nodes on this machine and kill a node, or a worker process, in the middle
+of a run.
 
-Usage: python ray_with_a_death.py OUT node|worker; prints how many were killed, how many runs ended and what was said. Its own process,
-because Ray leaves threads and warnings behind.
+Usage: python ray_with_a_death.py OUT node|worker; prints how many were killed, how many runs ended and what was said.
+Its own process, because Ray leaves threads and warnings behind.
 """
 
 import sys

@@ -1,7 +1,9 @@
-"""Stand in for Slurm's commands on one machine: sbatch with arrays and their limits, srun, sacct, scancel, scontrol requeue.
+"""Stand in for Slurm's commands on one machine: sbatch with arrays and their limits, srun, sacct, scancel, scontrol
+requeue.
 
-Usage: stand_in_for_slurm.py COMMAND ARGUMENTS...; `install(folder)` makes a folder of commands for PATH. A supervisor of each array
-begins its tasks, ends those that are cancelled, and begins anew those that are queued again; all is told by files.
+Usage: stand_in_for_slurm.py COMMAND ARGUMENTS...; `install(folder)` makes a folder of commands for PATH. A supervisor
+of each array begins its tasks, ends those that are cancelled, and begins anew those that are queued again; all is told
+by files.
 """
 
 import contextlib

@@ -1,10 +1,12 @@
 """Kill studies with SIGKILL at random moments and hold every number against a study that was never stopped.
 
-Usage: python storm.py [--kills 1000] [--seed 0] [--kinds tuned,plain,together,ray,slurm,command] [--victim worker] [--folder FOLDER]
+Usage: python storm.py [--kills 1000] [--seed 0] [--kinds tuned,plain,together,ray,slurm,command] [--victim worker]
+[--folder FOLDER]
 
-The last line is a JSON summary; the exit code is 1 when a number or a line of the readings differs, a study hangs, a process or a
-held lock stays behind, or a file that an undisturbed study does not leave. Studies start as forks of this process, which has torch imported: most of their
-time is theirs, not Python's. The kind `command` starts the real command instead.
+The last line is a JSON summary; the exit code is 1 when a number or a line of the readings differs, a study hangs, a
+process or a held lock stays behind, or a file that an undisturbed study does not leave. Studies start as forks of this
+process, which has torch imported: most of their time is theirs, not Python's. The kind `command` starts the real
+command instead.
 """
 
 import argparse
@@ -144,7 +146,8 @@ class Storm:
                 self.fault("others", f"{lock} is still held")
 
     def expect_nobody(self, name, session, out):
-        """Wait until no process of a study is left; Ray's workers belong to the cluster, which is looked at in the end."""
+        """Wait until no process of a study is left; Ray's workers belong to the cluster, which is looked at in the
+        end."""
         until = time.monotonic() + PATIENCE
         while found := [*members(session), *jobs_of(out)]:
             if time.monotonic() > until:

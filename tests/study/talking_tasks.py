@@ -1,4 +1,5 @@
-"""Tasks whose runs print: with Python, past Python, as a progress bar, with last words, and what transformers says while it loads."""
+"""Tasks whose runs print: with Python, past Python, as a progress bar, with last words, and what transformers says
+while it loads."""
 
 import multiprocessing
 import os

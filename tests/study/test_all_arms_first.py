@@ -8,7 +8,7 @@ from test_engines import Engine, headwise
 
 from headwise.files.errors import StudyError
 
-PLAIN = '''
+PLAIN = """
 import torch
 from headwise.study import Task
 
@@ -23,7 +23,7 @@ class NoAttention(Task):
 
     def data(self, split):
         return torch.randn(24, 4), torch.arange(24) % 2
-'''
+"""
 
 
 @pytest.fixture
@@ -65,13 +65,35 @@ def test_semaphores_of_a_library_in_a_worker_leave_no_warning(tmp_path):
     text = PLAIN.replace("import torch\n", "import torch\nimport multiprocessing\nkept = multiprocessing.RLock()\n", 1)
     (tmp_path / "plain.py").write_text(text)
     place = f"{tmp_path / 'plain.py'}:NoAttention"
-    done = headwise("compare", "--task", place, "--seeds", "1", "--jobs", "1", "--method", "baseline | learning_rate=0.01", "--out", str(tmp_path / "out"))
+    done = headwise(
+        "compare",
+        "--task",
+        place,
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--method",
+        "baseline | learning_rate=0.01",
+        "--out",
+        str(tmp_path / "out"),
+    )
     _, said = done.communicate(timeout=300)
     assert done.returncode == 0 and "semaphore" not in said, said
 
 
 def test_a_mistake_in_model_is_told_once_in_one_sentence(tmp_path, place):
-    command = ("compare", "--task", place, "--set", "wrong=true", "--method", "baseline | learning_rate=0.01", "--seeds", "3")
+    command = (
+        "compare",
+        "--task",
+        place,
+        "--set",
+        "wrong=true",
+        "--method",
+        "baseline | learning_rate=0.01",
+        "--seeds",
+        "3",
+    )
     done = headwise(*command, "--jobs", "2", "--out", str(tmp_path / "out"))
     _, said = done.communicate(timeout=120)
     assert done.returncode == 1

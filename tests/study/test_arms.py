@@ -74,9 +74,15 @@ def test_the_order_of_the_parts_does_not_matter(task):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Temperature(value=VShap(start=1, end=1, warmup=10%, total=100%))", "no schedule 'VShap'. Did you mean 'VShape'?"),
+        (
+            "Temperature(value=VShap(start=1, end=1, warmup=10%, total=100%))",
+            "no schedule 'VShap'. Did you mean 'VShape'?",
+        ),
         ("Temperature(value=ramp(start=1, end=2, steps=9))", "no schedule 'ramp'. Did you mean 'Ramp'?"),
-        ("Temperature(value=1.0 > 0.1 at 50%)", "cannot read a schedule from '1.0 > 0.1 at 50%'; write one of '1.0 -> 0.1"),
+        (
+            "Temperature(value=1.0 > 0.1 at 50%)",
+            "cannot read a schedule from '1.0 > 0.1 at 50%'; write one of '1.0 -> 0.1",
+        ),
         ("Temperature(value=1.0 - > 0.1 over 5)", "cannot read a schedule from '1.0 - > 0.1 over 5'; write one of"),
         ("Temperature(value=0.1 at 50%)", "cannot read a schedule from '0.1 at 50%'; write one of"),
         ("baseline | optimizer=adan", "optimizer=adan: Input should be 'adamw', 'adam'"),
@@ -102,7 +108,10 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("QKNorm(eps=0 -> 1 at 50%)", "QKNorm"),
         ("baseline | lerning_rate=3", "Tiny has no setting 'lerning_rate'. Did you mean 'learning_rate'?"),
         ("baseline | learning_rate=fast", "learning_rate=fast: Input should be a valid number"),
-        ("baseline | optimizer=sdg", "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars', 'adagrad' or 'muon'"),
+        (
+            "baseline | optimizer=sdg",
+            "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars', 'adagrad' or 'muon'",
+        ),
         ("baseline | momentum=0.9", "these settings: optimizer adamw has no momentum. Its settings: betas, eps"),
         ("baseline | epochs", "cannot read a setting from 'epochs'; write name=value"),
         ("baseline | epochs=1, epochs=2", "epochs is given twice"),
@@ -206,7 +215,10 @@ def test_a_sweep_keeps_all_digits_of_its_values(task):
     axis = read_sweep("NeuTRENO(strength={0.12345678901234567,0.12345678901234599,2})", task)
     # both differ after twelve digits
     assert axis.arms[0] == f"NeuTRENO(strength={0.12345678901234567!r})" and len(set(axis.arms)) == 3
-    assert read_sweep("baseline | batch_size={2,4}", task).arms == ["baseline | batch_size=2", "baseline | batch_size=4"]
+    assert read_sweep("baseline | batch_size={2,4}", task).arms == [
+        "baseline | batch_size=2",
+        "baseline | batch_size=4",
+    ]
 
 
 def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):

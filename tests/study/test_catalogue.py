@@ -1,4 +1,5 @@
-"""The catalogue that `headwise methods` and `headwise studies` print is what the code says, and is read without torch."""
+"""The catalogue that `headwise methods` and `headwise studies` print is what the code says, and is read without
+torch."""
 
 import subprocess
 import sys
@@ -26,7 +27,10 @@ def test_every_method_is_for_something():
 
 @pytest.mark.parametrize("command", ["methods", "studies"])
 def test_a_list_is_printed_without_torch(command):
-    code = f"import sys; sys.argv = ['headwise', '{command}']\nfrom headwise.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = (
+        f"import sys; sys.argv = ['headwise', '{command}']\nfrom headwise.cli import main\ntry: main()\nfinally: "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("False\n"), done.stdout[-300:] + done.stderr
 

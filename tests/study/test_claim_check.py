@@ -115,7 +115,11 @@ def test_a_study_without_scales_is_at_its_default_or_another(tmp_path):
     ("needs", "tests", "message"),
     [
         (("learnt",), (), "it needs the premise 'learnt', which the study does not state. Did you mean 'learned'"),
-        (None, (ClaimTest(arm="same", outcome="test/accuracy", says="higher"),), "the premise 'learned' of tiny: it has no arm same"),
+        (
+            None,
+            (ClaimTest(arm="same", outcome="test/accuracy", says="higher"),),
+            "the premise 'learned' of tiny: it has no arm same",
+        ),
     ],
 )
 def test_a_premise_that_cannot_be_tested_is_refused_by_name(needs, tests, message):
@@ -129,5 +133,7 @@ def test_a_premise_that_cannot_be_tested_is_refused_by_name(needs, tests, messag
 def test_a_margin_within_which_a_published_effect_counts_as_none_is_refused():
     study = claimed(effect=0.01)
     same = Claim(text="Alike.", tests=(ClaimTest(arm=ARM, outcome="test/accuracy", says="same", margin=0.02),))
-    with pytest.raises(StudyError, match=r"margin 0\.02 in test/accuracy.*effect of 0\.01 is published.*margin of 0\.005"):
+    with pytest.raises(
+        StudyError, match=r"margin 0\.02 in test/accuracy.*effect of 0\.01 is published.*margin of 0\.005"
+    ):
         choose_study(request(study.model_copy(update={"claims": (*study.claims, same)})))

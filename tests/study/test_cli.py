@@ -42,15 +42,19 @@ def test_help_takes_less_computing_than_importing_torch():
         return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout)
 
     # the least of three: other work on the machine slows each
-    ours, torch = (min(seconds(*what) for _ in range(3)) for what in (("-m", "headwise", "--help"), ("-c", "import torch")))
+    ours, torch = (
+        min(seconds(*what) for _ in range(3)) for what in (("-m", "headwise", "--help"), ("-c", "import torch"))
+    )
     assert ours / torch < 0.7
 
 
 OPTIONS = {
-    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
+    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome "
+    "--plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column",
-    "league": "--again --budget --data --device --engine --entries --help --jobs --out --plan --ray-address --run --seeds --slurm --source --trials --worlds",
+    "league": "--again --budget --data --device --engine --entries --help --jobs --out --plan --ray-address --run "
+    "--seeds --slurm --source --trials --worlds",
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
@@ -78,7 +82,8 @@ def test_the_command_line_does_not_grow():
     [
         (
             ["compare", "digit"],
-            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give --task FILE.py:CLASS",
+            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give --task "
+            r"FILE.py:CLASS",
         ),
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),
@@ -335,7 +340,10 @@ def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, cap
 
     test = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher")
     claim = Claim(text="It helps.", source="Somebody 2020", tests=(test,))
-    scales = {"small": Scale(settings={"epochs": 2}), "paper": Scale(settings={"epochs": 90, "batch_size": 64}, seeds=3)}
+    scales = {
+        "small": Scale(settings={"epochs": 2}),
+        "paper": Scale(settings={"epochs": 90, "batch_size": 64}, seeds=3),
+    }
     study = tiny_study(methods=("DropHead(p=0.2)",)).model_copy(update={"claims": (claim,), "scales": scales})
     studies = SimpleNamespace(load=lambda name: SimpleNamespace(STUDY=study))
     plain, paper = (describe_request("tiny", None, scale, studies) for scale in (None, "paper"))

@@ -280,7 +280,8 @@ class Wrong(Task):
         (
             "torch.zeros(6, 4), torch.ones(6, 4)",
             "",
-            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model gave float32 \(6, 3\)",
+            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model gave "
+            r"float32 \(6, 3\)",
         ),
         (
             "torch.zeros(6, 4), torch.ones(5)",
@@ -292,7 +293,8 @@ class Wrong(Task):
         (
             "torch.zeros(6, 4), torch.ones(6, 4), torch.ones(6)",
             "",
-            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\), float32 \(6,\)\): batch\(\) made "
+            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\), float32 \(6,\)\): "
+            r"batch\(\) made "
             r"none.*data\(\) gives \(inputs, targets\)",
         ),
         (
@@ -342,7 +344,8 @@ class Texts(Task):
     "own",
     [
         "",
-        "def batch(self, examples, generator):\n        from headwise.study import Batch\n        return Batch(examples, examples['labels'])\n",
+        "def batch(self, examples, generator):\n        from headwise.study import Batch\n        return "
+        "Batch(examples, examples['labels'])\n",
     ],
 )
 def test_a_hugging_face_model_needs_no_wrapper(tmp_path, own):

@@ -171,7 +171,8 @@ def test_a_failed_run_lets_the_others_finish_and_is_told_by_name(tmp_path):
     study, listener = study_of(f"{tmp_path / 'partly.py'}:Partly", arms, 2), Silent()
     with pytest.raises(
         StudyError,
-        match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken.*the same in 1 other run(.|\n)*2 runs failed",
+        match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken.*the same in 1 other run(.|\n)*2 runs "
+        r"failed",
     ):
         carry(study, tmp_path / "out", listener=listener)
     results = [json.loads(path.read_text()) for path in tmp_path.glob("out/runs/*/result.json")]

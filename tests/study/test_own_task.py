@@ -57,7 +57,9 @@ def test_the_example_is_the_one_in_the_documentation_and_has_forty_lines():
 def fragments():
     """Return the parts of tasks that the documentation shows, by their names."""
     found = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"), re.DOTALL):
+    for block in re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"), re.DOTALL
+    ):
         exec(block, found)
     return found
 

@@ -98,7 +98,10 @@ def test_durations_are_written_as_people_read_them(seconds, text):
     ("metrics", "wanted"),
     [
         ({"validation/loss": 0.5, "validation/accuracy": 0.25}, "validation accuracy 0.2500, validation loss 0.5000"),
-        ({"after 0/task 0/loss": 2.0, "final/loss": 0.5, "final/accuracy": 0.25}, "final accuracy 0.2500, final loss 0.5000"),
+        (
+            {"after 0/task 0/loss": 2.0, "final/loss": 0.5, "final/accuracy": 0.25},
+            "final accuracy 0.2500, final loss 0.5000",
+        ),
         ({"segments/mean_iou": 0.5, "cost/parameters": 7.0, "heads/entropy/mean": 1.0}, "segments mean iou 0.5000"),
         ({"cost/seconds_per_step": 0.1}, "10 s"),
         ({}, ""),
@@ -125,9 +128,16 @@ def test_the_time_that_is_left_is_told_from_the_first_run_on(tmp_path, monkeypat
 def test_a_failure_is_one_line_with_its_place_and_the_details_lie_in_a_log(tmp_path):
     (order,) = orders(tiny_study(), tmp_path)
     order.folder.mkdir(parents=True)
-    trace = 'Traceback (most recent call last):\n  File "/a/mine.py", line 7, in loss\n    1 / 0\n  File "/x/site-packages/torch/y.py", line 3, in z\n'
+    trace = (
+        'Traceback (most recent call last):\n  File "/a/mine.py", line 7, in loss\n    1 / 0\n  File '
+        '"/x/site-packages/torch/y.py", line 3, in z\n'
+    )
     event = {"event": "failed", "reason": "ZeroDivisionError: division by zero", "trace": trace}
     said = describe_failures([(order, event)] * 4).splitlines()
-    assert said[0] == "baseline, seed 0, could not go on: ZeroDivisionError: division by zero (line 7 of mine.py, in loss) (the same in 3 other runs)"
+    assert (
+        said[0]
+        == "baseline, seed 0, could not go on: ZeroDivisionError: division by zero (line 7 of mine.py, in loss) (the "
+        "same in 3 other runs)"
+    )
     assert "Traceback" not in "".join(said) and str(tmp_path / "failures.log") in said[2]
     assert "site-packages" in (tmp_path / "failures.log").read_text()

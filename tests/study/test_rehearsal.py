@@ -54,7 +54,11 @@ def test_a_foreign_or_damaged_checkpoint_of_a_later_phase_is_told_before_the_fir
     save_file({"other": torch.zeros(2)}, tmp_path / "model.safetensors")
     refused(late(start=str(tmp_path)), tmp_path / "foreign", r"phase 'two' cannot start from .*it has no ")
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    refused(late(start=str(tmp_path)), tmp_path / "damaged", r"phase 'two': .*model\.safetensors, from which a phase starts, is damaged")
+    refused(
+        late(start=str(tmp_path)),
+        tmp_path / "damaged",
+        r"phase 'two': .*model\.safetensors, from which a phase starts, is damaged",
+    )
 
 
 def test_a_run_that_fails_by_name_lets_the_others_go_on(tmp_path):

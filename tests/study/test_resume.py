@@ -110,7 +110,10 @@ def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_w
     content = (stopped.folder / CHECKPOINT).read_bytes()
     for order in others:
         # another process orders what it hashes in another way
-        code = "import sys, pickle; from headwise.training.execution import execute; execute(pickle.load(sys.stdin.buffer), print)"
+        code = (
+            "import sys, pickle; from headwise.training.execution import execute; "
+            "execute(pickle.load(sys.stdin.buffer), print)"
+        )
         subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), check=True, capture_output=True)
         assert (order.folder / CHECKPOINT).read_bytes() == content
 

@@ -105,7 +105,8 @@ def test_method_and_seed_are_part_of_the_identity():
 def test_an_edited_task_file_is_another_task(tmp_path):
     source = tmp_path / "mine.py"
     source.write_text(
-        "from tiny_task import Tiny\nfrom headwise.study import Task\n\n\nclass Mine(Task):\n    model = Tiny.model\n    data = Tiny.data\n    log: str | None = None\n"
+        "from tiny_task import Tiny\nfrom headwise.study import Task\n\n\nclass Mine(Task):\n    model = Tiny.model\n "
+        "   data = Tiny.data\n    log: str | None = None\n"
     )
     study = tiny_study()
     before = study.model_copy(update={"task": load_task(f"{source}:Mine")(), "task_place": f"{source}:Mine"})
@@ -129,7 +130,8 @@ def test_the_content_of_the_files_a_task_names_is_part_of_the_identity(tmp_path)
     source = tmp_path / "reads.py"
     source.write_text(
         "from pathlib import Path\nfrom headwise.study import Task\n\n\nclass Reads(Task):\n    text: str\n\n"
-        "    def files(self):\n        return [Path(self.text)]\n\n    def model(self): ...\n\n    def data(self, split): ...\n"
+        "    def files(self):\n        return [Path(self.text)]\n\n    def model(self): ...\n\n    def data(self, "
+        "split): ...\n"
     )
 
     def identity():

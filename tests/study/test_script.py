@@ -1,4 +1,5 @@
-"""A training script as a study: its arms, what it tells, how it fails, how it goes on, and whether its runs are pairs."""
+"""A training script as a study: its arms, what it tells, how it fails, how it goes on, and whether its runs are
+pairs."""
 
 import json
 import os
@@ -150,7 +151,8 @@ def test_options_of_scripts_are_refused_of_tasks():
         ("nan", r"exit code 1.*run.record\(accuracy=nan\) is no number that can be compared"),
         (
             "other",
-            r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change --outcome",
+            r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change "
+            r"--outcome",
         ),
         ("exits", r"exit code 1. Its last lines \(.*output.log\):.*step 4 of .*the disk of the script is on fire"),
     ],
@@ -205,7 +207,15 @@ def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted
 
 
 def test_a_study_that_is_stopped_ends_its_script_and_goes_on_where_it_was(tmp_path):
-    command = ["compare", "--script", f"{COMMAND} --wrong slow --steps 12", "--method", ARM, "--outcome", "accuracy:higher"]
+    command = [
+        "compare",
+        "--script",
+        f"{COMMAND} --wrong slow --steps 12",
+        "--method",
+        ARM,
+        "--outcome",
+        "accuracy:higher",
+    ]
     command += ["--seeds", "1", "--no-rehearsal", "--out", str(tmp_path / "out")]
     process = headwise(*command)
     wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))

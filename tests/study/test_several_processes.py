@@ -114,8 +114,14 @@ def test_the_processes_end_with_the_one_that_launched_them(tmp_path, form):
 
 # seconds that C code holds the interpreter, so that no thread of Python can look for the launcher
 HELD = 600
-HOLDING = f"from headwise.engines import rank; import ctypes; rank.hear_stops(); print(1, flush=True); ctypes.PyDLL(None).sleep({HELD})"
-LAUNCH = "import os, subprocess, sys; print(subprocess.Popen([sys.executable, *sys.argv[1:]]).pid, flush=True); sys.stdin.read()"
+HOLDING = (
+    "from headwise.engines import rank; import ctypes; rank.hear_stops(); print(1, flush=True); "
+    f"ctypes.PyDLL(None).sleep({HELD})"
+)
+LAUNCH = (
+    "import os, subprocess, sys; print(subprocess.Popen([sys.executable, *sys.argv[1:]]).pid, flush=True); "
+    "sys.stdin.read()"
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no signal for the end of a parent")
@@ -137,12 +143,20 @@ def test_a_rank_whose_torchrun_was_killed_while_it_started_ends_by_itself(tmp_pa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     environment = os.environ | environment | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     command = ["-m", "headwise", "compare", "--task", f"{PLACE}:Slow", "--device", "cpu", "--out", str(tmp_path)]
     # its parent is gone before it can see it: who looks for the parent sees the one that took its place
     code = "import subprocess, sys; print(subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=-3, stderr=-3).pid)"
-    told = subprocess.run([sys.executable, "-c", code, *command], env=environment, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code, *command], env=environment, capture_output=True, text=True, check=True
+    )
     rank = psutil.Process(int(told.stdout))
     try:
         gone([rank])

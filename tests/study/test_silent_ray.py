@@ -1,4 +1,5 @@
-"""The Ray engine where Ray says nothing: lost runs are sent again, then told by name, and nothing is waited for without end."""
+"""The Ray engine where Ray says nothing: lost runs are sent again, then told by name, and nothing is waited for without
+end."""
 
 import sys
 

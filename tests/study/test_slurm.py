@@ -1,4 +1,5 @@
-"""The Slurm engine: the same numbers as without Slurm, also when jobs are preempted, killed, cancelled or found again."""
+"""The Slurm engine: the same numbers as without Slurm, also when jobs are preempted, killed, cancelled or found
+again."""
 
 import dataclasses
 import os

@@ -51,7 +51,9 @@ def test_sigterm_to_a_whole_job_prints_one_line_and_loses_nothing(tmp_path, extr
     command += ("--method", ARM, *extra)
     process = started(*command)
     part = "trials" if "--tune" in extra else "runs"
-    wait_for(lambda: sum(path.read_text().count("\n") for path in out.glob(f"{part}/*/metrics.jsonl")) >= 2, seconds=120)
+    wait_for(
+        lambda: sum(path.read_text().count("\n") for path in out.glob(f"{part}/*/metrics.jsonl")) >= 2, seconds=120
+    )
     family = psutil.Process(process.pid).children(recursive=True)
     # as a scheduler does, which signals every process of a job
     for each in [psutil.Process(process.pid), *family]:

@@ -1,4 +1,5 @@
-"""Tasks with settings of every kind, and what they may tell wrongly of themselves: told by name, before the first step."""
+"""Tasks with settings of every kind, and what they may tell wrongly of themselves: told by name, before the first
+step."""
 
 from pathlib import Path
 

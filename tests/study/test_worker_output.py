@@ -1,4 +1,5 @@
-"""What workers print stands in the display, each line once, and a worker that is stopped while it works ends in order."""
+"""What workers print stands in the display, each line once, and a worker that is stopped while it works ends in
+order."""
 
 import multiprocessing
 import os
@@ -43,7 +44,13 @@ def test_what_a_task_prints_comes_through_the_display_once(tmp_path, capfd):
 def test_what_transformers_reports_while_it_loads_comes_once_and_without_bars(tmp_path, capfd, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 8,
+    }
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(tmp_path / "model")
     capfd.readouterr()
     said = "\n".join(carried_out("Loading", tmp_path / "out", source=str(tmp_path / "model")))

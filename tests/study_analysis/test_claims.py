@@ -462,8 +462,5 @@ def test_many_tests_of_one_kind_are_counted_in_words():
 def test_few_tests_are_told_one_by_one():
     tests = [one_of_many(f"heads/matrix_norm/{at}", 0.0, 0.1, verdict="undecided", why="open") for at in range(2)]
     assert figures_in_words(tests) == "heads/matrix_norm/0 0.0; heads/matrix_norm/1 0.0"
-    assert (
-        reasons_in_words(tests, "undecided")
-        == "A() in heads/matrix_norm/0: open; A() in heads/matrix_norm/1: open"
-    )
+    assert reasons_in_words(tests, "undecided") == "A() in heads/matrix_norm/0: open; A() in heads/matrix_norm/1: open"
     assert reasons_in_words(tests[:1], "undecided") == "open"

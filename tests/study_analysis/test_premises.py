@@ -1,4 +1,5 @@
-"""Premises, margins and the and/or of claims: what must be true first, what counts as none, and what needs a correction."""
+"""Premises, margins and the and/or of claims: what must be true first, what counts as none, and what needs a
+correction."""
 
 from __future__ import annotations
 
@@ -56,9 +57,7 @@ def test_a_premise_that_no_run_recorded_is_not_known_and_hides_nothing():
 @pytest.mark.parametrize(("failures", "holds"), [(3, True), (2, False)])
 def test_the_failure_arose_where_half_of_the_plain_runs_diverged(failures, holds):
     base = ["diverged"] * failures + [0.5] * (6 - failures)
-    arose = Premise(
-        name="arose", tests=(ClaimTest(arm="baseline", outcome="diverged", says="higher", level=0.5),)
-    )
+    arose = Premise(name="arose", tests=(ClaimTest(arm="baseline", outcome="diverged", says="higher", level=0.5),))
     found = said(study({"baseline": base, "A()": [0.5] * 6}), [], [arose])
     assert judged_premises(found)[0].holds is holds
 
@@ -78,9 +77,7 @@ def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
     base = np.linspace(0.5, 0.6, 10)
     arms = {"A()": base + 0.01 + 0.002 * noise(10), "B()": base + 0.001 * noise(10)[::-1]}
     made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
-    idle = [
-        Claim(text=f"{m}", tests=(test_of("same", arm="B()", margin=m),)) for m in (0.008, 0.015)
-    ]
+    idle = [Claim(text=f"{m}", tests=(test_of("same", arm="B()", margin=m),)) for m in (0.008, 0.015)]
     narrow, wide = judged_claims(said(made, idle))
     assert narrow.verdict == wide.verdict == "as published"
     _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))

@@ -1,4 +1,5 @@
-"""Verdicts of arms: p and interval are one test, an arm that lost pairs disturbs nobody, and divergence is decidable."""
+"""Verdicts of arms: p and interval are one test, an arm that lost pairs disturbs nobody, and divergence is
+decidable."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_an_arm_that_lost_pairs_widens_no_other_interval():
 
 def test_an_interval_that_excludes_nothing_is_not_given_an_end():
     other = np.array([1.0, 1, 1, 0, 0, 0])
-    (found, _) = paired_differences(study(arms_of(np.stack([0.02 + 0.001 * noise(6), other], 1))), "test/accuracy", True).values()
+    (found, _) = paired_differences(
+        study(arms_of(np.stack([0.02 + 0.001 * noise(6), other], 1))), "test/accuracy", True
+    ).values()
     assert (found.low, found.high, found.verdict) == (None, None, "undecided") and found.p_corrected > 0.05
 
 

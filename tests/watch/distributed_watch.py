@@ -1,4 +1,5 @@
-"""One rank of a distributed training that is watched; run as a script with the rank, the number of ranks and a folder."""
+"""One rank of a distributed training that is watched; run as a script with the rank, the number of ranks and a
+folder."""
 
 import json
 import sys

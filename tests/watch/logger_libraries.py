@@ -1,7 +1,7 @@
 """Stand-ins for wandb, mlflow, trackio and loggers of Lightning, as strict as they are in what is asked of them.
 
-`test_watch_loggers.py` holds their signatures against the libraries' own where these are installed; they were checked against wandb 0.31,
-mlflow 3.17, trackio 0.43 and lightning 2.6.
+`test_watch_loggers.py` holds their signatures against the libraries' own where these are installed; they were checked
+against wandb 0.31, mlflow 3.17, trackio 0.43 and lightning 2.6.
 """
 
 import re

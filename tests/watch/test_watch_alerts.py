@@ -68,7 +68,10 @@ def test_every_alert_is_raised_beyond_its_limit_and_not_before(alert, well, ill)
 def test_an_audits_judge_tells_of_what_is_ill_at_its_only_reading():
     judge = Judge(Thresholds(), at_once=True)
     (alert,) = judge.alerts([figure("entropy_share", 0.01)])
-    assert alert["sentence"] == "entropy of blocks.3.attn head 2 is below 5 % of its range (0.01): it looks at about one key for each query"
+    assert (
+        alert["sentence"]
+        == "entropy of blocks.3.attn head 2 is below 5 % of its range (0.01): it looks at about one key for each query"
+    )
 
 
 def test_the_two_products_of_a_head_are_told_of_each():

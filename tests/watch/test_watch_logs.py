@@ -93,7 +93,8 @@ def test_a_log_gets_its_step_by_name_where_it_has_that_name(shape):
 
 
 class WandbRun:
-    """Keeps rows as a wandb run does: what is older than its step is dropped, and a call without a step ends the row."""
+    """Keeps rows as a wandb run does: what is older than its step is dropped, and a call without a step ends the
+    row."""
 
     __module__ = "wandb.sdk.wandb_run"
 

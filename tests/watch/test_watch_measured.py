@@ -42,7 +42,8 @@ def kept(monkeypatch, tmp_path):
 def test_an_alert_quotes_its_lead_and_its_false_alarms(kept):
     (alert,) = judged([0.5, 0.01])
     assert alert["measured"] == (
-        "caught 12 of 30 faults, 24 steps before the loss at the median, 0.04 [0.01, 0.117] false alarms in 1,000 healthy steps "
+        "caught 12 of 30 faults, 24 steps before the loss at the median, 0.04 [0.01, 0.117] false alarms in 1,000 "
+        "healthy steps "
         "(docs/results/alarms)"
     )
     assert told([alert])[0].endswith(alert["measured"])

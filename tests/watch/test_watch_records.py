@@ -16,7 +16,8 @@ def test_records_are_dicts_of_site_head_step_statistic_and_value():
     assert {r["step"] for r in watch.records()} == {0, 2}
     first = watch.records()[0]
     assert first == {
-        "site": "blocks.0.attn", "depth": 0, "head": 0, "step": 0, "statistic": "entropy_share", "value": first["value"],
+        "site": "blocks.0.attn", "depth": 0, "head": 0, "step": 0, "statistic": "entropy_share",
+        "value": first["value"],
     }  # fmt: skip
     assert isinstance(first["value"], float)
     assert {r["head"] for r in watch.records() if r["statistic"] == "token_cosine"} == {None}
@@ -46,7 +47,8 @@ def test_the_trainer_callback_reads_optimizer_steps(tmp_path):
         every=2, on_alert=None, log=JsonLines(tmp_path / "a.jsonl"), statistics=["attention_entropy"]
     )
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[],
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        report_to=[],
         use_cpu=True, save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
@@ -70,7 +72,8 @@ def test_a_training_that_an_exception_ended_can_be_started_again(tmp_path):
     data = [{"input_ids": torch.arange(9) + i, "labels": torch.arange(9) + i} for i in range(4)]
     callback = headwise.WatchCallback(every=1, on_alert=None, statistics=["attention_entropy"])
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_strategy="no",
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        save_strategy="no",
         logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback, failing])

@@ -19,7 +19,8 @@ X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(3)) + 0.4
 
 
 def with_gains(model: nn.Module) -> nn.Module:
-    """Gives norms gains of 1 ± .3, as trained models have: there what enters attention is another figure than the stream."""
+    """Gives norms gains of 1 ± .3, as trained models have: there what enters attention is another figure than the
+    stream."""
     g = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
@@ -119,7 +120,8 @@ def read(model, args, given, **settings):
 
 
 def by_definition(streams, mask=None):
-    """Gives (mean cosine of pairs of different tokens, share of the norm that is not the mean), averaged over samples."""
+    """Gives (mean cosine of pairs of different tokens, share of the norm that is not the mean), averaged over
+    samples."""
     found = []
     for stream in streams:
         cosines, shares = [], []

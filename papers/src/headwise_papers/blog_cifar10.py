@@ -1,7 +1,7 @@
 """The blog's experiment on CIFAR-10: its block, its seven methods and NeuTRENO, with who memorises the training images.
 
-The blog trains one seed for 25 epochs on the full training set (`--scale paper`). `--set norm=pre` asks whether the verdicts depend on
-the block, which has no norm before attention: all arms change, the baseline with them.
+The blog trains one seed for 25 epochs on the full training set (`--scale paper`). `--set norm=pre` asks whether the
+verdicts depend on the block, which has no norm before attention: all arms change, the baseline with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ STUDY = Study(
     task=BlogImages(name="cifar10", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
-    premises=(learned("test/accuracy", 0.1, 0.1), memorised(),),
+    premises=(
+        learned("test/accuracy", 0.1, 0.1),
+        memorised(),
+    ),
     claims=(
         level("data", 0.6),
         *results("results on CIFAR-10", SIMILAR),

@@ -1,7 +1,8 @@
-"""The blog's experiment on CIFAR-100: its block, its seven methods and NeuTRENO, with who memorises the training images.
+"""The blog's experiment on CIFAR-100: its block, its seven methods and NeuTRENO, with who memorises the training
+images.
 
-The blog trains one seed for 25 epochs on the full training set (`--scale paper`). `--set norm=pre` asks whether the verdicts depend on
-the block, which has no norm before attention: all arms change, the baseline with them.
+The blog trains one seed for 25 epochs on the full training set (`--scale paper`). `--set norm=pre` asks whether the
+verdicts depend on the block, which has no norm before attention: all arms change, the baseline with them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ STUDY = Study(
     task=BlogImages(name="cifar100", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
     margin=TEST_ACCURACY,
-    premises=(learned("test/accuracy", 0.01, 0.05), memorised(),),
+    premises=(
+        learned("test/accuracy", 0.01, 0.05),
+        memorised(),
+    ),
     claims=(
         level("data", 0.3),
         *results("results on CIFAR-100", SIMILAR),

@@ -1,7 +1,8 @@
-"""The blog's methods against the number of training images, with the gap of training and test, and how alike the heads are.
+"""The blog's methods against the number of training images, with the gap of training and test, and how alike the heads
+are.
 
-The blog (Meindl 2023) expects overfitting "when there is limited training data" and trains on all images alone; its Decorrelation is meant
-to make heads differ, which it does not measure.
+The blog (Meindl 2023) expects overfitting "when there is limited training data" and trains on all images alone; its
+Decorrelation is meant to make heads differ, which it does not measure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SCALES = scales(epochs=24, test_size=2000, train_size=MANY)
 
 
 class SizedBlogImages(BlogImages):
-    """Train an untrained model on each of several numbers of CIFAR's images, as the blog's studies do, and measure each in evaluation mode."""
+    """Train an untrained model on each of several numbers of CIFAR's images, as the blog's studies do, and measure each
+    in evaluation mode."""
 
     images: tuple[int, ...] = (FEW, MIDDLE, MANY)
 
@@ -65,7 +67,8 @@ def _gap(count: int) -> str:
 STUDY = Study(
     name="blog-sizes",
     title="The blog's regularizers of attention against the number of training images",
-    question="Do the blog's methods help where images are few and where they are many, do they narrow the gap of training and test, and does "
+    question="Do the blog's methods help where images are few and where they are many, do they narrow the gap of "
+    "training and test, and does "
     "Decorrelation make heads differ?",
     task=SizedBlogImages(name="cifar10", **SCALES["small"].settings, head_statistics=("head_redundancy",)),
     task_place="headwise_papers.blog_sizes:SizedBlogImages",
@@ -97,7 +100,8 @@ STUDY = Study(
             ClaimTest(arm=DECORRELATION, outcome=ALIKE, says="lower"),
         ),
         Claim(
-            text="DropHead makes the heads of a layer attend more alike, with 3,600 images: each must do without the others.",
+            text="DropHead makes the heads of a layer attend more alike, with 3,600 images: each must do without the "
+            "others.",
             source="our own question",
             published={"figure": "not published"},
             tests=(ClaimTest(arm=DROPOUT[1], outcome=ALIKE, says="higher"),),
@@ -107,7 +111,8 @@ STUDY = Study(
     notes=(
         NOTES[0].partition(";")[0] + ".",
         *NOTES[1:],
-        "Every number of images is passed 24 times, so that more images are more steps. The figures under test, train and gap are those of "
+        "Every number of images is passed 24 times, so that more images are more steps. The figures under test, train "
+        "and gap are those of "
         "the largest number. How alike heads are is read on 512 test images.",
         "There is no paper scale: the blog trains on all images alone.",
     ),

@@ -1,7 +1,9 @@
-"""Doses of the blog's methods on CIFAR-100: how strong the penalties must be to act, DropHead's rescaling, and the unit of the noise.
+"""Doses of the blog's methods on CIFAR-100: how strong the penalties must be to act, DropHead's rescaling, and the unit
+of the noise.
 
-The blog says of its penalties that more emphasis on them would raise the loss, and of the methods that changed nothing that other
-parameters are needed. It names no rescaling of the heads that stay, and takes the median as the unit of its noise.
+The blog says of its penalties that more emphasis on them would raise the loss, and of the methods that changed nothing
+that other parameters are needed. It names no rescaling of the heads that stay, and takes the median as the unit of its
+noise.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ SCALES = scales(epochs=26, train_size=600, test_size=2000)
 STUDY = Study(
     name="blog-sweeps",
     title="Doses of the blog's regularizers of attention",
-    question="How strong must the blog's penalties and its noise be to change training and test, and does DropHead need its rescaling?",
+    question="How strong must the blog's penalties and its noise be to change training and test, and does DropHead "
+    "need its rescaling?",
     task=BlogImages(name="cifar100", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
     methods=(

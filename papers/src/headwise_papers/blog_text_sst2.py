@@ -1,4 +1,5 @@
-"""The blog's methods on the sentiment of SST-2's sentences: its block, with words in the place of patches and padding masked."""
+"""The blog's methods on the sentiment of SST-2's sentences: its block, with words in the place of patches and padding
+masked."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SMALL: dict[str, Any] = {
 STUDY = Study(
     name="blog-text-sst2",
     title="The blog's regularizers of attention on the sentiment of sentences",
-    question="Does what the blog finds on images hold for sentences: dropout methods lower the test loss, and noise, norm and relaxation "
+    question="Does what the blog finds on images hold for sentences: dropout methods lower the test loss, and noise, "
+    "norm and relaxation "
     "change nothing?",
     task=Sentiment(**SMALL),
     task_place="headwise_papers.tasks.blog_text:Sentiment",

@@ -26,7 +26,8 @@ SMALL: dict[str, Any] = {
 STUDY = Study(
     name="blog-text-wikitext2",
     title="The blog's regularizers of attention on the next word",
-    question="Does what the blog finds on images hold for a language model: dropout methods lower the test loss, and noise, norm and "
+    question="Does what the blog finds on images hold for a language model: dropout methods lower the test loss, and "
+    "noise, norm and "
     "relaxation change nothing?",
     task=NextWord(**SMALL),
     task_place="headwise_papers.tasks.blog_text:NextWord",

@@ -1,6 +1,7 @@
 """Entropy collapse in a pre-LN language model: it comes in spite of every norm, and it is not rank collapse.
 
-Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant rate, few steps: each arm is trained at every rate of a ladder.
+Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant rate, few steps: each arm is trained at every rate of a
+ladder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def _claim(text: str, *tests: dict[str, Any], source: str = ZHAI) -> Claim:
 STUDY = Study(
     name="collapse-with-norms",
     title="Entropy collapse in spite of norms",
-    question="Does attention's entropy collapse in a pre-LN language model at high rates, do SigmaReparam and QKNorm prevent it, and is it the "
+    question="Does attention's entropy collapse in a pre-LN language model at high rates, do SigmaReparam and QKNorm "
+    "prevent it, and is it the "
     "same failure as rank collapse?",
     task=RateLadder(
         rates=(0.003, 0.01, 0.03, 0.1, 0.3),
@@ -57,7 +59,8 @@ STUDY = Study(
     ),
     claims=(
         _claim(
-            "The entropy of a plain pre-LN model collapses at a high rate: below a third of ln(keys), and below that at a low rate.",
+            "The entropy of a plain pre-LN model collapses at a high rate: below a third of ln(keys), and below that "
+            "at a low rate.",
             {"arm": "baseline", "outcome": f"{HIGH}/{ENTROPY}", "says": "lower", "level": 1 / 3},
             {"arm": "baseline", "outcome": f"{HIGH}/{ENTROPY}", "says": "lower", "against_outcome": f"{LOW}/{ENTROPY}"},
         ),
@@ -66,7 +69,8 @@ STUDY = Study(
             {"arm": SIGMA, "outcome": f"{HIGH}/{ENTROPY}", "says": "higher"},
         ),
         _claim(
-            "SigmaReparam of queries and keys alone keeps the entropy up too: their spectral norms are what it hangs on.",
+            "SigmaReparam of queries and keys alone keeps the entropy up too: their spectral norms are what it hangs "
+            "on.",
             {"arm": QUERIES, "outcome": f"{HIGH}/{ENTROPY}", "says": "higher"},
         ),
         _claim(
@@ -87,11 +91,13 @@ STUDY = Study(
             {"arm": SIGMA, "outcome": "test/sensitivity", "says": "lower"},
         ),
         _claim(
-            "SigmaReparam leaves the model its capacity: its loss at its best rate is that of the plain model at its own, within 0.02 nats.",
+            "SigmaReparam leaves the model its capacity: its loss at its best rate is that of the plain model at its "
+            "own, within 0.02 nats.",
             {"arm": SIGMA, "outcome": "test/best_loss", "says": "same", "margin": 0.02},
         ),
         _claim(
-            "Entropy collapse and rank collapse are two failures: where SigmaReparam of queries and keys keeps the entropy up at a high rate, "
+            "Entropy collapse and rank collapse are two failures: where SigmaReparam of queries and keys keeps the "
+            "entropy up at a high rate, "
             "the stream loses rank all the same.",
             {"arm": QUERIES, "outcome": f"{HIGH}/{ENTROPY}", "says": "higher", "level": 0.5},
             {"arm": QUERIES, "outcome": f"{HIGH}/{RANK}", "says": "lower", "against_outcome": f"{LOW}/{RANK}"},
@@ -115,9 +121,11 @@ STUDY = Study(
         ),
     },
     notes=(
-        "A run trains one arm at every rate, each time from weights and on batches that are the same for all arms of a seed. Failed: a test loss above 2.75 nats, 0.2 above the "
+        "A run trains one arm at every rate, each time from weights and on batches that are the same for all arms of "
+        "a seed. Failed: a test loss above 2.75 nats, 0.2 above the "
         "best and 0.6 below that of the shares of characters.",
-        "Of the paper's models only those without norms or with post-LN are told with figures; that norms do not prevent the collapse it says in "
+        "Of the paper's models only those without norms or with post-LN are told with figures; that norms do not "
+        "prevent the collapse it says in "
         "words. Its largest models are far larger than the scale paper here.",
     ),
 )

@@ -1,7 +1,8 @@
-"""What low rank saves: language models trained with more and less decay of attention, their heads cut to the pseudo-rank.
+"""What low rank saves: language models trained with more and less decay of attention, their heads cut to the
+pseudo-rank.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show that decay lowers the rank; that the rank could be used to store and compute less
-is said of their work and not measured there. `headwise.compress` does it.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show that decay lowers the rank; that the rank could be used to
+store and compute less is said of their work and not measured there. `headwise.compress` does it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ FROM = "a consequence of Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
 STUDY = Study(
     name="decay-compress",
     title="What the low rank of decayed attention saves",
-    question="How many parameters and how much time does cutting every head to its pseudo-rank save, what does it cost in loss, and does "
+    question="How many parameters and how much time does cutting every head to its pseudo-rank save, what does it "
+    "cost in loss, and does "
     "decay of attention make both better?",
     task=CutCharacterLM(**LM.task.model_dump()),
     task_place="headwise_papers.tasks.cut_character_lm:CutCharacterLM",
@@ -24,7 +26,8 @@ STUDY = Study(
     sweeps=(AXIS,),
     claims=(
         Claim(
-            text="The stronger the decay of attention, the fewer parameters a cut leaves at the same share of the singular values.",
+            text="The stronger the decay of attention, the fewer parameters a cut leaves at the same share of the "
+            "singular values.",
             source=FROM,
             tests=(ClaimTest(arm=AXIS, outcome="cut at 0.95/projections", says="falls"),),
         ),
@@ -36,7 +39,9 @@ STUDY = Study(
     ),
     scales={"small": Scale(seeds=10), "paper": LM.scales["paper"]},
     notes=(
-        "Cut at s: each head's W_KᵀW_Q and W_OW_V keep the singular values that hold the share s of their sum; without training after it.",
-        "Time is that of one forward of 16 windows, cut over plain, in the same process; values and scores keep the full head size.",
+        "Cut at s: each head's W_KᵀW_Q and W_OW_V keep the singular values that hold the share s of their sum; "
+        "without training after it.",
+        "Time is that of one forward of 16 windows, cut over plain, in the same process; values and scores keep the "
+        "full head size.",
     ),
 )

@@ -1,7 +1,8 @@
-"""Weight decay of attention apart from that of the MLPs: does decoupling the two help, and what becomes of the rank, layer by layer?
+"""Weight decay of attention apart from that of the MLPs: does decoupling the two help, and what becomes of the rank,
+layer by layer?
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819: decay that is good for the MLPs costs attention its rank, and decoupling it "can
-enhance performance".
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819: decay that is good for the MLPs costs attention its rank, and
+decoupling it "can enhance performance".
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _less_perplexity(text: str, *pairs: tuple[str, str]) -> Claim:
 STUDY = Study(
     name="decay-decoupled",
     title="Weight decay of attention decoupled from that of the MLPs",
-    question="Is a language model better whose attention decays less than its MLPs, and which layers' products lose rank to the decay?",
+    question="Is a language model better whose attention decays less than its MLPs, and which layers' products lose "
+    "rank to the decay?",
     task=CharacterLM(
         steps=400,
         batch_size=16,
@@ -110,7 +112,8 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The summary of the paper says that decoupling can help, and gives no figure. As there, no text is seen twice. What a decay λ does in n "
+        "The summary of the paper says that decoupling can help, and gives no figure. As there, no text is seen "
+        "twice. What a decay λ does in n "
         "steps at a rate η goes as ηλn: the rate here is high so that it does something in few steps.",
     ),
 )

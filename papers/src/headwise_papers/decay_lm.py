@@ -1,7 +1,8 @@
 """Weight decay of attention and of MLPs, apart, on a language model of characters.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train 125M parameters on the Pile with AdamW and vary one decay at a time, five runs
-each. What a decay λ does in n steps at a rate η goes as ηλn, which is small here: the axes reach farther up than the paper's.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train 125M parameters on the Pile with AdamW and vary one decay
+at a time, five runs each. What a decay λ does in n steps at a rate η goes as ηλn, which is small here: the axes reach
+farther up than the paper's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
 STUDY = Study(
     name="decay-lm",
     title="Weight decay of attention and of MLPs in a language model",
-    question="Does decaying attention lower the rank of its products, is a decay between none and much best, and does the decay of the MLPs "
+    question="Does decaying attention lower the rank of its products, is a decay between none and much best, and does "
+    "the decay of the MLPs "
     "matter more?",
     task=CharacterLM(
         steps=500,
@@ -55,7 +57,8 @@ STUDY = Study(
             tests=(ClaimTest(arm=MLP, outcome="test/perplexity", says="inside"),),
         ),
         Claim(
-            text="The decay of the MLPs matters more: without it, and with much of it, the perplexity is worse than with as little or as much "
+            text="The decay of the MLPs matters more: without it, and with much of it, the perplexity is worse than "
+            "with as little or as much "
             "decay of attention.",
             source="ours: the source speaks of potential differences in sensitivity, and not of which is larger",
             tests=tuple(
@@ -88,7 +91,8 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper's table of perplexities is not known here, nor its learning rate; its data and tokens are others. As there, no text is seen "
+        "The paper's table of perplexities is not known here, nor its learning rate; its data and tokens are others. "
+        "As there, no text is seen "
         "twice.",
     ),
 )

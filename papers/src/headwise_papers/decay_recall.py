@@ -1,7 +1,8 @@
 """Associative recall with layers of attention alone: what weight decay does to the products of a head's weights.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Under gradient flow a decay λ lets PᵀP − W_V W_Vᵀ vanish as e^(−2λt),
-and makes L2 on the factors the nuclear norm of their product. Here AdamW takes the steps, as in the paper's experiment.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Under gradient flow a decay λ lets PᵀP − W_V W_Vᵀ vanish as
+e^(−2λt), and makes L2 on the factors the nuclear norm of their product. Here AdamW takes the steps, as in the paper's
+experiment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ BALANCE = ("imbalance_vo", "nuclear_gap_vo", "imbalance_qk", "nuclear_gap_qk")
 STUDY = Study(
     name="decay-recall",
     title="Weight decay of attention on associative recall",
-    question="Does weight decay on attention alone lower the rank of P·W_V and W_KᵀW_Q, and make both factors balance exponentially fast?",
+    question="Does weight decay on attention alone lower the rank of P·W_V and W_KᵀW_Q, and make both factors balance "
+    "exponentially fast?",
     task=AssociativeRecall(
         steps=420,
         batch_size=32,
@@ -43,7 +45,8 @@ STUDY = Study(
             tests=tuple(ClaimTest(arm=AXIS, outcome=f"heads/{name}/mean", says="falls") for name in RANKS),
         ),
         Claim(
-            text="The stronger the decay, the faster PᵀP − W_V W_Vᵀ and the gap between Frobenius and nuclear norm vanish.",
+            text="The stronger the decay, the faster PᵀP − W_V W_Vᵀ and the gap between Frobenius and nuclear norm "
+            "vanish.",
             source=PAPER,
             tests=tuple(ClaimTest(arm=AXIS, outcome=f"rates/{name}/rate", says="falls") for name in BALANCE[:2]),
         ),
@@ -58,9 +61,12 @@ STUDY = Study(
         "paper": Scale(settings={"batch_size": 128, "steps": 20_000, "train_size": None, "watch_every": 400}, seeds=5),
     },
     notes=(
-        "Imbalance and gap are told as shares of the norms, so that weights which merely shrink do not count as balanced.",
-        "e-folds: under gradient flow, a decay λ at a rate η gives −2000·ηλ per 1,000 steps. AdamW divides gradients by their size, "
+        "Imbalance and gap are told as shares of the norms, so that weights which merely shrink do not count as "
+        "balanced.",
+        "e-folds: under gradient flow, a decay λ at a rate η gives −2000·ηλ per 1,000 steps. AdamW divides gradients "
+        "by their size, "
         "which keeps no difference of the Gram matrices: at a decay of 0 they balance, too.",
-        "Width, heads, learning rate and steps of the paper's experiment are not known here; batch, pairs and labels are.",
+        "Width, heads, learning rate and steps of the paper's experiment are not known here; batch, pairs and labels "
+        "are.",
     ),
 )

@@ -1,6 +1,7 @@
 """Weight decay of attention in a vision transformer on CIFAR-10: the rank of its products.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a day of one GPU and vary the decay of attention alone.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a day of one GPU and vary the decay of
+attention alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
 STUDY = Study(
     name="decay-vit",
     title="Weight decay of attention in a vision transformer",
-    question="Does decaying the attention of a vision transformer, and nothing else more, lower the rank of its products?",
+    question="Does decaying the attention of a vision transformer, and nothing else more, lower the rank of its "
+    "products?",
     task=Cifar(
         name="cifar10",
         steps=400,
@@ -69,6 +71,7 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper's scale is ImageNet; `--scale paper` is a transformer of its size on CIFAR-10, which this study has.",
+        "The paper's scale is ImageNet; `--scale paper` is a transformer of its size on CIFAR-10, which this study "
+        "has.",
     ),
 )

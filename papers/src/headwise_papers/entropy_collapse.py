@@ -1,8 +1,9 @@
-"""Entropy collapse: does the entropy alert of `headwise.watch` come before the loss shows a divergence, and do remedies prevent it?
+"""Entropy collapse: does the entropy alert of `headwise.watch` come before the loss shows a divergence, and do remedies
+prevent it?
 
-A small ViT without the norm before attention (where the paper uses SigmaReparam, Zhai et al. 2023, arXiv 2303.06296) learns
-handwritten digits at a learning rate that is too high for it. A fifth of the labels is random: the loss then has a floor, so
-that 1.2 × its minimum means something.
+A small ViT without the norm before attention (where the paper uses SigmaReparam, Zhai et al. 2023, arXiv 2303.06296)
+learns handwritten digits at a learning rate that is too high for it. A fifth of the labels is random: the loss then has
+a floor, so that 1.2 × its minimum means something.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class NoisyDigits(Task):
         return model
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to test."""
+        """Return images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to
+        test."""
         if split == "validation":
             return None
         images, digits = images_and_digits(slice(0, 400) if split == "test" else slice(400, None))
@@ -71,7 +73,8 @@ class NoisyDigits(Task):
 STUDY = Study(
     name="entropy-collapse",
     title="Entropy collapse: the alert before the divergence",
-    question="When a transformer diverges at a learning rate that is too high, does the entropy alert come before the loss "
+    question="When a transformer diverges at a learning rate that is too high, does the entropy alert come before the "
+    "loss "
     "shows it, and does the same run with SigmaReparam or with QKNorm not diverge?",
     task=NoisyDigits(),
     task_place="headwise_papers.entropy_collapse:NoisyDigits",
@@ -99,12 +102,16 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "Diverged: the first step whose loss, smoothed with a weight of 0.95 of the past, exceeds 1.2 × its minimum. Smoothing "
+        "Diverged: the first step whose loss, smoothed with a weight of 0.95 of the past, exceeds 1.2 × its minimum. "
+        "Smoothing "
         "delays this: --set divergence_smoothing=0.8 asks whether the alert leads a quicker judgement too.",
-        "An alert's lead is the steps from the first reading below the threshold to the divergence, in runs that had both; "
+        "An alert's lead is the steps from the first reading below the threshold to the divergence, in runs that had "
+        "both; "
         "all thresholds are the defaults of headwise.watch.",
-        "The setting was searched for with other draws: the norm before attention was taken out and the learning rate raised "
-        "until the plain model diverged. The study shows that the alert can come first and that the remedies can help, not how "
+        "The setting was searched for with other draws: the norm before attention was taken out and the learning rate "
+        "raised "
+        "until the plain model diverged. The study shows that the alert can come first and that the remedies can "
+        "help, not how "
         "often they do elsewhere.",
     ),
 )

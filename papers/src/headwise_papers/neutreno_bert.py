@@ -1,4 +1,5 @@
-"""NeuTRENO in a pretrained encoder that is fine-tuned to find answers (Nguyen et al. 2023, arXiv 2312.00751, section G.9), on SQuAD.
+"""NeuTRENO in a pretrained encoder that is fine-tuned to find answers (Nguyen et al. 2023, arXiv 2312.00751, section
+G.9), on SQuAD.
 
 The paper fine-tunes BERT-base on SQuAD 1.1; here it is MiniLM, on the development questions alone, split by article.
 """
@@ -35,7 +36,8 @@ STUDY = Study(
             tests=(ClaimTest(arm=TUNED, outcome="test/f1", says="higher"),),
         ),
         Claim(
-            text="Fine-tuning with NeuTRENO does no harm: F1 stays within 3 points (a weaker question of this study's own).",
+            text="Fine-tuning with NeuTRENO does no harm: F1 stays within 3 points (a weaker question of this study's "
+            "own).",
             source=SOURCE,
             tests=(ClaimTest(arm=TUNED, outcome="test/f1", says="same", margin=0.03),),
         ),
@@ -73,11 +75,16 @@ STUDY = Study(
         ),
     },
     notes=(
-        "Small: a passage is cut to the sentences that its answer stands in, which makes the task easier than SQuAD's own, and "
-        "200 windows of the twelve test articles are judged. Exact match and F1 by the official rules, best over the annotators' answers.",
-        "MiniLM comes with a package; --set pretrained=FOLDER takes any encoder of transformers. Its table of words stays as it is.",
-        "As loaded, the weights of all seeds are the same, and so are the tokens that are read: their differences have no spread.",
-        "Paper: whole passages. Its training set of 87,599 questions is not read, and its strength is not named in the text that "
+        "Small: a passage is cut to the sentences that its answer stands in, which makes the task easier than SQuAD's "
+        "own, and "
+        "200 windows of the twelve test articles are judged. Exact match and F1 by the official rules, best over the "
+        "annotators' answers.",
+        "MiniLM comes with a package; --set pretrained=FOLDER takes any encoder of transformers. Its table of words "
+        "stays as it is.",
+        "As loaded, the weights of all seeds are the same, and so are the tokens that are read: their differences "
+        "have no spread.",
+        "Paper: whole passages. Its training set of 87,599 questions is not read, and its strength is not named in "
+        "the text that "
         "this study was made from.",
     ),
 )

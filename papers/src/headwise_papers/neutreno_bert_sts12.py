@@ -12,7 +12,8 @@ STUDY = STSB.model_copy(
         "task": SentenceSimilarity(data_set="sts2012", steps=40, test_size=300),
         "notes": (
             *STSB.notes,
-            "Trained and judged on STS 2012's own splits without its part MSRvid, which may not be copied: the figures do not "
+            "Trained and judged on STS 2012's own splits without its part MSRvid, which may not be copied: the "
+            "figures do not "
             "compare with those over five parts.",
         ),
     }

@@ -14,7 +14,8 @@ CLAIMS = (
         tests=(ClaimTest(arm=TUNED, outcome="test/spearman", says="higher"),),
     ),
     Claim(
-        text="Fine-tuning with NeuTRENO does no harm: the correlation stays within 0.01 (a weaker question of this study's own).",
+        text="Fine-tuning with NeuTRENO does no harm: the correlation stays within 0.01 (a weaker question of this "
+        "study's own).",
         source=SOURCE,
         tests=(ClaimTest(arm=TUNED, outcome="test/spearman", says="same", margin=0.01),),
     ),
@@ -26,7 +27,8 @@ CLAIMS = (
 )
 PAPER = {"tokens": 64, "steps": 400, "batch_size": 64, "learning_rate": 5e-5, "test_size": None}
 NOTES = (
-    "MiniLM comes with a package; --set pretrained=FOLDER takes any encoder of transformers. It was trained for similarity of sentences "
+    "MiniLM comes with a package; --set pretrained=FOLDER takes any encoder of transformers. It was trained for "
+    "similarity of sentences "
     "already, on pairs of other sources, so that little is left to gain. Its table of words stays as it is.",
     "The published encoder is SimCSE, whose contrastive training is not repeated: the cosine is fitted to the scores.",
 )
@@ -34,7 +36,8 @@ NOTES = (
 STUDY = Study(
     name="neutreno-bert-stsb",
     title="NeuTRENO in a pretrained encoder that tells how alike sentences are: STS-B",
-    question="Does fine-tuning with NeuTRENO raise the rank correlation, or at least not lower it, and are tokens less alike?",
+    question="Does fine-tuning with NeuTRENO raise the rank correlation, or at least not lower it, and are tokens "
+    "less alike?",
     task=SentenceSimilarity(steps=40, test_size=300),
     task_place="headwise_papers.tasks.sentence_similarity:SentenceSimilarity",
     methods=(TUNED,),

@@ -1,4 +1,5 @@
-"""NeuTRENO's image classification: accuracy, and what happens to tokens, to J and to the maps by depth in trained models."""
+"""NeuTRENO's image classification: accuracy, and what happens to tokens, to J and to the maps by depth in trained
+models."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ NEUTRENO, FEATSCALE = "NeuTRENO(strength=0.6)", "FeatScale()"
 BOTH = f"{NEUTRENO} + {FEATSCALE}"
 SYMMETRIC = 'SymmetricAttention(keep="keys")'
 SYMMETRIC_BOTH = f"{SYMMETRIC} + {NEUTRENO}"
-# the trained plain model, a third as many steps more: with the method switched on over the first fifth of them, and without
+# the trained plain model, a third as many steps more: with the method switched on over the first fifth of them, and
+# without
 ADAPTED, LONGER = "NeuTRENO(strength=0.0 -> 0.6 over 20%) | adapt=true", "baseline | adapt=true"
 TOP1, TOP5 = "test/accuracy", "test/top5"
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
@@ -69,7 +71,8 @@ CLAIMS = (
         "Table 1",
     ),
     _gain(
-        "Adapting with NeuTRENO is better than training as much longer without it (a control that the paper does not have).",
+        "Adapting with NeuTRENO is better than training as much longer without it (a control that the paper does not "
+        "have).",
         ADAPTED,
         LONGER,
         ("not published", "not published"),
@@ -123,7 +126,8 @@ WITHIN = (
         ),
     ),
     Claim(
-        text="The symmetric and the asymmetric gradient of J point nearly the same way in a trained softmax transformer.",
+        text="The symmetric and the asymmetric gradient of J point nearly the same way in a trained softmax "
+        "transformer.",
         source=f"{PAPER}, Table 4",
         published={"cosine": ".973 on training and .964 on test data; .982 and .976 of the symmetric model"},
         # "nearly" is above 0.9; the figure on test data is 0.064 above that
@@ -142,7 +146,8 @@ WITHIN = (
 STUDY = Study(
     name="neutreno-cifar",
     title="NeuTRENO in image classification",
-    question="Does NeuTRENO raise the accuracy of a DeiT-like transformer, alone, beside FeatScale, in symmetric attention and in a model "
+    question="Does NeuTRENO raise the accuracy of a DeiT-like transformer, alone, beside FeatScale, in symmetric "
+    "attention and in a model "
     "trained without it, and does it keep tokens, values and maps apart?",
     task=DeiT(
         **SMALL,
@@ -161,11 +166,15 @@ STUDY = Study(
     claims=(*CLAIMS, *WITHIN),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        "The paper trains on ImageNet, which cannot be had freely: both scales are on CIFAR-10. The scale paper has DeiT-tiny's shape and recipe "
+        "The paper trains on ImageNet, which cannot be had freely: both scales are on CIFAR-10. The scale paper has "
+        "DeiT-tiny's shape and recipe "
         "on patches of 4 pixels, without its RandAugment, mixing, erasing and stochastic depth.",
-        "Adaptation is a second phase, a third as long as the first, with NeuTRENO switched on over its first fifth; the paper's takes a third of "
-        "the epochs, too. It is held against the model before, as published, and against as much more training without NeuTRENO.",
-        "Statistics of tokens, J, gradients and maps are read on 512 test images; in a symmetric model both gradients of J are one, and their "
+        "Adaptation is a second phase, a third as long as the first, with NeuTRENO switched on over its first fifth; "
+        "the paper's takes a third of "
+        "the epochs, too. It is held against the model before, as published, and against as much more training "
+        "without NeuTRENO.",
+        "Statistics of tokens, J, gradients and maps are read on 512 test images; in a symmetric model both gradients "
+        "of J are one, and their "
         "cosine is 1 by definition.",
     ),
 )

@@ -16,7 +16,8 @@ TOP1, COSINE = "test/accuracy", "heads/final_cosine/mean"
 STUDY = Study(
     name="neutreno-depth",
     title="NeuTRENO and depth",
-    question="Does the accuracy of a plain transformer stop rising with its depth as its tokens grow alike, and does it rise with NeuTRENO?",
+    question="Does the accuracy of a plain transformer stop rising with its depth as its tokens grow alike, and does "
+    "it rise with NeuTRENO?",
     task=DeiT(**SMALL, head_statistics=("final_cosine",)),
     task_place="headwise_papers.tasks.deit:DeiT",
     methods=(),

@@ -1,4 +1,5 @@
-"""NeuTRENO on kernel attention: the linear attention of Katharopoulos et al. 2020 in the place of the softmax, without and with it."""
+"""NeuTRENO on kernel attention: the linear attention of Katharopoulos et al. 2020 in the place of the softmax, without
+and with it."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ STUDY = Study(
         ),
         Claim(
             text="NeuTRENO keeps the tokens of kernel attention less alike.",
-            source="what it is for; the paper shows it of softmax attention: Nguyen et al. 2023, arXiv 2312.00751, Fig. 1",
+            source="what it is for; the paper shows it of softmax attention: Nguyen et al. 2023, arXiv 2312.00751, "
+            "Fig. 1",
             published={"cosine": "not published of kernel attention"},
             tests=(ClaimTest(arm=BOTH, outcome="heads/final_cosine/mean", says="lower", against=KERNEL),),
         ),
     ),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        "The paper names the data, twelve layers and a kernel, and not the recipe; the scale paper has that of neutreno-cifar. The strength 0.2 is "
+        "The paper names the data, twelve layers and a kernel, and not the recipe; the scale paper has that of "
+        "neutreno-cifar. The strength 0.2 is "
         "that of the authors' code for linear attention.",
         "The baseline is softmax attention in the same model.",
     ),

@@ -46,7 +46,8 @@ STRONG, WEAK = "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)"
 STUDY = Study(
     name="neutreno-length",
     title="NeuTRENO and the length of training",
-    question="Does NeuTRENO keep its gain as training gets longer, and does it come from regularizing or from learning faster?",
+    question="Does NeuTRENO keep its gain as training gets longer, and does it come from regularizing or from "
+    "learning faster?",
     task=MeasuredDeiT(
         dim=48,
         mlp_dim=96,
@@ -135,8 +136,10 @@ STUDY = Study(
     ),
     scales={"small": Scale(seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        f"Each length has a cosine of its own. {SHORT} steps of 16 see most of the 2,000 training images once, {LONG} steps each nearly ten times.",
-        "The paper trains for 300 epochs of ImageNet; it asks nothing about length. At the scale paper the lengths of the arms stay those written "
+        f"Each length has a cosine of its own. {SHORT} steps of 16 see most of the 2,000 training images once, {LONG} "
+        "steps each nearly ten times.",
+        "The paper trains for 300 epochs of ImageNet; it asks nothing about length. At the scale paper the lengths of "
+        "the arms stay those written "
         "here, which its batches make longer.",
     ),
 )

@@ -1,4 +1,5 @@
-"""NeuTRENO's language model (Nguyen et al. 2023, arXiv 2312.00751), on WikiText-2 in place of WikiText-103, norms before and behind."""
+"""NeuTRENO's language model (Nguyen et al. 2023, arXiv 2312.00751), on WikiText-2 in place of WikiText-103, norms
+before and behind."""
 
 from __future__ import annotations
 
@@ -61,10 +62,13 @@ STUDY = Study(
         ),
     },
     notes=(
-        "Words beyond the 2,000 most frequent ones of the training text count as one unknown word; their share is the outcome "
+        "Words beyond the 2,000 most frequent ones of the training text count as one unknown word; their share is the "
+        "outcome "
         "test/unknown. Perplexities compare within this study alone, and the claims are judged in nats per word.",
-        "Segments: every word is predicted from those of its segment before it. Sliding window: from a whole context, over the "
+        "Segments: every word is predicted from those of its segment before it. Sliding window: from a whole context, "
+        "over the "
         "first words of the test text, as the paper evaluates.",
-        "Paper: the published shape with all 33,278 words of WikiText-2. WikiText-103, fifty times as long, is not read.",
+        "Paper: the published shape with all 33,278 words of WikiText-2. WikiText-103, fifty times as long, is not "
+        "read.",
     ),
 )

@@ -1,6 +1,8 @@
-"""NeuTRENO's robustness (Nguyen et al. 2023, arXiv 2312.00751): a DeiT-like transformer on CIFAR-10, judged on corrupted images.
+"""NeuTRENO's robustness (Nguyen et al. 2023, arXiv 2312.00751): a DeiT-like transformer on CIFAR-10, judged on
+corrupted images.
 
-The paper trains on ImageNet and reads ImageNet-C, -A and -R. Here the fifteen corruptions of CIFAR-10-C are made from their definitions.
+The paper trains on ImageNet and reads ImageNet-C, -A and -R. Here the fifteen corruptions of CIFAR-10-C are made from
+their definitions.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ SMALL: dict[str, Any] = {
     "images_each": 200,
     "clean_images": 2000,
 }
-# DeiT-tiny and its recipe (Touvron et al. 2020, arXiv 2012.12877), on the images that can be had, without its augmentation
+# DeiT-tiny and its recipe (Touvron et al. 2020, arXiv 2012.12877), on the images that can be had, without its
+# augmentation
 PAPER = SMALL | {
     "steps": None,
     "epochs": 300,
@@ -63,9 +66,11 @@ STUDY = Study(
     ),
     scales={"small": Scale(settings=SMALL, seeds=10), "paper": Scale(settings=PAPER, seeds=5)},
     notes=(
-        "The paper's mCE is relative to AlexNet's errors; here it is relative to fixed errors of the plain model on other seeds, so that "
+        "The paper's mCE is relative to AlexNet's errors; here it is relative to fixed errors of the plain model on "
+        "other seeds, so that "
         "the baseline is near 100 % and a difference is one relative to it.",
-        "Published on ImageNet-A (accuracy 6.9 to 8.2 %) and ImageNet-R (32.83 to 33.82 %) too: other photographs, which have no "
+        "Published on ImageNet-A (accuracy 6.9 to 8.2 %) and ImageNet-R (32.83 to 33.82 %) too: other photographs, "
+        "which have no "
         "counterpart for CIFAR-10. These two figures are not tested here.",
     ),
 )

@@ -1,7 +1,8 @@
-"""NeuTRENO's segmentation: the fidelity term in a Segmenter's encoder, at what strength it helps and at what strength it collapses.
+"""NeuTRENO's segmentation: the fidelity term in a Segmenter's encoder, at what strength it helps and at what strength
+it collapses.
 
-Nguyen et al. 2023 (arXiv 2312.00751) fine-tune on ADE20K from weights trained on ImageNet; here every model starts from random
-weights, on CamVid.
+Nguyen et al. 2023 (arXiv 2312.00751) fine-tune on ADE20K from weights trained on ImageNet; here every model starts from
+random weights, on CamVid.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ SINGLE, MULTI = "test/miou", "multi-scale/miou"
 STUDY = Study(
     name="neutreno-segmentation",
     title="NeuTRENO in a Segmenter on street scenes",
-    question="Does NeuTRENO raise the mean IoU of a Segmenter, with its best strength inside the range and a collapse at its end?",
+    question="Does NeuTRENO raise the mean IoU of a Segmenter, with its best strength inside the range and a collapse "
+    "at its end?",
     task=StreetScenes(),
     task_place="headwise_papers.tasks.street_scenes:StreetScenes",
     methods=(PUBLISHED,),
@@ -79,11 +81,14 @@ STUDY = Study(
         ),
     },
     notes=(
-        "NeuTRENO acts in the encoder, in training and in the test; the strengths of the published table are not given with it in "
+        "NeuTRENO acts in the encoder, in training and in the test; the strengths of the published table are not "
+        "given with it in "
         "the text that this study was made from.",
-        "Small: 108 patches of 20 × 20 pixels, and every fourth row and column of pixels is learned and judged, in all arms alike. "
+        "Small: 108 patches of 20 × 20 pixels, and every fourth row and column of pixels is learned and judged, in "
+        "all arms alike. "
         "Several scales are seen of the first 40 of the 233 test images in a mixed order.",
-        "Paper: the published model and scales, on CamVid, from random weights. ADE20K and the backbone trained on ImageNet are not "
+        "Paper: the published model and scales, on CamVid, from random weights. ADE20K and the backbone trained on "
+        "ImageNet are not "
         "read, so that the published fine-tuning itself is not repeated.",
     ),
 )

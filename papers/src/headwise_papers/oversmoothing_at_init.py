@@ -1,11 +1,12 @@
-"""Over-smoothing at initialisation: how alike tokens grow with depth in random DeiT-tiny-sized models; no data, no training.
+"""Over-smoothing at initialisation: how alike tokens grow with depth in random DeiT-tiny-sized models; no data, no
+training.
 
-Twelve pre-LN blocks of width 192 with 3 heads on 65 random tokens; weights drawn with a standard deviation of 1/√width. Within a seed all
-arms have the same weights and tokens. Token cosine is a diagnosis, not a score of quality.
+Twelve pre-LN blocks of width 192 with 3 heads on 65 random tokens; weights drawn with a standard deviation of 1/√width.
+Within a seed all arms have the same weights and tokens. Token cosine is a diagnosis, not a score of quality.
 
-It keeps a flow of its own beside `compare`, whose runs take at least one optimizer step and judge a model by a task's loss on
-data: here there is neither a step, nor a loss, nor data, and one arm sets the learned parameters of its method by hand, which no
-text of an arm can say.
+It keeps a flow of its own beside `compare`, whose runs take at least one optimizer step and judge a model by a task's
+loss on data: here there is neither a step, nor a loss, nor data, and one arm sets the learned parameters of its method
+by hand, which no text of an arm can say.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 TITLE = "Over-smoothing at initialisation"
 QUESTION = (
-    "Before any training, how alike do the tokens of a DeiT-tiny-sized transformer grow with depth, and what do NeuTRENO, FeatScale and "
+    "Before any training, how alike do the tokens of a DeiT-tiny-sized transformer grow with depth, and what do "
+    "NeuTRENO, FeatScale and "
     "ValueResidual change about it?"
 )
 WIDTH, DEPTH, HEADS, TOKENS, BATCH = 192, 12, 3, 65, 8
@@ -147,7 +149,8 @@ def high_frequency(x: Tensor) -> float:
 
 
 def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
-    """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and corrected p."""
+    """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and
+    corrected p."""
     from headwise.results.intervals import interval
     from headwise.results.joint_flips import sign_flip
     from headwise.results.mcnemar import holm
@@ -173,7 +176,8 @@ def _claim(compared: list[dict[str, Any]]) -> dict[str, Any]:
         "text": "A random transformer with NeuTRENO has less similar tokens than one without.",
         "source": "Nguyen et al. 2023, arXiv 2312.00751, section G.3, figure 6, of which no figures are given",
         "published": {"cosine": "significantly reduced (a figure)"},
-        "ours": f"final token cosine {mean:+.3f} {_span(row['difference'])}, lower in {row['lower']} of {row['seeds']} models",
+        "ours": f"final token cosine {mean:+.3f} {_span(row['difference'])}, lower in {row['lower']} of "
+        f"{row['seeds']} models",
         "verdict": "undecided" if not decided else "as published" if mean < 0 else "contrary",
     }
 
@@ -191,11 +195,16 @@ def _paragraphs(compared: list[dict[str, Any]], measured: list[dict[str, Any]], 
     outputs = {(found["arm"], found["seed"]): found["output"] for found in measured}
     unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
     return [
-        f"Of all arms {best['arm']} leaves the tokens of a random {DEPTH}-block model least alike: a final token cosine of "
-        f"{best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of {seeds} models.",
-        f"The others end at: {'; '.join(others)}. The tokens start with a cosine of {abs(first):.3f} in size: they are drawn independently.",
-        f"FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in {unchanged} of {seeds} models. "
-        f"The arm with a gain of {GAIN:g} on what differs from the mean over tokens shows how it acts once it has learned such a gain.",
+        f"Of all arms {best['arm']} leaves the tokens of a random {DEPTH}-block model least alike: a final token "
+        "cosine of "
+        f"{best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of {seeds} "
+        "models.",
+        f"The others end at: {'; '.join(others)}. The tokens start with a cosine of {abs(first):.3f} in size: they "
+        "are drawn independently.",
+        "FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in "
+        f"{unchanged} of {seeds} models. "
+        f"The arm with a gain of {GAIN:g} on what differs from the mean over tokens shows how it acts once it has "
+        "learned such a gain.",
         "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
     ]
 

@@ -1,4 +1,5 @@
-"""SigmaReparam in a language model with norms behind each branch, without a warm-up, at learning rates that are hard for it."""
+"""SigmaReparam in a language model with norms behind each branch, without a warm-up, at learning rates that are hard
+for it."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            text="SigmaReparam stabilizes the training of a language model with norms behind each branch: its perplexity is lower.",
+            text="SigmaReparam stabilizes the training of a language model with norms behind each branch: its "
+            "perplexity is lower.",
             source=SOURCE,
             tests=tuple(ClaimTest(arm=SIGMA, outcome=place, says="lower") for place in (SEGMENTS, WINDOW)),
         ),
         Claim(
-            text="It improves robustness to hyperparameters: at three times the learning rate it still trains, and the plain model does not.",
+            text="It improves robustness to hyperparameters: at three times the learning rate it still trains, and "
+            "the plain model does not.",
             source=SOURCE,
             tests=(
                 ClaimTest(arm=f"{SIGMA} | {HIGH}", against=f"baseline | {HIGH}", outcome=SEGMENTS, says="lower"),
@@ -48,7 +51,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            text="Where the plain model trains, at a third of the rate, SigmaReparam trains as well, within 0.1 nats per word.",
+            text="Where the plain model trains, at a third of the rate, SigmaReparam trains as well, within 0.1 nats "
+            "per word.",
             source="a question of this study's own",
             tests=(
                 ClaimTest(
@@ -80,10 +84,13 @@ STUDY = Study(
         ),
     },
     notes=(
-        "A word predicted by its frequency alone costs about 4.7 nats here: a model that ends there has not trained, though its loss "
+        "A word predicted by its frequency alone costs about 4.7 nats here: a model that ends there has not trained, "
+        "though its loss "
         "never rose.",
         "Diverged: the smoothed loss exceeds 1.5 times its minimum, or is no number.",
-        "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities compare within this study alone.",
-        "Paper: the size of a small WikiText-103 model, on WikiText-2; the text that this study was made from gives no figures.",
+        "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities compare within this study "
+        "alone.",
+        "Paper: the size of a small WikiText-103 model, on WikiText-2; the text that this study was made from gives "
+        "no figures.",
     ),
 )

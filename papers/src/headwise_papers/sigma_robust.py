@@ -1,6 +1,7 @@
 """How high a learning rate a ViT bears without layer norm: plain, with SigmaReparam, and with pre-LN beside them.
 
-Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant learning rate, few steps: a run that diverges does so at once.
+Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant learning rate, few steps: a run that diverges does so at
+once.
 """
 
 from __future__ import annotations
@@ -38,13 +39,22 @@ STUDY = Study(
     scales={
         "small": Scale(settings={"depth": 6}, seeds=10),
         "paper": Scale(
-            settings={"dim": 768, "depth": 12, "heads": 12, "head_dim": 64, "mlp_dim": 3072, "patch": 4, "batch_size": 256}
+            settings={
+                "dim": 768,
+                "depth": 12,
+                "heads": 12,
+                "head_dim": 64,
+                "mlp_dim": 3072,
+                "patch": 4,
+                "batch_size": 256,
+            }
             | {"steps": 2000, "train_size": None, "test_size": None, "dtype": "bfloat16"},
             seeds=10,
         ),
     },
     notes=(
-        "Diverged: a loss that is no number, or a smoothed loss above 1.5 × its minimum, which is near or above that of chance.",
+        "Diverged: a loss that is no number, or a smoothed loss above 1.5 × its minimum, which is near or above that "
+        "of chance.",
         "A finished run may have learned nothing: its accuracy says so.",
     ),
 )

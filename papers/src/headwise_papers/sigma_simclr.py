@@ -60,7 +60,8 @@ UNTRAINED = 0.30
 STUDY = Study(
     name="sigma-simclr",
     title="SigmaReparam in contrastive learning of images",
-    question="Is SigmaReparam with pre-LN the best way to train a vision transformer by SimCLR, as a linear probe sees it?",
+    question="Is SigmaReparam with pre-LN the best way to train a vision transformer by SimCLR, as a linear probe "
+    "sees it?",
     task=Contrast.model_validate(SMALL),
     task_place="headwise_papers.tasks.contrast:Contrast",
     # the baseline is pre-LN
@@ -78,10 +79,13 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "Views: a random crop, a flip, other colours, grey now and then; without blur, as Chen et al. 2020 do on CIFAR-10. The "
-        "scale `small` has milder views than the paper's (40 % of the area and more, colours of strength 0.25): at its 300 steps an "
+        "Views: a random crop, a flip, other colours, grey now and then; without blur, as Chen et al. 2020 do on "
+        "CIFAR-10. The "
+        "scale `small` has milder views than the paper's (40 % of the area and more, colours of strength 0.25): at "
+        "its 300 steps an "
         "encoder learns nothing from the strong ones.",
-        "The probe is a second phase: a linear layer on the class token of the frozen encoder, whose reparametrized weights were "
+        "The probe is a second phase: a linear layer on the class token of the frozen encoder, whose reparametrized "
+        "weights were "
         "folded into plain ones.",
     ),
 )

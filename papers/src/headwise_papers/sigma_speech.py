@@ -1,7 +1,8 @@
-"""SigmaReparam in speech recognition: does it make a post-LN transformer trainable without a warm-up of the learning rate?
+"""SigmaReparam in speech recognition: does it make a post-LN transformer trainable without a warm-up of the learning
+rate?
 
-Zhai et al. 2023 train 36 layers on LibriSpeech; here a smaller encoder of the same shape (a gated convolution, then the layers,
-CTC over letters, SpecAugment, Adagrad at a constant rate from the first step) learns AN4's 948 utterances.
+Zhai et al. 2023 train 36 layers on LibriSpeech; here a smaller encoder of the same shape (a gated convolution, then the
+layers, CTC over letters, SpecAugment, Adagrad at a constant rate from the first step) learns AN4's 948 utterances.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ PAPER = {
 STUDY = Study(
     name="sigma-speech",
     title="SigmaReparam in speech recognition",
-    question="Does SigmaReparam make a post-LN transformer for speech trainable without warm-up, and what does it do to a pre-LN one?",
+    question="Does SigmaReparam make a post-LN transformer for speech trainable without warm-up, and what does it do "
+    "to a pre-LN one?",
     task=Speech.model_validate(SMALL),
     task_place="headwise_papers.tasks.speech:Speech",
     # the baseline is post-LN
@@ -89,13 +91,18 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "As in the authors' code, gamma begins at 1; other than there, the convolution is reparametrized too, and q and k have each "
+        "As in the authors' code, gamma begins at 1; other than there, the convolution is reparametrized too, and q "
+        "and k have each "
         "their own sigma.",
-        "AN4 has 948 training and 130 test utterances and no validation split; every utterance is used. One that CTC cannot reach in "
-        "its frames, one without words, one that is too long or has other letters is refused by name before anything trains.",
+        "AN4 has 948 training and 130 test utterances and no validation split; every utterance is used. One that CTC "
+        "cannot reach in "
+        "its frames, one without words, one that is too long or has other letters is refused by name before anything "
+        "trains.",
         "A model that says nothing has an error rate of 100 %; that is what a diverged run counts as.",
-        "The paper's data, LibriSpeech, is not among the loaders: the scale `paper` trains its model by its recipe on AN4, with "
-        "sinusoids for its positions (CAPE), and lowers the learning rate where the training loss stands still (there: the word "
+        "The paper's data, LibriSpeech, is not among the loaders: the scale `paper` trains its model by its recipe on "
+        "AN4, with "
+        "sinusoids for its positions (CAPE), and lowers the learning rate where the training loss stands still "
+        "(there: the word "
         "error rate). It was not run.",
     ),
 )

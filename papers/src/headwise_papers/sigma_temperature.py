@@ -1,7 +1,8 @@
 """Temperature interventions: attention sharpened tenfold while a ViT trains, in its warm-up and later.
 
-Zhai et al. 2023, arXiv 2303.06296: interventions at epochs 20, 30, 50 and 80 lower the attention entropy and cause no instability; sharpness is
-related to stability. Whether a run recovers, and what an intervention in the warm-up does, is asked here beside it.
+Zhai et al. 2023, arXiv 2303.06296: interventions at epochs 20, 30, 50 and 80 lower the attention entropy and cause no
+instability; sharpness is related to stability. Whether a run recovers, and what an intervention in the warm-up does, is
+asked here beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def each(outcome: str, says: str, arms: list[str], **more: float) -> tuple[Claim
 STUDY = Study(
     name="sigma-temperature",
     title="Temperature interventions: entropy, sharpness and divergence",
-    question="When the temperature of attention falls from 1 to 0.1, do entropy and sharpness move together, does a run in its warm-up diverge, "
+    question="When the temperature of attention falls from 1 to 0.1, do entropy and sharpness move together, does a "
+    "run in its warm-up diverge, "
     "and does a later one stay stable and recover?",
     task=ShortCifar(
         dim=48,
@@ -75,7 +77,8 @@ STUDY = Study(
             tests=each("test/accuracy", "same", LATE),
         ),
         Claim(
-            text="Without layer norms an intervention in the warm-up ends in divergence, and one at 80 % of training does not.",
+            text="Without layer norms an intervention in the warm-up ends in divergence, and one at 80 % of training "
+            "does not.",
             source="ours: at the same size, where training is less stable",
             tests=(
                 ClaimTest(arm=BARE_EARLY, outcome="diverged", says="higher", against=BARE_PLAIN),
@@ -86,16 +89,28 @@ STUDY = Study(
     scales={
         "small": Scale(settings={"depth": 4}, seeds=8),
         "paper": Scale(
-            settings={"dim": 768, "depth": 12, "heads": 12, "head_dim": 64, "mlp_dim": 3072, "patch": 4, "batch_size": 256}
+            settings={
+                "dim": 768,
+                "depth": 12,
+                "heads": 12,
+                "head_dim": 64,
+                "mlp_dim": 3072,
+                "patch": 4,
+                "batch_size": 256,
+            }
             | {"steps": None, "epochs": 100, "train_size": None, "test_size": None, "watch_every": 500},
             seeds=3,
         ),
     },
     notes=(
-        "The warm-up takes the first fifth of the steps; the intervention at 10 % lies in its middle, the one at 20 % at its end. Shares are those of "
+        "The warm-up takes the first fifth of the steps; the intervention at 10 % lies in its middle, the one at 20 % "
+        "at its end. Shares are those of "
         "the paper's hundred epochs.",
-        "Sharpness: the largest eigenvalue of the training loss's Hessian on a fixed batch, by Lanczos. Its share is the preconditioned sharpness over "
-        "Adam's threshold, 38 / learning rate (Cohen et al. 2022, arXiv 2207.14484): above 1 steps on such a quadratic grow.",
-        "The paper trains ViT-B on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the shape of ViT-B.",
+        "Sharpness: the largest eigenvalue of the training loss's Hessian on a fixed batch, by Lanczos. Its share is "
+        "the preconditioned sharpness over "
+        "Adam's threshold, 38 / learning rate (Cohen et al. 2022, arXiv 2207.14484): above 1 steps on such a "
+        "quadratic grow.",
+        "The paper trains ViT-B on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the shape of "
+        "ViT-B.",
     ),
 )

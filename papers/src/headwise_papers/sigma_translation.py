@@ -26,7 +26,8 @@ SMALL = {
     "weight_decay": 0.0,
     "warmup": 0.1,
     "schedule": "linear",
-    # deeper models take fewer steps, all of a depth as many: 1,200 at 6 layers, 400 at 18, and 24 at 50, where divergence alone is asked
+    # deeper models take fewer steps, all of a depth as many: 1,200 at 6 layers, 400 at 18, and 24 at 50, where
+    # divergence alone is asked
     "layer_steps": 7200,
     "deep_layer_steps": 1200,
     "divergence_factor": 1.5,
@@ -62,8 +63,11 @@ def arm(depth: int = 6, norm: str = "post", *, sigma: bool = False) -> str:
 
 
 def near(depth: int, margin: float, outcome: str = "test/loss") -> ClaimTest:
-    """Ask whether SigmaReparam on post-LN loses no more than `margin` (nats per token, or BLEU) to DeepNorm, or wins as much."""
-    return ClaimTest(arm=arm(depth, sigma=True), outcome=outcome, says="same", against=arm(depth, "deep"), margin=margin)
+    """Ask whether SigmaReparam on post-LN loses no more than `margin` (nats per token, or BLEU) to DeepNorm, or wins as
+    much."""
+    return ClaimTest(
+        arm=arm(depth, sigma=True), outcome=outcome, says="same", against=arm(depth, "deep"), margin=margin
+    )
 
 
 STUDY = Study(
@@ -106,10 +110,13 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers a side see their data once and "
-        "translate; those of 18 see a third of it, those of 50 one part in fifty: their claims are asked of the test loss, in nats per token.",
+        "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers a side see "
+        "their data once and "
+        "translate; those of 18 see a third of it, those of 50 one part in fifty: their claims are asked of the test "
+        "loss, in nats per token.",
         "BLEU is that of the first hundred test sentences, decoded greedily.",
-        "Byte pairs are trained on the training text of both languages; source, target and output share one embedding, which no "
+        "Byte pairs are trained on the training text of both languages; source, target and output share one "
+        "embedding, which no "
         "method changes. Every pair is used; a sentence of more than `longest` tokens is refused with its line.",
         "A diverged run counts as one that guesses among all tokens.",
         "WMT is not among the loaders: the scale `paper` trains the base transformer on Multi30k. It was not run.",

@@ -1,6 +1,7 @@
 """SigmaReparam in a ViT without layer norm, warm-up and weight decay, against pre-LN, spectral norm and weight norm.
 
-Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are reparametrized, and LARS, which is SGD, trains it too.
+Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are reparametrized, and LARS, which is SGD,
+trains it too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
 BARE = "norm=none, warmup=0.0, weight_decay=0.0"
 SIGMA = 'SigmaReparam(init="current", layers="all") | learning_rate=0.005, norm=none, warmup=0.0, weight_decay=0.0'
 LARS = (
-    'SigmaReparam(init="current", layers="all") | learning_rate=0.1, norm=none, optimizer=lars, trust=0.05, warmup=0.0, weight_decay=0.0'
+    'SigmaReparam(init="current", layers="all") | learning_rate=0.1, norm=none, optimizer=lars, trust=0.05, '
+    "warmup=0.0, weight_decay=0.0"
 )
 SPECTRAL = f'SpectralNorm(layers="all") | {BARE}'
 WEIGHT = f'WeightNorm(init="current", layers="all") | {BARE}'
@@ -22,7 +24,8 @@ ATTENTION = [f"blocks.{depth}.attn.{part}" for depth in range(6) for part in ("q
 STUDY = Study(
     name="sigma-vit",
     title="SigmaReparam in place of layer norm and warm-up",
-    question="Does SigmaReparam train a ViT without layer norm, warm-up, weight decay and an adaptive optimizer as well as pre-LN does, where "
+    question="Does SigmaReparam train a ViT without layer norm, warm-up, weight decay and an adaptive optimizer as "
+    "well as pre-LN does, where "
     "spectral norm and weight norm do not, and does it keep spectral norms low?",
     task=ShortCifar(
         watch_every=80,
@@ -50,7 +53,8 @@ STUDY = Study(
             text="Spectral norm and weight norm do not reach the accuracy of SigmaReparam.",
             source="ours: the source says that SpectralNorm constrains the model's capacity",
             tests=tuple(
-                ClaimTest(arm=SIGMA, outcome="test/accuracy", says="higher", against=other) for other in (SPECTRAL, WEIGHT)
+                ClaimTest(arm=SIGMA, outcome="test/accuracy", says="higher", against=other)
+                for other in (SPECTRAL, WEIGHT)
             ),
         ),
         Claim(
@@ -81,8 +85,10 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper trains ViT-B, L and H on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the shape of ViT-B.",
-        "pre-LN has a warm-up over a tenth of the steps and weight decay 0.05; the other arms have neither. The learning rates were set after runs on "
+        "The paper trains ViT-B, L and H on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the "
+        "shape of ViT-B.",
+        "pre-LN has a warm-up over a tenth of the steps and weight decay 0.05; the other arms have neither. The "
+        "learning rates were set after runs on "
         "other seeds.",
         "The margin, two points of accuracy, was set before the final runs.",
     ),

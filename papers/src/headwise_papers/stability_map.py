@@ -1,4 +1,5 @@
-"""The map of stability: AdamW and Muon, plain and with four remedies for large logits, over a ladder of learning rates."""
+"""The map of stability: AdamW and Muon, plain and with four remedies for large logits, over a ladder of learning
+rates."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def _higher(remedy: str, source: str) -> tuple[Claim, Claim]:
 STUDY = Study(
     name="stability-map",
     title="A map of stability: optimizers, remedies and learning rates",
-    question="How high a learning rate does a small language model bear under AdamW and under Muon, plain and with each remedy for large logits, "
+    question="How high a learning rate does a small language model bear under AdamW and under Muon, plain and with "
+    "each remedy for large logits, "
     "and what does each cost at its best rate?",
     task=RateLadder(
         rates=(0.003, 0.01, 0.03, 0.1, 0.3),
@@ -90,7 +92,8 @@ STUDY = Study(
         ),
         *(
             Claim(
-                text=f"{_name(remedy)} costs nothing at the best rate: the loss is that of the plain model within 0.02 nats, under AdamW.",
+                text=f"{_name(remedy)} costs nothing at the best rate: the loss is that of the plain model within "
+                "0.02 nats, under AdamW.",
                 source=source,
                 published={"loss": "as good (in words)"},
                 tests=(ClaimTest(arm=remedy, outcome=BEST, says="same", margin=0.02),),
@@ -115,9 +118,12 @@ STUDY = Study(
         ),
     },
     notes=(
-        "Muon moves the matrices of attention and of the MLPs, AdamW everything else: embeddings, positions, the head, norms, biases and the "
+        "Muon moves the matrices of attention and of the MLPs, AdamW everything else: embeddings, positions, the "
+        "head, norms, biases and the "
         "gains of methods. Muon's steps are scaled to the root mean square of AdamW's, so that one ladder serves both.",
-        "A run trains one arm at every rate without warm-up, each time from weights and on batches that are the same for all arms of a seed. Failed: a test loss above 2.75 nats.",
-        "The remedies stand at their sources' settings. A threshold of 100 or a cap of 50, meant for large models, acts at high rates alone here.",
+        "A run trains one arm at every rate without warm-up, each time from weights and on batches that are the same "
+        "for all arms of a seed. Failed: a test loss above 2.75 nats.",
+        "The remedies stand at their sources' settings. A threshold of 100 or a cap of 50, meant for large models, "
+        "acts at high rates alone here.",
     ),
 )

@@ -13,9 +13,10 @@ from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
 from headwise.core.method import Method, touches_call
 
-# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one, by what a method's matrix-free
-# form is. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread, interleaved,
-# medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 lie as near (docs/log.md):
+# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one, by what a method's
+# matrix-free form is. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC,
+# one thread, interleaved, medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 lie as near
+# (docs/log.md):
 #                                        avx512                 avx2
 #   DropKey, a mask                      1.15 1.33 1.44 1.54    1.14 1.13 1.44 1.53
 #   DropAttention, a mask afterwards     0.89 0.97 1.21 1.36    0.95 1.01 1.45 1.42
@@ -25,7 +26,8 @@ from headwise.core.method import Method, touches_call
 SMALL = {"scores": 0, "mask": 0, "mask after": 48 * 48, "edit": 66 * 66, "edit by each head": 1024 * 1024}
 WORTH = 1 << 19
 
-# Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in backward.
+# Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in
+# backward.
 WHOLE = 1 << 24
 
 
@@ -48,7 +50,8 @@ def attention(
     for method in active:
         if method.overrides("inputs"):
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
-    # What is made before attention has its gradient made after that of attention, when attention's own tensors are gone.
+    # What is made before attention has its gradient made after that of attention, when attention's own tensors are
+    # gone.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
     if any((m.draws() or m.penalizes) and touches_call(m) for m in active):
         # Before any block, for a block may be run again.

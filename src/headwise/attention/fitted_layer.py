@@ -1,4 +1,5 @@
-"""The fitted layer: routes what a host brings of one attention layer through its methods, and shows its calls to a watch."""
+"""The fitted layer: routes what a host brings of one attention layer through its methods, and shows its calls to a
+watch."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Adapter(Protocol):
 
 
 class FittedLayer:
-    """One attention layer with the methods that act there, or with none for a watch. Hosts call `enter`, `attention` and `leave`.
+    """One attention layer with the methods that act there, or with none for a watch. Hosts call `enter`, `attention`
+    and `leave`.
 
     Attributes:
         methods: in order of action.
@@ -57,8 +59,8 @@ class FittedLayer:
         seen: what calls showed of the layer: heads, sizes, whether it pools.
         armed: whether `observer` is to see the next calls.
         ran: which kernels served its calls.
-        later: says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs no such word.
-        packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
+        later: says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs
+        no such word. packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
         real: of the pass that runs, which of its tokens are real (B, T), or None where that is not known.
     """
 
@@ -199,7 +201,8 @@ class FittedLayer:
         return not (acts or self.armed or self.shares_values or self.needs("branch"))
 
     def idle(self, training: bool) -> bool:
-        """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run alone."""
+        """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run
+        alone."""
         if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
             return False
         if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
@@ -332,7 +335,8 @@ class FittedLayer:
         return any(m.overrides(stage) for m in self.methods)
 
     def needs_own_tokens(self) -> bool:
-        """Return whether a method here, or one above that gets these values, compares tokens with their own keys or values."""
+        """Return whether a method here, or one above that gets these values, compares tokens with their own keys or
+        values."""
         return not self.site.is_cross and (self.shares_values or any(m.reads_own_tokens() for m in self.methods))
 
     def _place(self, method: object) -> int:
@@ -366,7 +370,8 @@ class FittedLayer:
 def _around(
     kernel: Kernel, packed: Packed | None, own: tuple[Tensor, Tensor], repeated: tuple[Tensor, Tensor]
 ) -> Kernel:
-    """Return the host's kernel for the samples that methods see: packed again, and grouped where no method edited keys or values."""
+    """Return the host's kernel for the samples that methods see: packed again, and grouped where no method edited keys
+    or values."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k is repeated[0] and v is repeated[1]:
@@ -380,7 +385,8 @@ def _around(
 
 
 def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
-    """Make what each method keeps on a layer; one that stands there twice keeps two states, the second of them numbered."""
+    """Make what each method keeps on a layer; one that stands there twice keeps two states, the second of them
+    numbered."""
     states: list[MethodState] = []
     for place, method in enumerate(methods):
         name = type(method).__name__

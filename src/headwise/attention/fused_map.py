@@ -37,7 +37,8 @@ class FusedMap:
             self.causal = False
 
     def _takes_both(self, call: Call) -> bool:
-        """Return whether torch's own kernel for CPUs serves the call: it takes causality and a mask at once, which the public function refuses."""
+        """Return whether torch's own kernel for CPUs serves the call: it takes causality and a mask at once, which the
+        public function refuses."""
         plain = call.dropout == 0 and call.sinks is None and call.v.shape[-1] == self.q.shape[-1] and self.q.numel() > 0
         return plain and self.q.device.type == "cpu" and takes_causal_and_mask()
 
@@ -45,7 +46,8 @@ class FusedMap:
         # Causal with dropped columns: one more coordinate puts them at -infinity, so no T x N mask is needed.
         # Up to the next multiple of 8, for which kernels are made.
         self.width = 8 - self.q.shape[-1] % 8
-        # fp16 ends at 65,504. exp() of either is 0 in every dtype; infinities would make nan of 0 * inf in the products.
+        # fp16 ends at 65,504. exp() of either is 0 in every dtype; infinities would make nan of 0 * inf in the
+        # products.
         far = -6e4 if self.k.dtype == torch.float16 else -1e9
         extra = torch.where(keep[:, :, 0, :, None], 0.0, far).to(self.k.dtype)
         self.k = torch.cat([self.k, F.pad(extra, (0, self.width - 1)).expand(*self.k.shape[:3], self.width)], dim=-1)
@@ -64,7 +66,8 @@ class FusedMap:
         if self.columns is not None and v.shape[-1] == q.shape[-1]:
             return fused_causal(q, k, v, self.columns, scale)
         if self.columns is not None:
-            # That kernel takes values as wide as queries alone; wider ones, of several heads side by side, take a matrix anyway.
+            # That kernel takes values as wide as queries alone; wider ones, of several heads side by side, take a
+            # matrix anyway.
             order = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
             return fused(q, k, v, attn_mask=(self.columns == 0) & order, scale=scale)
         return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)

@@ -1,4 +1,5 @@
-"""Kept kernel: the host's own kernel computes the attention, and methods read its weights in a computation beside it."""
+"""Kept kernel: the host's own kernel computes the attention, and methods read its weights in a computation beside
+it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from headwise.core.remedies import OWN_ATTENTION
 def by_kernel(call: Call, active: Sequence[Method], host_sinks: Tensor | None, limit: int) -> Tensor:
     """Compute one call by the host's kernel: the output per head (B, H, T, Dv), before the `output` stages.
 
-    What methods read of the weights is made from the same q and k in code of our own: the log-sum-exp and what follows from it
-    without the matrix, or the matrix in blocks, where a method, a soft cap or a learned bias needs it.
+    What methods read of the weights is made from the same q and k in code of our own: the log-sum-exp and what follows
+    from it without the matrix, or the matrix in blocks, where a method, a soft cap or a learned bias needs it.
 
     Args:
         host_sinks: the sinks that the host's kernel knows of; others were brought by a method.
@@ -58,7 +59,8 @@ def edits(method: Method, kernel: str) -> str:
 
 
 def _share_beside(call: Call, readings: MatrixFreeReadings) -> Tensor:
-    """Return what a sink that a method brought leaves to the keys, (B, H, T): one factor a row of what the kernel gives."""
+    """Return what a sink that a method brought leaves to the keys, (B, H, T): one factor a row of what the kernel
+    gives."""
     assert call.sinks is not None
     if call.softcap is not None or call.dropout > 0:
         why = "caps the logits" if call.softcap is not None else "drops weights"

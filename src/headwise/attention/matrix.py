@@ -1,4 +1,5 @@
-"""Attention on the matrix A, as papers write methods: whole, or in blocks of queries that are made again in backward."""
+"""Attention on the matrix A, as papers write methods: whole, or in blocks of queries that are made again in
+backward."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ ON_ROWS = ("logits", "weights", "read", "read_free")
 def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: int) -> tuple[Tensor, Tensor | None]:
     """Compute on the matrix, as the papers write it; in blocks of queries where it has more than `limit` entries.
 
-    A method that reads or writes the matrix has it whole unless it declares that it is rowwise, and so has a host that wants the
-    weights.
+    A method that reads or writes the matrix has it whole unless it declares that it is rowwise, and so has a host that
+    wants the weights.
     """
     size = call.batch * call.heads * call.keys
     together = any(not m.rowwise and any(map(m.overrides, ON_ROWS)) for m in active)
@@ -69,7 +70,8 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
             method.read(a, call)
         elif method.overrides("read_free") and method.read_free(MatrixReadings(call, s, a), call) is NotImplemented:
             raise TypeError(
-                f"{method!r} cannot read this call at {call.site.name}: its read_free() gave NotImplemented and it has no "
+                f"{method!r} cannot read this call at {call.site.name}: its read_free() gave NotImplemented and it "
+                "has no "
                 "read(a, call), which reads the matrix"
             )
     for method in active:

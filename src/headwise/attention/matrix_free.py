@@ -63,7 +63,8 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
 
 
 def _sinks_are_exact(call: Call) -> bool:
-    """Return whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns nothing by it."""
+    """Return whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns
+    nothing by it."""
     learned = call.mask is not None and call.mask.requires_grad
     return not learned and call.dropout == 0
 

@@ -62,7 +62,8 @@ class MatrixFreeReadings:
         return out if share is None else out * share.unsqueeze(-1).to(out.dtype)
 
     def lse(self) -> Tensor:
-        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without
+        any key."""
         lse, mask, allowed = self._all()[1], self.call.mask, self.call.allowed()
         if allowed is None or mask is None or mask.dtype == torch.bool:
             return lse
@@ -70,11 +71,13 @@ class MatrixFreeReadings:
         return lse.masked_fill(~allowed.any(-1), 0.0)
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any
+        key."""
         entropy, sinks, allowed = self._all()[2], self.call.sinks, self.call.allowed()
         if sinks is None:
             return entropy
-        # Of weights c·p with Σp = 1: -Σ c·p·log(c·p) = c·(H - log c). The logarithm is that of the logits, for c may be 0 in fp32.
+        # Of weights c·p with Σp = 1: -Σ c·p·log(c·p) = c·(H - log c). The logarithm is that of the logits, for c may be
+        # 0 in fp32.
         above = self.lse() - _of_heads(sinks, entropy)
         entropy = above.sigmoid() * (entropy - logsigmoid(above))
         return entropy if allowed is None else entropy.masked_fill(~allowed.any(-1), 0.0)

@@ -16,7 +16,8 @@ class MatrixReadings:
         self.call, self.logits, self.weights = call, logits, weights
 
     def lse(self) -> Tensor:
-        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without
+        any key."""
         none = (self.logits == float("-inf")).all(-1)
         allowed = self.call.allowed()
         if allowed is not None:
@@ -26,7 +27,8 @@ class MatrixReadings:
         return self.logits.masked_fill(none[..., None], 0.0).logsumexp(-1).masked_fill(none, 0.0)
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any key."""
+        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any
+        key."""
         a = at_least_fp32(self.weights)
         # The clamp keeps the gradient finite where a weight is 0.
         return -(a * a.clamp(min=torch.finfo(a.dtype).tiny).log()).sum(-1)
@@ -38,4 +40,3 @@ class MatrixReadings:
     def attend(self, z: Tensor) -> Tensor:
         """Return A z for z (B, H, N, D), in the dtype of z."""
         return self.weights.to(z.dtype) @ z
-

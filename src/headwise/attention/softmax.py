@@ -19,13 +19,15 @@ def takes_causal_and_mask() -> bool:
     # Compiled graphs cannot ask which kernels are allowed.
     if torch.compiler.is_compiling():
         return False
-    # Autocast and the choice of kernels (second derivatives have none but the plain one) are heeded by the public function alone.
+    # Autocast and the choice of kernels (second derivatives have none but the plain one) are heeded by the public
+    # function alone.
     heeded = torch.is_autocast_enabled("cpu") or not torch.backends.cuda.flash_sdp_enabled()
     return has_flash() and not heeded
 
 
 def fused_causal(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, scale: float) -> Tensor:
-    """Return causal attention on a CPU with what is added to the logits of each key, (B, H, 1, N): the kernel behind `fused`."""
+    """Return causal attention on a CPU with what is added to the logits of each key, (B, H, 1, N): the kernel behind
+    `fused`."""
     return flash(q, k, v, columns, True, scale)[0]
 
 
@@ -51,6 +53,7 @@ def normalize(s: Tensor, sinks: Tensor | None = None, empty: bool = False) -> Te
         return torch.cat([s, column], dim=-1).softmax(-1)[..., :-1]
     if not empty:
         return s.softmax(-1)
-    # The softmax of a row of -inf is nan, and its gradient too: such a row is computed as zeros and taken out afterwards.
+    # The softmax of a row of -inf is nan, and its gradient too: such a row is computed as zeros and taken out
+    # afterwards.
     none = (s == float("-inf")).all(-1, keepdim=True)
     return s.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)

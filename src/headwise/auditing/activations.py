@@ -23,7 +23,8 @@ from headwise.watching.weights import Weights
 def read_activations(
     checkpoint: Checkpoint, text: Path | None, images: Path | None, thresholds: Thresholds | None = None
 ) -> tuple[list[Record], list[Alert], dict[str, dict[str, str]]]:
-    """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply and why.
+    """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply
+    and why.
 
     A checkpoint is read once, so every figure is judged as it stands.
 

@@ -40,7 +40,8 @@ def audit(
     Weights are read layer by layer. No code of a checkpoint is ever executed: safetensors only, no remote code.
 
     Args:
-        checkpoint: a model in memory, which stays as it is; a transformers folder, a hub's cache among them; the name of a model that lies in
+        checkpoint: a model in memory, which stays as it is; a transformers folder, a hub's cache among them; the name
+        of a model that lies in
             the hub's cache; `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of yours).
         text: a text file, for the statistics of the activations.
         images: a folder of images, for the same.
@@ -57,7 +58,9 @@ def audit(
     Example:
         >>> import tempfile, headwise
         >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0))
+        >>> model = GPT2LMHeadModel(GPT2Config(
+    ...     n_embd=32, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0
+    ... ))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save_pretrained(folder)
         ...     found = headwise.audit(folder)

@@ -67,7 +67,8 @@ class Batches:
             tokenizer = auto.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{self.folder} has no tokenizer that transformers can load without running its code ({str(error).splitlines()[0]})"
+                f"{self.folder} has no tokenizer that transformers can load without running its code "
+                f"({str(error).splitlines()[0]})"
             ) from None
         ids = tokenizer(path.read_text(encoding="utf-8"), truncation=False, verbose=False)["input_ids"]
         positions = getattr(part, "max_position_embeddings", None)

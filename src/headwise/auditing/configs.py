@@ -45,7 +45,8 @@ def check_depths(
         if claimed > held and _builds_as_many(config, path, name, build):
             what = "layers" if DEPTH.match(name) else "experts"
             raise CheckpointError(
-                f"{folder / 'config.json'} claims {'.'.join((*path, name))}={claimed:,}, and the tensors of {folder} are numbered "
+                f"{folder / 'config.json'} claims {'.'.join((*path, name))}={claimed:,}, and the tensors of {folder} "
+                "are numbered "
                 f"for {numbered} {what} at most: weights and config do not belong together"
             )
 
@@ -61,7 +62,8 @@ def _claims(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _builds_as_many(config: Any, path: tuple[str, ...], name: str, build: Callable[[Any], nn.Module]) -> bool:
-    """Return whether the setting makes weights of its own: ALBERT's layers share theirs, and some parts are not built at all."""
+    """Return whether the setting makes weights of its own: ALBERT's layers share theirs, and some parts are not built
+    at all."""
     try:
         one, two = (len(build(_small(config, path, name, count)).state_dict()) for count in (1, 2))
     except Exception:
@@ -106,7 +108,8 @@ def config_of(folder: Path, settings: dict[str, Any]) -> Any:
     if quantized := settings.get("quantization_config"):
         method = quantized.get("quant_method", "an unknown method") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
-            f"{folder} is quantized ({method}); its integers are no weights to take spectra of. Audit the model it was made from"
+            f"{folder} is quantized ({method}); its integers are no weights to take spectra of. Audit the model it "
+            "was made from"
         )
     with tempfile.TemporaryDirectory() as place, _refused(file, "cannot be read as a config"), quiet():
         (Path(place) / "config.json").write_text(json.dumps(_harmless(settings)), encoding="utf-8")
@@ -128,7 +131,8 @@ def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Modu
     known: Any = cls if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel) else None
     if known is not None and not isinstance(config, known.config_class):
         raise CheckpointError(
-            f"{file} is of the model type {settings['model_type']!r} and names the architecture {wanted}, which is of another"
+            f"{file} is of the model type {settings['model_type']!r} and names the architecture {wanted}, which is of "
+            "another"
         )
     with torch.device("meta"), _refused(file, "gives no model"), quiet():
         return known(config) if known is not None else transformers.AutoModel.from_config(config)
@@ -143,11 +147,13 @@ def _check_type(file: Path, settings: dict[str, Any]) -> None:
         return
     if "auto_map" in settings:
         raise CheckpointError(
-            f"the model type {kind!r} of {file.parent} lives in code of the checkpoint, which headwise never runs. Load the model "
+            f"the model type {kind!r} of {file.parent} lives in code of the checkpoint, which headwise never runs. "
+            "Load the model "
             "yourself and pass it as module.py:factory"
         )
     raise CheckpointError(
-        f"transformers {transformers.__version__} knows no model type {kind!r} ({file}): update transformers, or pass module.py:factory"
+        f"transformers {transformers.__version__} knows no model type {kind!r} ({file}): update transformers, or pass "
+        "module.py:factory"
     )
 
 

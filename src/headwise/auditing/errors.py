@@ -2,4 +2,5 @@
 
 
 class CheckpointError(ValueError):
-    """Raised where a checkpoint is corrupt, truncated, pickled, unknown or does not fit; the text names the file and the remedy."""
+    """Raised where a checkpoint is corrupt, truncated, pickled, unknown or does not fit; the text names the file and
+    the remedy."""

@@ -81,7 +81,8 @@ def timm_model(name: str, file: Path) -> BuiltModel:
     if theirs != ours:
         key = next(k for k in [*theirs, *ours] if theirs.get(k) != ours.get(k))
         raise CheckpointError(
-            f"{file} does not fit {name}: {key} is {ours.get(key, 'missing')} in the file and {theirs.get(key, 'absent')} in the model"
+            f"{file} does not fit {name}: {key} is {ours.get(key, 'missing')} in the file and "
+            f"{theirs.get(key, 'absent')} in the model"
         )
     for key, value in state.items():
         value.copy_(files.read([key])[key])
@@ -132,9 +133,11 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
     """Open a checkpoint.
 
     Args:
-        text: a model in memory; a transformers folder, such as `models/stories260K`, or that of a hub's cache; the name of a model that
+        text: a model in memory; a transformers folder, such as `models/stories260K`, or that of a hub's cache; the name
+        of a model that
             lies in the cache, such as `openai-community/gpt2`; a timm name and its weights, such as
-            `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that gives a model, such as `model.py:build`.
+            `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that gives a model, such as
+            `model.py:build`.
 
     Raises:
         CheckpointError: naming what is wrong and what to do.
@@ -161,7 +164,8 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
 
 
 def snapshot_of(path: Path) -> Path:
-    """Return the folder that holds a model's files: of a hub's cache, the snapshot that its main branch names, else the latest.
+    """Return the folder that holds a model's files: of a hub's cache, the snapshot that its main branch names, else the
+    latest.
 
     Raises:
         CheckpointError: where a cache holds no snapshot, or several and names none.
@@ -176,7 +180,9 @@ def snapshot_of(path: Path) -> Path:
     if len(found_all) == 1:
         return found_all[0]
     listed = ", ".join(one.name[:12] for one in found_all) or "none"
-    raise CheckpointError(f"{path} is a hub's cache and names no main snapshot; it holds {listed}. Give one of {snapshots}/...")
+    raise CheckpointError(
+        f"{path} is a hub's cache and names no main snapshot; it holds {listed}. Give one of {snapshots}/..."
+    )
 
 
 def _of_hub(name: str) -> Path:
@@ -188,11 +194,14 @@ def _of_hub(name: str) -> Path:
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ModuleNotFoundError as error:
-        raise CheckpointError(f"{name!r} names a model of the hub: pip install 'headwise[hf]', then hf download {name}") from error
+        raise CheckpointError(
+            f"{name!r} names a model of the hub: pip install 'headwise[hf]', then hf download {name}"
+        ) from error
     folder = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     if not folder.is_dir():
         raise CheckpointError(
-            f"{name!r} is no folder here, and no model of this name lies in {HF_HUB_CACHE}. Nothing is downloaded by itself: "
+            f"{name!r} is no folder here, and no model of this name lies in {HF_HUB_CACHE}. Nothing is downloaded by "
+            "itself: "
             f"hf download {name}, then give the same name again"
         )
     return snapshot_of(folder)

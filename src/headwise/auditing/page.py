@@ -22,8 +22,10 @@ from headwise.statistics.weights import WEIGHT_STATISTICS
 # Points of a chart at most: evenly chosen among more.
 POINTS = 1500
 BALANCE = (
-    "Weight decay makes both factors of a product balance, and with it the norms below equal (Kobayashi et al. 2024, arXiv 2410.23819); a "
-    f"mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and heads that share keys and values count together."
+    "Weight decay makes both factors of a product balance, and with it the norms below equal (Kobayashi et al. 2024, "
+    "arXiv 2410.23819); a "
+    f"mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and heads that share "
+    "keys and values count together."
 )
 # Maps whose cells carry their head's singular values.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
@@ -169,7 +171,8 @@ class Audit(AuditResult):
     """The health of a checkpoint's heads, which can be written as a report."""
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in .md."""
+        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in
+        .md."""
         page = Path(out)
         page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
         page.parent.mkdir(parents=True, exist_ok=True)

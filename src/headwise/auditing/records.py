@@ -49,7 +49,8 @@ class WeightAlert(TypedDict):
 
 
 class Layer(TypedDict):
-    """One attention layer of a checkpoint: its heads, and which figures cannot be had or have no meaning there and why."""
+    """One attention layer of a checkpoint: its heads, and which figures cannot be had or have no meaning there and
+    why."""
 
     site: str
     depth: int

@@ -22,17 +22,19 @@ LEAST = 0.05
 MOST = 10.0
 # What the score is, wherever it is shown.
 SCORE = (
-    f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard deviations (1.4826 MAD, of "
-    f"the logarithm where all are positive) beyond two by which it lies from the median of all heads on that side, at most {MOST:g}."
+    f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard "
+    "deviations (1.4826 MAD, of "
+    "the logarithm where all are positive) beyond two by which it lies from the median of all heads on that side, at "
+    f"most {MOST:g}."
 )
 
 
 def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], most: int = 5) -> list[WorstHead]:
     """Rank heads by how far their figures lie out on the worrying side, alerts first.
 
-    A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its logarithm
-    where it is positive, at least 5 %; beyond 2 of them the excess is added up, 10
-    at most for each figure, and an alert adds 10.
+    A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its
+    logarithm where it is positive, at least 5 %; beyond 2 of them the excess is added up, 10 at most for each figure,
+    and an alert adds 10.
 
     Returns:
         The worst heads, the worst first.
@@ -71,7 +73,8 @@ def worrying() -> dict[str, str]:
 
 
 def distances(values: list[float]) -> tuple[float, list[float]]:
-    """Return the median, and how many robust standard deviations each value lies from it: 0 where there are too few for a spread."""
+    """Return the median, and how many robust standard deviations each value lies from it: 0 where there are too few for
+    a spread."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
         return statistics.median(finite) if finite else math.nan, [0.0] * len(values)
@@ -82,8 +85,8 @@ def distances(values: list[float]) -> tuple[float, list[float]]:
     away = [abs(v - middle) for v in known]
     # Where all heads are alike to a few per cent, what is left between them tells nothing.
     least = LEAST if logarithmic else LEAST * max(abs(v) for v in known)
-    # 1.4826 and 1.2533 make the median and the mean of |x| standard deviations of a normal distribution; the mean counts where
-    # half of the heads are alike, and the median of their distances is zero.
+    # 1.4826 and 1.2533 make the median and the mean of |x| standard deviations of a normal distribution; the mean
+    # counts where half of the heads are alike, and the median of their distances is zero.
     spread = max(
         1.4826 * statistics.median(away), 1.2533 * statistics.fmean(away) if not logarithmic else 0.0, least, 1e-12
     )
@@ -107,10 +110,10 @@ class AuditResult:
         alerts: records that passed a limit, with a sentence, a remedy and its source.
         layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
         spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
-        balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of the product.
-        unused: weights of attention layers that the files hold and the model has no place for.
-        data: what the activations were read on; None where weights alone were read.
-        command, versions, commit, hardware, seconds: how it was made.
+        balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of
+        the product. unused: weights of attention layers that the files hold and the model has no place for. data: what
+        the activations were read on; None where weights alone were read. command, versions, commit, hardware, seconds:
+        how it was made.
     """
 
     checkpoint: str
@@ -142,7 +145,8 @@ class AuditResult:
                 about.setdefault(note.replace(f"{layer['site']} ", "a layer "), []).append(layer["site"])
         total = len(self.layers)
         said = [
-            f"the files hold {len(self.unused)} weights of attention layers that the model of this config has not: {_few(self.unused)}"
+            f"the files hold {len(self.unused)} weights of attention layers that the model of this config has not: "
+            f"{_few(self.unused)}"
         ]
         return (said if self.unused else []) + [
             note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()
@@ -158,7 +162,8 @@ class AuditResult:
         return made
 
     def to_json(self) -> str:
-        """Return everything as JSON, records in the short form of `figures`; a number that is not finite becomes null."""
+        """Return everything as JSON, records in the short form of `figures`; a number that is not finite becomes
+        null."""
         content = {
             field: value for field, value in asdict(self).items() if field not in ("records", "spectra", "balances")
         }

@@ -71,7 +71,8 @@ def overview(audit: AuditResult) -> list[Range]:
 
 
 def most_worrying(audit: AuditResult) -> list[Extreme]:
-    """Return for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it first."""
+    """Return for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it
+    first."""
     rows: list[Extreme] = []
     for name, side in worrying().items():
         found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
@@ -147,7 +148,8 @@ def markdown(audit: AuditResult) -> str:
 
 
 def balance_rows(audit: AuditResult) -> list[list[str]]:
-    """Return per product what is compared, how many pairs, their mean difference, correlation and the verdict, in words."""
+    """Return per product what is compared, how many pairs, their mean difference, correlation and the verdict, in
+    words."""
     return [
         [
             PRODUCTS[one["product"]],

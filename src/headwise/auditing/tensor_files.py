@@ -111,7 +111,8 @@ def opened(path: Path) -> Any:
             yield file
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is no whole safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or another "
+            f"{path} is no whole safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or "
+            "another "
             "format under this name. Download it again"
         ) from None
 
@@ -129,7 +130,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _no_weights(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
-        return f"{folder} holds an adapter, not a model: merge it into its base model (merge_and_unload in peft) and save that"
+        return (
+            f"{folder} holds an adapter, not a model: merge it into its base model (merge_and_unload in peft) and "
+            "save that"
+        )
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         return f"{folder} holds its weights as {pickled[0]}. {PICKLE_REMEDY}"

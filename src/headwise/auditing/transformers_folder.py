@@ -49,7 +49,8 @@ class TransformersFolder:
         """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers.
 
         Raises:
-            CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is made.
+            CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is
+            made.
         """
         self._check_sizes(site)
         try:
@@ -101,7 +102,8 @@ class TransformersFolder:
                 ) from error
             if missing := sorted(told["missing_keys"]):
                 raise CheckpointError(
-                    f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config do not belong together"
+                    f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config "
+                    "do not belong together"
                 )
             self._whole = model.eval()
         return self._whole
@@ -125,7 +127,8 @@ def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
     who = " and ".join(methods) if methods else "a parametrization of torch"
     layer, _, rest = name.partition(".parametrizations.")
     raise CheckpointError(
-        f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of {layer}.{rest.split('.')[0]}. To audit "
+        f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of "
+        f"{layer}.{rest.split('.')[0]}. To audit "
         f"it, {remedy}"
     )
 
@@ -137,13 +140,15 @@ def _refuse_compressed(folder: Path, unused: list[str]) -> None:
         layer = name.removesuffix(".inner.weight")
         if layer != name and held & {f"{layer}.rows", f"{layer}.columns"}:
             raise CheckpointError(
-                f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than {layer}.weight. Audit the model as it "
+                f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than "
+                f"{layer}.weight. Audit the model as it "
                 "was before; headwise.load_compressed loads this one"
             )
 
 
 def _first_position(model: nn.Module) -> int:
-    """Return the number of the first token's position: models in the manner of RoBERTa count from after the padding's own."""
+    """Return the number of the first token's position: models in the manner of RoBERTa count from after the padding's
+    own."""
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None:
             return part.padding_idx + 1
@@ -154,8 +159,8 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
     """Match the tensors of a checkpoint to a model's parameters.
 
     Returns:
-        For each parameter that is one tensor of the checkpoint, that tensor's name there; whether others are converted; and the
-        names, as the model would have them, of tensors that it has no place for.
+        For each parameter that is one tensor of the checkpoint, that tensor's name there; whether others are converted;
+        and the names, as the model would have them, of tensors that it has no place for.
     """
     wanted = model.state_dict()
     rename = _renamer(model, wanted)

@@ -69,7 +69,10 @@ class NearlyRankOne(WeightRule):
         for kind, product in PRODUCTS.items():
             for record in records.get(f"stable_rank_{kind}", ()):
                 if 0 < record["value"] < limit:
-                    says = f"{product} of {place_of(record)} is nearly of rank one: its stable rank is {record['value']:.3f}, below {limit:g}"
+                    says = (
+                        f"{product} of {place_of(record)} is nearly of rank one: its stable rank is "
+                        f"{record['value']:.3f}, below {limit:g}"
+                    )
                     yield Ill(record, limit, says)
 
 
@@ -90,7 +93,10 @@ class DeadWeights(WeightRule):
             largest = max(record["value"] for record in heads)
             for record in heads:
                 if record["value"] < limit * largest or record["value"] == 0:
-                    says = f"{place_of(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its layer's largest {largest:.3g}"
+                    says = (
+                        f"{place_of(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its "
+                        f"layer's largest {largest:.3g}"
+                    )
                     yield Ill(record, limit * largest, says)
 
 
@@ -107,7 +113,10 @@ class LargeLogits(WeightRule):
         middle = statistics.median(record["value"] for record in heads)
         for record in heads:
             if record["value"] > times * middle:
-                says = f"{place_of(record)} can make large logits: the spectral norm of W_KᵀW_Q is {record['value']:.3g}, {record['value'] / middle:.1f} times the model's median"
+                says = (
+                    f"{place_of(record)} can make large logits: the spectral norm of W_KᵀW_Q is "
+                    f"{record['value']:.3g}, {record['value'] / middle:.1f} times the model's median"
+                )
                 yield Ill(record, times * middle, says)
 
 
@@ -127,8 +136,10 @@ class DecayedRank(WeightRule):
                 share = balance.get((record["site"], record["head"]), math.inf)
                 if record["value"] < limit and share < self.limits.balance:
                     says = (
-                        f"weight decay has made {product} of {place_of(record)} low-rank: 95 % of its singular values' sum lie in "
-                        f"{100 * record['value']:.0f} % of the head's dimensions, and its factors are balanced to {share:.3f}"
+                        f"weight decay has made {product} of {place_of(record)} low-rank: 95 % of its singular "
+                        "values' sum lie in "
+                        f"{100 * record['value']:.0f} % of the head's dimensions, and its factors are balanced to "
+                        f"{share:.3f}"
                     )
                     yield Ill(record, limit, says)
 
@@ -166,7 +177,10 @@ def _overflown(records: list[WeightRecord]) -> Iterator[WeightAlert]:
         if not math.isfinite(record["value"]):
             first.setdefault(record["site"], record)
     for site, record in first.items():
-        says = f"the weights of {site} are too large for single precision: {in_words(record['statistic'])} is {record['value']}"
+        says = (
+            f"the weights of {site} are too large for single precision: {in_words(record['statistic'])} is "
+            f"{record['value']}"
+        )
         yield _alert("not_finite", (site, record["depth"], None), record["statistic"], record["value"], math.inf, says)
 
 

@@ -29,9 +29,11 @@ PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 @dataclass
 class Read:
-    """Everything read of a checkpoint: records, spectra per (site, head, product), balances per (site, group, product), and what is to be said beside them.
+    """Everything read of a checkpoint: records, spectra per (site, head, product), balances per (site, group, product),
+    and what is to be said beside them.
 
-    `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the model has not.
+    `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the
+    model has not.
     """
 
     records: list[WeightRecord] = field(default_factory=list)

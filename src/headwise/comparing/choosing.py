@@ -85,7 +85,8 @@ def scaled(study: Study, name: str) -> Study:
 
 
 def scale_of(study: Study, task: Subject) -> str:
-    """Name the scale that has the settings of `task`: a declared one, "default" for those of the study, else "other"."""
+    """Name the scale that has the settings of `task`: a declared one, "default" for those of the study, else
+    "other"."""
     for name, scale in study.scales.items():
         if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
             return name
@@ -117,7 +118,8 @@ def changed(task: AnySubject, request: Request) -> AnySubject:
 
 
 def _device_of_jobs(request: Request) -> str:
-    """Return cpu or cuda for jobs of a cluster: what they ask for counts, and not what the machine has that submits them."""
+    """Return cpu or cuda for jobs of a cluster: what they ask for counts, and not what the machine has that submits
+    them."""
     if request.device == "cuda":
         return "cuda"
     gpu = request.device is None and read_slurm_options(request.slurm).wants_gpu
@@ -138,7 +140,9 @@ def choose_script_study(request: Request) -> Study:
     check_sweeps(request.sweeps, task)
     methods = canonical_arms(request.methods, task)
     if not methods and not request.sweeps:
-        raise StudyError(f"--script {request.script!r}: there is nothing to compare. Give arms: --method 'DropHead(p=0.1)'.")
+        raise StudyError(
+            f"--script {request.script!r}: there is nothing to compare. Give arms: --method 'DropHead(p=0.1)'."
+        )
     if request.methods:
         refuse_equal_arms(request.methods, task)
     return Study(

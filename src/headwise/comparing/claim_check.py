@@ -27,7 +27,9 @@ def canonical_claims(study: Study) -> tuple[Claim, ...]:
             tests = tuple(_canonical(test, study) for test in claim.tests)
             for name in claim.needs or ():
                 if name not in names:
-                    raise StudyError(f"it needs the premise {name!r}, which the study does not state.{suggest(name, names)}")
+                    raise StudyError(
+                        f"it needs the premise {name!r}, which the study does not state.{suggest(name, names)}"
+                    )
         except StudyError as error:
             raise StudyError(f"the claim {claim.text!r} of {study.name}: {error}") from error
         found.append(claim.model_copy(update={"tests": tests}))
@@ -36,7 +38,8 @@ def canonical_claims(study: Study) -> tuple[Claim, ...]:
 
 
 def canonical_premises(study: Study) -> tuple[Premise, ...]:
-    """Write the arms of a study's premises in their one form; raises what `canonical_claims` raises, naming the premise."""
+    """Write the arms of a study's premises in their one form; raises what `canonical_claims` raises, naming the
+    premise."""
     found = []
     for premise in study.premises:
         try:
@@ -50,12 +53,15 @@ def canonical_premises(study: Study) -> tuple[Premise, ...]:
 def _refuse_wide_margins(study: Study) -> None:
     """Refuse a margin within which a published effect in the same outcome would count as none."""
     tests = [test for claim in study.claims for test in claim.tests if test.level is None and not test.along_axis]
-    effects = {test.outcome: abs(test.effect) for test in sorted(tests, key=lambda one: -abs(one.effect or 0)) if test.effect}
+    effects = {
+        test.outcome: abs(test.effect) for test in sorted(tests, key=lambda one: -abs(one.effect or 0)) if test.effect
+    }
     for test in tests:
         effect = effects.get(test.outcome)
         if test.margin is not None and effect is not None and test.margin > effect:
             raise StudyError(
-                f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of {effect:g} is "
+                f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of "
+                f"{effect:g} is "
                 f"published: it would count as none. Give a margin of {effect / 2:g} or less."
             )
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> None:
-    """Carry out the request; exits with 130 when stopped by Ctrl-C, with 143 by SIGTERM. Raises StudyError for what a user can repair."""
+    """Carry out the request; exits with 130 when stopped by Ctrl-C, with 143 by SIGTERM. Raises StudyError for what a
+    user can repair."""
     check(request)
     rank.name_folder(request.folder)
     if (request.processes or 1) > 1 and not rank.is_one_of_several():
@@ -129,7 +130,8 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
 
 
 def choose_folder(request: Request, study: Study) -> Path:
-    """Return the folder of the results; without --out, one of its own for each study. Raises StudyError for one in use."""
+    """Return the folder of the results; without --out, one of its own for each study. Raises StudyError for one in
+    use."""
     from headwise.comparing.one_study import free_folder, refuse_other_study
 
     folder = request.out or free_folder(request.folder, study, request.trials)

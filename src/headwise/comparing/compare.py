@@ -48,8 +48,8 @@ from headwise.training.preflight import check_task, evaluations_of
 def compare(comparison: Comparison) -> list[RunResult]:
     """Run what is missing of a study and give all its results; the folder holds everything that was found.
 
-    Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable, or
-    when runs failed: the others are finished then.
+    Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable,
+    or when runs failed: the others are finished then.
 
     Example:
         >>> import io, tempfile
@@ -106,7 +106,8 @@ def _rehearse(comparison: Comparison) -> None:
 
 
 def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
-    """Return what looks at each result: with --require-pairs, the first arms of a seed that are no pair stop the study."""
+    """Return what looks at each result: with --require-pairs, the first arms of a seed that are no pair stop the
+    study."""
     known: dict[tuple[str, int], RunResult] = {}
 
     def look(order: Order, result: RunResult) -> None:
@@ -118,7 +119,8 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
             why = why_no_pair(base, one) if base is not None else ""
             if why:
                 raise StudyError(
-                    f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed before the model is "
+                    f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed "
+                    "before the model is "
                     "built and the data are shuffled, or leave --require-pairs out: they are then judged as not paired."
                 )
 
@@ -153,7 +155,8 @@ def _refuse_several_processes(study: Study) -> None:
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:
-    """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came from."""
+    """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came
+    from."""
     study, task = comparison.study, comparison.study.task
     arms = list(dict.fromkeys(order.configuration.arm for order in orders))
     results = [result for order in orders if (result := order.result())]
@@ -194,7 +197,8 @@ Said = TypeVar("Said", Claim, Premise)
 
 
 def _as_run(study: Study, arms: list[str], said: Sequence[Said]) -> list[Said]:
-    """Return claims or premises, whose tests name arms as they were run: tuning writes them with the values it chose."""
+    """Return claims or premises, whose tests name arms as they were run: tuning writes them with the values it
+    chose."""
     run = dict(zip(study.arms, arms))
 
     def named(test: ClaimTest) -> ClaimTest:

@@ -41,7 +41,8 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """Hold how the script of a study is started: where, with which variables as they were, and how long it may be silent (seconds)."""
+    """Hold how the script of a study is started: where, with which variables as they were, and how long it may be
+    silent (seconds)."""
 
     folder: Path
     environment: dict[str, str | None] = field(default_factory=dict)
@@ -52,7 +53,8 @@ class Started:
 class Comparison:
     """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm.
 
-    `script` is there for a study of a script. With `require_pairs` the study stops where arms of a seed are shown to be no pairs.
+    `script` is there for a study of a script. With `require_pairs` the study stops where arms of a seed are shown to be
+    no pairs.
     """
 
     study: Study

@@ -53,7 +53,9 @@ def write_log(failures: list[Failure]) -> Path:
 def place_of(trace: str) -> str:
     """Say where something was raised: the last line of the user's own code, else the last line there is."""
     frames = FRAME.findall(trace)
-    own = [frame for frame in frames if not any(part in frame[0] for part in ("site-packages", "/headwise/", "<frozen"))]
+    own = [
+        frame for frame in frames if not any(part in frame[0] for part in ("site-packages", "/headwise/", "<frozen"))
+    ]
     if not frames:
         return ""
     file, line, function = (own or frames)[-1]

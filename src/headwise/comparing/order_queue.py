@@ -21,8 +21,8 @@ def run_orders(
 ) -> list[RunResult]:
     """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
 
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises StudyError
-    when runs failed, after the others have ended.
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises
+    StudyError when runs failed, after the others have ended.
     """
     queue = _Queue(comparison.engine, then)
     failures: list[Failure] = []

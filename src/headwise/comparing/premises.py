@@ -11,7 +11,8 @@ from headwise.results.records import ClaimTest, Premise
 
 
 def majority(train: Sequence[int], test: Sequence[int]) -> tuple[float, float]:
-    """Return accuracy and loss (nats) on `test` of the trivial predictor: the most frequent class of `train`, and their shares.
+    """Return accuracy and loss (nats) on `test` of the trivial predictor: the most frequent class of `train`, and their
+    shares.
 
     Of words or letters these are the figures of the unigram model. A class that `train` lacks counts as seen once.
     """
@@ -45,7 +46,8 @@ def failure_arose(*arms: str, share: float = 0.5) -> Premise:
 
 
 def better_than_untrained(outcome: str, untrained: float | str, by: float = 0.0) -> Premise:
-    """State that the trained model beats the untrained one: a figure, or the arm that trains at a learning rate of 0."""
+    """State that the trained model beats the untrained one: a figure, or the arm that trains at a learning rate of
+    0."""
     text = f"The trained model beats the untrained one in {outcome}" + (f" by {by:.4g}" if by else "")
     held = {"against": untrained} if isinstance(untrained, str) else {"level": untrained + by}
     test = ClaimTest.model_validate({"arm": "baseline", "outcome": outcome, "says": "higher", **held})

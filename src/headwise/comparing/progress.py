@@ -55,7 +55,8 @@ class PlainLines:
             self.say(f"{title(order)}: {describe_progress(event)}")
 
     def _say_left(self, what: str) -> None:
-        """Say, from the first run on and then now and then, how long the rest will take; not of what is over in a moment."""
+        """Say, from the first run on and then now and then, how long the rest will take; not of what is over in a
+        moment."""
         now = time.monotonic()
         left = (now - self._began) / (self._finished - self._before) * (self._total - self._finished)
         if left >= QUIET and now - self._told >= QUIET:
@@ -162,13 +163,16 @@ def title(order: Order) -> str:
 def describe_progress(event: dict[str, Any]) -> str:
     """Describe where a run stands; of a script, whose length is not known, what it logged last."""
     if "step" in event:
-        return "  ".join([f"step {event['step']}", *(f"{name} {value:.3f}" for name, value in list(event["figures"].items())[:2])])
+        return "  ".join(
+            [f"step {event['step']}", *(f"{name} {value:.3f}" for name, value in list(event["figures"].items())[:2])]
+        )
     metric = f"  {event['name']} {event['metric']:.3f}" if math.isfinite(event["metric"]) else ""
     return f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.3f}{metric}  {clock(event['left'])} left"
 
 
 def describe_end(result: RunResult) -> str:
-    """Describe how a run ended: by its held-out metric and loss; a trial has no test figures, and some studies have other names."""
+    """Describe how a run ended: by its held-out metric and loss; a trial has no test figures, and some studies have
+    other names."""
     if result.divergence is not None:
         return f"diverged at step {result.divergence.step}"
     known = {name: value for name, value in result.metrics.items() if value is not None}

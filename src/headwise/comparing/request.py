@@ -127,7 +127,9 @@ def _check_script(request: Request) -> None:
         }
         given = [name for name, value in only.items() if value]
         if given:
-            raise StudyError(f"{', '.join(given)} belongs to --script. Give the command that trains once with --script.")
+            raise StudyError(
+                f"{', '.join(given)} belongs to --script. Give the command that trains once with --script."
+            )
         return
     if request.task is not None:
         raise StudyError("--script and --task are two ways to say what is trained: give one of the two.")
@@ -135,15 +137,19 @@ def _check_script(request: Request) -> None:
     if request.scale is not None:
         sized.append("--scale")
     if sized:
-        raise StudyError(f"{sized[0]} is of tasks. A script takes its own arguments: write them in --script, or --set name=value.")
+        raise StudyError(
+            f"{sized[0]} is of tasks. A script takes its own arguments: write them in --script, or --set name=value."
+        )
     if (request.processes or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise StudyError(
-            'a script starts its own processes: write --script "torchrun --nproc-per-node 2 train.py", and start headwise once.'
+            'a script starts its own processes: write --script "torchrun --nproc-per-node 2 train.py", and start '
+            "headwise once."
         )
 
 
 def _check_processes(request: Request) -> None:
-    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of jobs."""
+    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of
+    jobs."""
     launched, asked = int(os.environ.get("WORLD_SIZE", "1")), request.processes
     if asked is not None and launched > 1 and asked != launched:
         raise StudyError(

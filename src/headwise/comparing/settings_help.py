@@ -25,7 +25,8 @@ def describe_request(study: str | None, task: str | None, scale: str | None, stu
 
 
 def describe_settings(study: Study, scale: str | None = None) -> str:
-    """Describe a study in lines of 80 characters: its arms and claims, then every setting, the recipe's after the task's own."""
+    """Describe a study in lines of 80 characters: its arms and claims, then every setting, the recipe's after the
+    task's own."""
     fields = type(study.task).model_fields
     own = [name for name in fields if name not in Recipe.model_fields and name not in Task.model_fields]
     shared = [name for name in Task.model_fields if name not in Recipe.model_fields]
@@ -61,7 +62,8 @@ def _claim(claim: Claim) -> Iterator[str]:
 
 
 def _meaning(kind: type[Subject], name: str) -> str:
-    """Return what a field's nearest description says (a task that only changes a default has none), else its choices."""
+    """Return what a field's nearest description says (a task that only changes a default has none), else its
+    choices."""
     fields = [
         base.model_fields[name] for base in kind.__mro__ if issubclass(base, Recipe) and name in base.model_fields
     ]

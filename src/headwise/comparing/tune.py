@@ -138,7 +138,8 @@ class Search:
         failed = result.status == "diverged"
         if not failed and name not in result.metrics:
             raise StudyError(
-                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it to the "
+                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes "
+                "it to the "
                 f"evaluations of {type(self._comparison.study.task).__name__}."
             )
         value = result.metrics.get(name)
@@ -147,7 +148,8 @@ class Search:
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, str]:
-        """Return the choice of the best trial of the budget, the first of equals, and a note of what it was chosen from."""
+        """Return the choice of the best trial of the budget, the first of equals, and a note of what it was chosen
+        from."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         values = [self._worst if trial.value is None else trial.value for trial in finished]
         at = values.index(min(values) if self._worst > 0 else max(values))
@@ -225,7 +227,9 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
-    comparison.listener.say(f"trials {finished}/{comparison.trials * len(arms)} · runs 0/{len(study.arms) * study.seeds}")
+    comparison.listener.say(
+        f"trials {finished}/{comparison.trials * len(arms)} · runs 0/{len(study.arms) * study.seeds}"
+    )
     run_orders(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
     found = {arm.text: arm.best() for arm in arms}
     names = {arm.text: arm.rate_name for arm in arms}
@@ -249,21 +253,24 @@ def rate_of(subject: Subject) -> tuple[str, float]:
     found = subject.rate() if isinstance(subject, Script) else None
     if found is None:
         raise StudyError(
-            f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, ...). Write it there: "
+            f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, "
+            "...). Write it there: "
             '--script "python train.py --lr 3e-4".'
         )
     return found
 
 
 def searched(arm: Arm) -> list[tuple[int, str]]:
-    """Return the strengths that are searched: the place of each method and its field; one with a schedule stays as it is."""
+    """Return the strengths that are searched: the place of each method and its field; one with a schedule stays as it
+    is."""
     timed = {(place, name) for place, name, _ in arm.timed}
     found = [(index, _strength(method)) for index, method in enumerate(arm.methods)]
     return [(index, name) for index, name in found if name is not None and (index, name) not in timed]
 
 
 def _strength(method: Method) -> str | None:
-    """Name the field that is searched: the first that may change while training, else the first; never one that is 0."""
+    """Name the field that is searched: the first that may change while training, else the first; never one that is
+    0."""
     fields = {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     name = next(iter(method.live or fields), None)
     if name is None or not (name in method.live or "float" in str(fields[name].type)):

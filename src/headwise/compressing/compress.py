@@ -40,32 +40,36 @@ def compress(
     example: Any = None,
     loss: Callable[[nn.Module], float] | None = None,
 ) -> Compressed:
-    """Cut W_KᵀW_Q and W_OW_V of every head to their pseudo-rank, in place: the projections become smaller linear layers.
+    """Cut W_KᵀW_Q and W_OW_V of every head to their pseudo-rank, in place: the projections become smaller linear
+    layers.
 
-    The pseudo-rank (Kobayashi et al. 2024, arXiv 2410.23819) is the least number of singular values that hold a share of their
-    sum; each head has its own, heads that share keys and values one together. Biases count as the weight of an input that is
-    always 1. Before anything is cut, each layer is run with other factors of the same products: where its output changes,
-    it is refused. `headwise.load_compressed` reads the state dict of a compressed model.
+    The pseudo-rank (Kobayashi et al. 2024, arXiv 2410.23819) is the least number of singular values that hold a share
+    of their sum; each head has its own, heads that share keys and values one together. Biases count as the weight of an
+    input that is always 1. Before anything is cut, each layer is run with other factors of the same products: where its
+    output changes, it is refused. `headwise.load_compressed` reads the state dict of a compressed model.
 
     Args:
         model: any model that `regularize` reaches, not regularized itself (fold or remove its methods first).
-        energy: share of the singular values' sum that is kept, above 0; 1 keeps all that are not 0, and the outputs to rounding.
-        parts: "qk", "vo" or "both". Rotary positions and norms of queries and keys allow "vo" alone.
-        where: which sites are cut: a function of `Site`, or names of sites; None takes every one that can be.
-        example: a batch (tensor, tuple of arguments or dict of keywords) to see layouts on, and to time forwards with.
-        loss: judges the model before and after, for example a mean loss over held-out data.
+        energy: share of the singular values' sum that is kept, above 0; 1 keeps all that are not 0, and the outputs to
+        rounding. parts: "qk", "vo" or "both". Rotary positions and norms of queries and keys allow "vo" alone. where:
+        which sites are cut: a function of `Site`, or names of sites; None takes every one that can be. example: a batch
+        (tensor, tuple of arguments or dict of keywords) to see layouts on, and to time forwards with. loss: judges the
+        model before and after, for example a mean loss over held-out data.
 
     Returns:
         What was cut, what was refused and why, parameters, time and loss before and after.
 
     Raises:
-        ValueError: with all problems at once, where a product asked for can be cut nowhere, or not on a site that `where`
+        ValueError: with all problems at once, where a product asked for can be cut nowhere, or not on a site that
+        `where`
             names; the model is untouched then.
 
     Example:
         >>> import torch, headwise
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+        >>> config = BertConfig(
+        ...     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64
+        ... )
         >>> model, tokens = BertModel(config), torch.randint(0, 64, (2, 8))
         >>> done = headwise.compress(model, energy=0.9, example=tokens)
         >>> done.attention.after < done.attention.before

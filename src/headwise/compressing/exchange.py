@@ -21,7 +21,8 @@ from headwise.projections import Projections, capture
 from headwise.projections.inputs import ways
 
 SCORES = (
-    "other factors of the same W_KᵀW_Q change its scores: something stands between the projections and the scores, such as a "
+    "other factors of the same W_KᵀW_Q change its scores: something stands between the projections and the scores, "
+    "such as a "
     'rotation or a norm; cut values and output alone, parts="vo"'
 )
 OUTPUTS = (
@@ -119,7 +120,8 @@ def _tensors(found: Any) -> Iterator[Tensor]:
 
 
 def _same(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Return whether two runs agree to rounding: the square root of the precision, relative to the size of each tensor."""
+    """Return whether two runs agree to rounding: the square root of the precision, relative to the size of each
+    tensor."""
     if [one.shape for one in before] != [one.shape for one in after]:
         return False
     pairs = [(x, y) for x, y in zip(before, after, strict=True) if x.is_floating_point()]

@@ -30,10 +30,11 @@ class Cut:
 
 
 def cut(own: Tensor, shared: Tensor, energy: float | None) -> list[Cut]:
-    """Cut the products own_hᵀ · shared_g, the heads of a group together, to their pseudo-rank; both factors end balanced.
+    """Cut the products own_hᵀ · shared_g, the heads of a group together, to their pseudo-rank; both factors end
+    balanced.
 
-    Eckart and Young 1936, doi 10.1007/BF02288367: no other factors of that rank are nearer to the product. The pseudo-rank is
-    that of Kobayashi et al. 2024, arXiv 2410.23819: singular values are summed, not squared.
+    Eckart and Young 1936, doi 10.1007/BF02288367: no other factors of that rank are nearer to the product. The
+    pseudo-rank is that of Kobayashi et al. 2024, arXiv 2410.23819: singular values are summed, not squared.
 
     Args:
         own: (H, d, C), the factor that each head has for itself: queries or output.
@@ -57,6 +58,7 @@ def _cut(own: Tensor, shared: Tensor, energy: float | None) -> Cut:
 
 
 def pseudo_rank(values: Tensor, energy: float) -> int:
-    """Return the smallest number of singular values, largest first, that hold the share `energy` of their sum; at least 1."""
+    """Return the smallest number of singular values, largest first, that hold the share `energy` of their sum; at least
+    1."""
     reached = values.cumsum(0)
     return min(int((reached < energy * reached[-1] * (1 - ROUNDING)).sum()) + 1, len(values))

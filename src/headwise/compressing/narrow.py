@@ -55,7 +55,8 @@ def narrow_like(kind: type[NarrowRows] | type[NarrowColumns], plain: nn.Module, 
     weight = plain.weight
     assert isinstance(weight, Tensor)
     outputs, inputs = weight.shape if isinstance(plain, nn.Linear) else weight.shape[::-1]
-    # Made without numbers: initial ones would be drawn from torch's own generator, and so change what a training draws next.
+    # Made without numbers: initial ones would be drawn from torch's own generator, and so change what a training draws
+    # next.
     with torch.device("meta"):
         made = kind(inputs, outputs, kept, bias=getattr(plain, "bias", None) is not None)
     made.to_empty(device=weight.device)

@@ -87,7 +87,8 @@ class Compressed:
         ]
         if self.seconds is not None:
             lines.append(
-                f"time of a forward: {1000 * self.seconds.before:.2f} -> {1000 * self.seconds.after:.2f} ms ({self.seconds.ratio:.1%})"
+                f"time of a forward: {1000 * self.seconds.before:.2f} -> {1000 * self.seconds.after:.2f} ms "
+                f"({self.seconds.ratio:.1%})"
             )
         if self.loss is not None:
             lines.append(f"loss: {self.loss.before:.5g} -> {self.loss.after:.5g}")
@@ -116,7 +117,9 @@ def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Example:
         >>> import torch, headwise
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+        >>> config = BertConfig(
+        ...     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64
+        ... )
         >>> model, tokens = BertModel(config), torch.randint(0, 64, (2, 8))
         >>> _ = headwise.compress(model.eval(), energy=0.9, example=tokens)
         >>> again = BertModel(config).eval()

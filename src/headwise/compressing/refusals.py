@@ -11,12 +11,17 @@ from headwise.core.site import Site
 from headwise.projections import Block, ProjectionError, Projections
 
 ROTARY = (
-    "rotary positions stand between queries and keys, so that their product depends on the distance of two tokens: cut values "
+    "rotary positions stand between queries and keys, so that their product depends on the distance of two tokens: "
+    "cut values "
     'and output alone, parts="vo"'
 )
-NORMED = 'queries and keys are normalised, so that the scores are not their weights\' product: cut values and output alone, parts="vo"'
+NORMED = (
+    "queries and keys are normalised, so that the scores are not their weights' product: cut values and output "
+    'alone, parts="vo"'
+)
 MULTIHEAD = (
-    "nn.MultiheadAttention reads its weights itself and has no smaller form: use a layer that calls F.scaled_dot_product_attention on "
+    "nn.MultiheadAttention reads its weights itself and has no smaller form: use a layer that calls "
+    "F.scaled_dot_product_attention on "
     "projections of its own"
 )
 
@@ -42,7 +47,10 @@ def reason(site: Site, found: Projections, part: str, shared: Counter[int]) -> s
 def _of_block(block: Block, shared: Counter[int]) -> str:
     module = block.module
     if type(module) is not nn.Linear and not block.transposed:
-        return f"{block.maker} is a {type(module).__name__}: only a plain linear layer is cut; fold or merge what stands on it first"
+        return (
+            f"{block.maker} is a {type(module).__name__}: only a plain linear layer is cut; fold or merge what stands "
+            "on it first"
+        )
     if block.bias_module is not None and block.bias_module is not module:
         return f"{block.maker} has its bias outside of it, as {type(block.bias_module).__name__}.{block.bias_name}"
     if module._forward_hooks or module._forward_pre_hooks:

@@ -62,7 +62,8 @@ def _cut_product(found: Projections, part: str, energy: float | None) -> list[Cu
 
 
 def _with_bias(block: Block) -> Tensor:
-    """Return (heads, head_dim, C), of q, k and v with the bias as one more column: the weight of an input that is always 1."""
+    """Return (heads, head_dim, C), of q, k and v with the bias as one more column: the weight of an input that is
+    always 1."""
     # on the CPU, since not every device has double precision
     weight, bias = block.by_head(None).detach().cpu().double(), block.bias()
     if block.kind == "o" or bias is None:
@@ -78,7 +79,8 @@ def _places(block: Block) -> Tensor:
 
 
 def _input(changes: list[tuple[Block, list[Tensor]]]) -> NarrowRows:
-    """Make what stands in for the layer that makes q, k or v, or several of them; rows of other use stay as they are."""
+    """Make what stands in for the layer that makes q, k or v, or several of them; rows of other use stay as they
+    are."""
     block = changes[0][0]
     weight = block.by_rows(_parameter(block.module, "weight"))
     bias = _parameter(block.module, "bias") if block.bias_module is not None else None

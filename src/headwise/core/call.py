@@ -20,7 +20,8 @@ from headwise.core.site import Site
 
 
 class CallLayer(Protocol):
-    """What a call asks of the fitted layer that it passes through, which knows methods, as a call does not: their stages name it."""
+    """What a call asks of the fitted layer that it passes through, which knows methods, as a call does not: their
+    stages name it."""
 
     site: Site
     ran: KernelsRan
@@ -59,9 +60,9 @@ class Call:
         text: where the tokens of a text stand among queries and keys that are those of an image otherwise, or None.
         is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
-        kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights nobody edits.
-        packed: how the host's rows hold the samples of this call, where they hold several.
-        tokens: which of the tokens that entered the layer are real, bool (B, T), where the host tells it before attention.
+        kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights
+        nobody edits. packed: how the host's rows hold the samples of this call, where they hold several. tokens: which
+        of the tokens that entered the layer are real, bool (B, T), where the host tells it before attention.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Call:
     ) -> Tensor:
         """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
 
-        With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of the draw.
+        With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of
+        the draw.
         """
         if query_dim is not None and query_dim != len(shape) - 2:
             raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
@@ -156,7 +158,8 @@ class Call:
         return draw if times == 1 else draw.repeat_interleave(times, dim=0)
 
     def take_dropout(self) -> float:
-        """Return the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is left then."""
+        """Return the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is
+        left then."""
         p, self.dropout = self.dropout, 0.0
         return p
 
@@ -186,7 +189,8 @@ class Call:
         return allowed.float() / self.allowed_counts()
 
     def mean_over_keys(self, v: Tensor) -> Tensor:
-        """Return the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under causality."""
+        """Return the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under
+        causality."""
         if self.mask is None and not self.causal:
             return key_means.mean_over_all(v, self.keys)
         if self.mask is None:
@@ -196,7 +200,8 @@ class Call:
         return key_means.mean_over_allowed(v, allowed, self.queries * self.keys)
 
     def towards_mean(self, out: Tensor, v: Tensor, share: Tensor) -> Tensor:
-        """Return (1 - share)·out + share·(mean of v over allowed keys), for out (B, H, T, D), v (B, H, N, D) and a 0-d share."""
+        """Return (1 - share)·out + share·(mean of v over allowed keys), for out (B, H, T, D), v (B, H, N, D) and a 0-d
+        share."""
         earlier = self.causal and self.mask is None and v.shape == out.shape
         plain = v.device.type == "cpu" and v.dtype == out.dtype == share.dtype and not share.requires_grad
         if earlier and plain and not torch.compiler.is_compiling():
@@ -223,14 +228,15 @@ class Call:
     def penalize(self, method: object, value: Tensor, per: str = "query") -> None:
         """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
 
-        With `per="query of sample"` each sample's real queries are averaged first, and then the samples: a short one counts
-        as much as a long one.
-        The handle's `loss()` divides sums by counts over all processes, so padded and unequal shards weigh right.
+        With `per="query of sample"` each sample's real queries are averaged first, and then the samples: a short one
+        counts as much as a long one. The handle's `loss()` divides sums by counts over all processes, so padded and
+        unequal shards weigh right.
         """
         value = at_least_fp32(value)
         if per == "sample":
             total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
-            # filled on the device: a tensor made of a number here would be copied there, for which the device is waited for
+            # filled on the device: a tensor made of a number here would be copied there, for which the device is waited
+            # for
             weight = torch.full((), float(count), device=value.device)
         else:
             value = value.mean(1) if value.dim() == 3 else value
@@ -242,7 +248,8 @@ class Call:
         self.penalties.append((total, weight))
 
     def penalize_norm(self, method: object, squares: Tensor, count: Tensor, strength: Tensor) -> None:
-        """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by a count.
+        """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by
+        a count.
 
         A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
         """
@@ -252,7 +259,8 @@ class Call:
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
-        """Return the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the whole."""
+        """Return the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the
+        whole."""
         real = self.real_queries_at_hand()
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
@@ -265,7 +273,8 @@ class Call:
         return share / every.sum(1, keepdim=True).clamp(min=1)
 
     def real_queries_at_hand(self) -> Tensor | None:
-        """Return which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all are."""
+        """Return which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all
+        are."""
         if self.query_block is None:
             return self.real_queries()
         assert self.whole is not None
@@ -273,14 +282,16 @@ class Call:
         return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
     def query_positions(self) -> Tensor:
-        """Return where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1, t)."""
+        """Return where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1,
+        t)."""
         if self.positions is not None:
             return self.positions
         start = 0 if self.query_block is None else self.query_block.start
         return torch.arange(start, start + self.queries, device=self.q.device)[None]
 
     def first_values(self) -> Tensor | None:
-        """Return the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site itself."""
+        """Return the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site
+        itself."""
         return self.layer.first_values(self)
 
     def block(self, queries: slice) -> Call:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class KernelsRan:
     """Which ways of computing attention ran so far.
 
-    Compiled graphs write these fields too. Each stands there from the start and is only ever written by the computation: a
-    field that a graph never reads compiles without a guard, while a set that grows would be read, and compiled again.
+    Compiled graphs write these fields too. Each stands there from the start and is only ever written by the
+    computation: a field that a graph never reads compiles without a guard, while a set that grows would be read, and
+    compiled again.
     """
 
     explicit: bool = False

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Queries whose running means one triangular product makes. A smaller one makes more sums between chunks, a larger one more
-# products with the zeros above the diagonal.
+# Queries whose running means one triangular product makes. A smaller one makes more sums between chunks, a larger one
+# more products with the zeros above the diagonal.
 CHUNK = 128
 
 
@@ -47,7 +47,8 @@ def _running_sum(v: Tensor) -> Tensor:
 class TowardsEarlier(torch.autograd.Function):
     """(1 - share)·out + share·(running mean of v) in one allocation: on a CPU, fresh memory costs more than the sums.
 
-    out and v are (B, H, T, D), share is 0-d and has no gradient. Second derivatives are those of the operations in `backward`.
+    out and v are (B, H, T, D), share is 0-d and has no gradient. Second derivatives are those of the operations in
+    `backward`.
     """
 
     @staticmethod
@@ -73,7 +74,8 @@ def _places(v: Tensor) -> Tensor:
 
 
 def mean_over_allowed(v: Tensor, allowed: Tensor, entries: int) -> Tensor:
-    """Return the mean of v (B, H, N, D) over allowed keys (B|1, H|1, T|1, N), (B, H, T|1, D); blocks where it has many entries."""
+    """Return the mean of v (B, H, N, D) over allowed keys (B|1, H|1, T|1, N), (B, H, T|1, D); blocks where it has many
+    entries."""
     if allowed.shape[2] == 1 or entries <= 1 << 20:
         return _mean(allowed, v)
     return torch.cat([_mean(part, v) for part in allowed.split(CHUNK * 8, dim=2)], dim=2)

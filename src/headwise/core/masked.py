@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not allowed. Biases
-# of positions are allowed keys: ALiBi, of at most one nat per token, comes here after 9000 tokens, where its weight has long been 0.
+# Float masks say "not allowed" with -1e4, -1e9, the lowest number of a dtype or -inf: what is not above this is not
+# allowed. Biases of positions are allowed keys: ALiBi, of at most one nat per token, comes here after 9000 tokens,
+# where its weight has long been 0.
 MASKED = -9.0e3
 
-# Between the regions of a shifted window Swin adds -100 instead. That is a fact of such hosts alone: elsewhere -100 may be a bias.
-# Half of it leaves room for the bias of positions that stands in the same mask.
+# Between the regions of a shifted window Swin adds -100 instead. That is a fact of such hosts alone: elsewhere -100 may
+# be a bias. Half of it leaves room for the bias of positions that stands in the same mask.
 APART = -50.0
 
 
@@ -47,7 +48,8 @@ def masked_logits(
     softcap: float | None = None,
     forbidden: float = float("-inf"),
 ) -> Tensor:
-    """Return the logits that scaled products (B, H, t, N) of queries and keys come to; the products' memory is used for them.
+    """Return the logits that scaled products (B, H, t, N) of queries and keys come to; the products' memory is used for
+    them.
 
     Args:
         products: scaled already; where they have a gradient, so have the logits.

@@ -186,17 +186,21 @@ class Method:
         return self.acts == "both" or (self.acts == "train" and training)
 
     def counts_batches(self) -> bool:
-        """Return whether a training forward is counted into what the method keeps, so that a repeated one would count twice; by default not."""
+        """Return whether a training forward is counted into what the method keeps, so that a repeated one would count
+        twice; by default not."""
         return False
 
     def draws(self) -> bool:
-        """Return whether the method draws random numbers with its settings; by default what `random` says of the class."""
+        """Return whether the method draws random numbers with its settings; by default what `random` says of the
+        class."""
         return self.random
 
     def reads_own_tokens(self) -> bool:
-        """Return whether the method compares a query with its own key or value, which then is among the last `call.queries` of the keys.
+        """Return whether the method compares a query with its own key or value, which then is among the last
+        `call.queries` of the keys.
 
-        By default what `carries` says of the class. Hosts bring keys into that order where a cache or extra keys stand otherwise.
+        By default what `carries` says of the class. Hosts bring keys into that order where a cache or extra keys stand
+        otherwise.
         """
         return self.carries
 
@@ -325,7 +329,8 @@ class Method:
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:
-        """Exchange between processes, in one call, what `after_step` needs of all: called before it with the states of all sites."""
+        """Exchange between processes, in one call, what `after_step` needs of all: called before it with the states of
+        all sites."""
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
@@ -358,7 +363,8 @@ class Method:
         return self.written({})
 
     def written(self, texts: Mapping[str, str]) -> str:
-        """Return the text of the method, in which the fields named in `texts` are written so, a schedule for example."""
+        """Return the text of the method, in which the fields named in `texts` are written so, a schedule for
+        example."""
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 # Kinds of numbers that optimizers train: a learned parameter beside quantized weights takes none of theirs.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# The name of an empty buffer. Loading into a plain model fails on it, and torch's error then names it: it is the remedy.
+# The name of an empty buffer. Loading into a plain model fails on it, and torch's error then names it: it is the
+# remedy.
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
@@ -19,8 +20,8 @@ class MethodState:
     Attributes:
         seed: of the methods, alike in all processes: from it a method draws what its parameters start from.
         salt: what tells its draws from those of all other methods on the site.
-        strengths: the method's live settings by name, 0-d fp32 tensors: a changed one is a changed value, never a changed graph.
-        layers: over how many layers its penalties are averaged; 1 where they are summed.
+        strengths: the method's live settings by name, 0-d fp32 tensors: a changed one is a changed value, never a
+        changed graph. layers: over how many layers its penalties are averaged; 1 where they are summed.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class MethodState:
         return module
 
     def buffer(self, name: str, value: Tensor, saved: bool = False) -> Tensor:
-        """Register a buffer; with `saved` it is part of the state dict, and stands on the device of the site's own parameters."""
+        """Register a buffer; with `saved` it is part of the state dict, and stands on the device of the site's own
+        parameters."""
         if saved:
             served = self._served()
             self.mark()
@@ -81,7 +83,8 @@ class MethodState:
         Raises:
             AttributeError: naming the method, where it keeps none of this name here.
         """
-        # Spelled out, and not by get_submodule(): inside compiled graphs each step is a guard, and texts are not cut up there.
+        # Spelled out, and not by get_submodule(): inside compiled graphs each step is a guard, and texts are not cut up
+        # there.
         root = self._owner._modules.get("headwise")
         home = None if root is None else root._modules.get(self._name)
         value = None if home is None else getattr(home, name, None)

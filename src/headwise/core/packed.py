@@ -1,7 +1,8 @@
 """Packed: rows that hold several sequences, laid out as the samples of a batch and back.
 
-Training on packed or padding-free batches puts sequences behind each other in one row. Methods, penalties and statistics are of
-sequences: each becomes a sample of its own, padded on the right, and what methods make is laid back into the row.
+Training on packed or padding-free batches puts sequences behind each other in one row. Methods, penalties and
+statistics are of sequences: each becomes a sample of its own, padded on the right, and what methods make is laid back
+into the row.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Packed:
 
     @classmethod
     def of_starts(cls, first: Tensor) -> Packed | None:
-        """Return the packing of rows whose sequences begin where `first` (B, T) is True, or None where each row is one sequence."""
+        """Return the packing of rows whose sequences begin where `first` (B, T) is True, or None where each row is one
+        sequence."""
         first = first.clone()
         first[:, 0] = True
         starts = first.flatten().nonzero()[:, 0]
@@ -93,7 +95,8 @@ class Packed:
         return self.pack(y.transpose(1, 2)).transpose(1, 2)
 
     def unpack_matrix(self, mask: Tensor) -> Tensor:
-        """Return what a mask (B|1, H|1, T|1, T) holds of each sequence, (S, H|1, L, L); what is padding is forbidden there."""
+        """Return what a mask (B|1, H|1, T|1, T) holds of each sequence, (S, H|1, L, L); what is padding is forbidden
+        there."""
         row, place = self.starts // self.tokens, self.places % self.tokens
         mask = mask.expand(-1, -1, self.tokens, -1)
         row = row if mask.shape[0] > 1 else torch.zeros_like(row)
@@ -111,8 +114,8 @@ class Packed:
         return laid.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
 
     def mask(self, causal: bool, window: int | None) -> Tensor:
-        """Return which keys each query may see, (S, 1, L|1, L) bool: its own sequence's, earlier ones under causality, fewer than
-        `window` places away."""
+        """Return which keys each query may see, (S, 1, L|1, L) bool: its own sequence's, earlier ones under causality,
+        fewer than `window` places away."""
         if (causal, window) not in self._masks:
             self._masks[causal, window] = self.real[:, None, None, :] & order(
                 self.longest, self.longest, causal, window, self.real.device
@@ -120,7 +123,8 @@ class Packed:
         return self._masks[causal, window]
 
     def allows_across(self, allowed: Callable[[Tensor, Tensor], Tensor]) -> bool:
-        """Return whether a mask lets a token see another sequence, or not see itself: then these are no sequences to the host.
+        """Return whether a mask lets a token see another sequence, or not see itself: then these are no sequences to
+        the host.
 
         Args:
             allowed: of rows (R,) and of queries (q,) in them, which keys they see, bool (R, q, T).

@@ -1,7 +1,7 @@
 """Passes: which pass through a layer this is, and so which draws it makes.
 
-A pass in the recompute of a checkpointed region gets the key of the pass that it repeats, and says so: its draws are those of
-the first time, and its penalties do not count again.
+A pass in the recompute of a checkpointed region gets the key of the pass that it repeats, and says so: its draws are
+those of the first time, and its penalties do not count again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from headwise.core.site import Site
 
 # Braces are doubled: texts that hold it are formatted.
 NOT_REENTRANT = (
-    "Use checkpoint(..., use_reentrant=False), or in transformers {{'use_reentrant': False}} as activation_checkpointing_kwargs "
+    "Use checkpoint(..., use_reentrant=False), or in transformers {{'use_reentrant': False}} as "
+    "activation_checkpointing_kwargs "
     "(gradient_checkpointing_kwargs before that name)"
 )
 REENTRANT = (
@@ -31,14 +32,17 @@ REENTRANT = (
     f"{NOT_REENTRANT}."
 )
 UNDIFFERENTIATED = (
-    "{sites} ran without gradients inside a training forward, as under reentrant activation checkpointing, which runs them again in "
+    "{sites} ran without gradients inside a training forward, as under reentrant activation checkpointing, which runs "
+    "them again in "
     "the backward: {methods} would draw, penalise or carry values a second time. "
     f"{NOT_REENTRANT}. Layers that the model itself runs under torch.no_grad() are left "
     "out with where="
 )
 COMPILED = (
-    "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would draw "
-    "again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, use_reentrant=False)."
+    "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would "
+    "draw "
+    "again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, "
+    "use_reentrant=False)."
 )
 
 
@@ -74,7 +78,8 @@ class Passes:
     def open(self) -> Pass:
         """Open a pass: count it, or find the pass that it repeats."""
         if torch.compiler.is_compiling():
-            # A graph can neither ask what is recomputed nor read the counter as a number: the operator does, each time it runs.
+            # A graph can neither ask what is recomputed nor read the counter as a number: the operator does, each time
+            # it runs.
             token = compiled_token(self.counter, self.number)
             return Pass(token[0], token[1])
         return self._open()
@@ -96,7 +101,8 @@ class Passes:
         return Pass(key, False, first[-1] if first else None, first)
 
     def _count(self, counter: Tensor, first: list[recompute.Region]) -> int:
-        """Count a pass that is new, and give the key of its draws: of the run's seed, and of this process under distributed training."""
+        """Count a pass that is new, and give the key of its draws: of the run's seed, and of this process under
+        distributed training."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
         key = mix(seed, self.site.index, int(counter))

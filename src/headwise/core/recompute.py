@@ -31,8 +31,8 @@ _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 def _pack_functions() -> list[Any]:
     """Return the pack functions of the saved-tensor hooks in force, the innermost first; the hooks stay as they were.
 
-    The young private functions stand here alone. Where they are missing, no region is seen, and a recompute is refused as a
-    reentrant one is.
+    The young private functions stand here alone. Where they are missing, no region is seen, and a recompute is refused
+    as a reentrant one is.
     """
     autograd, taken = torch._C._autograd, []
     if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
@@ -61,7 +61,8 @@ def regions() -> tuple[list[Region], Region | None, Any]:
         pack = getattr(pack, "_torchdynamo_orig_callable", pack)
         names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
         cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
-        # torch closes the hooks of the first run over `frame`, and those of the recompute over a reference to that frame.
+        # torch closes the hooks of the first run over `frame`, and those of the recompute over a reference to that
+        # frame.
         if "frame" in cells:
             first.append(_regions.setdefault(cells["frame"], Region()))
         elif "target_frame_ref" in cells:

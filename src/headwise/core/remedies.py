@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 OWN_ATTENTION = (
-    "pass attention=\"headwise\" to regularize(), by which headwise computes the attention of these layers itself, or load the model with "
+    'pass attention="headwise" to regularize(), by which headwise computes the attention of these layers itself, or '
+    "load the model with "
     "attn_implementation='sdpa'"
 )
 LEAVE_OUT = "leave the layer out with where="

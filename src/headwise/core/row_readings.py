@@ -10,8 +10,8 @@ from torch import Tensor
 class RowReadings(Protocol):
     """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for.
 
-    They are of the logits that act and the weights that these make, beside a sink too, whether the matrix is made or not. In a
-    block of queries they hold its rows. A sink's logit is in no row of logits.
+    They are of the logits that act and the weights that these make, beside a sink too, whether the matrix is made or
+    not. In a block of queries they hold its rows. A sink's logit is in no row of logits.
     """
 
     def lse(self) -> Tensor:

@@ -17,7 +17,8 @@ else:
 
 
 def number(value: Any) -> Any:
-    """Return a number of another library, such as numpy's float32, as Python's own: what is printed and saved is plain."""
+    """Return a number of another library, such as numpy's float32, as Python's own: what is printed and saved is
+    plain."""
     if type(value) in (bool, int, float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
@@ -117,7 +118,8 @@ Schedule = VShape | ByDepth | Ramp
 
 
 def extremes(value: float | Schedule) -> tuple[float, ...]:
-    """Return the strengths between which a number or a schedule moves; all that it comes to lies between two of them."""
+    """Return the strengths between which a number or a schedule moves; all that it comes to lies between two of
+    them."""
     if isinstance(value, ByDepth):
         return value.first, value.last
     if isinstance(value, VShape):

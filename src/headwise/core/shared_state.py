@@ -1,4 +1,5 @@
-"""What the fitted layers of one model share: the seed of their draws, the forward that runs now, the penalties not yet read."""
+"""What the fitted layers of one model share: the seed of their draws, the forward that runs now, the penalties not yet
+read."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from headwise.core.call import Call
 from headwise.core.forward import Forward
 
-# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else None)
+# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else
+# None)
 Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None]
 
 
@@ -91,7 +93,8 @@ TELL = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def may_pack(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether the rows of a forward may hold several sequences: a model that takes positions and got none has one in each."""
+    """Return whether the rows of a forward may hold several sequences: a model that takes positions and got none has
+    one in each."""
     if len(args) > 2 or any(kwargs.get(name) is not None for name in TELL):
         return True
     # A graph that is being compiled cannot ask for signatures.

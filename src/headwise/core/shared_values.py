@@ -20,8 +20,10 @@ def share(forward: Forward, call: Call) -> None:
     now = forward.now()
     if now.running and call.site.stack in now.carried:
         raise RuntimeError(
-            f"{call.site.name} computes attention more than once in a forward (for each image, or for parts of its values), so "
-            "that the layers above it could get values of other tokens: methods that carry values do not work on this model"
+            f"{call.site.name} computes attention more than once in a forward (for each image, or for parts of its "
+            "values), so "
+            "that the layers above it could get values of other tokens: methods that carry values do not work on this "
+            "model"
         )
     now.carried[call.site.stack] = call.v
     if not now.running:
@@ -29,7 +31,8 @@ def share(forward: Forward, call: Call) -> None:
 
 
 def first_values(forward: Forward, call: Call) -> Tensor | None:
-    """Return the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that site itself.
+    """Return the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that
+    site itself.
 
     Raises:
         RuntimeError: where that site did not run in this forward, or has other tokens or heads.
@@ -49,7 +52,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
         now.given.add(call.site.index)
     if values is None:
         raise RuntimeError(
-            f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not run "
+            f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not "
+            "run "
             "in this forward; call the whole model, or the layers in their order"
         )
     _same_tokens(call, values)

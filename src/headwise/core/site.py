@@ -36,9 +36,9 @@ class Site:
         joint: whether tokens of an image and of a text enter apart and attend to each other as one sequence.
         rope: whether rotary positions stand between the projections and the scores.
         kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
-        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")` asks.
-        model: the model the layer belongs to.
-        example: a batch for it while methods are being fitted, None afterwards.
+        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")`
+        asks. model: the model the layer belongs to. example: a batch for it while methods are being fitted, None
+        afterwards.
 
     Example:
         >>> import torch, headwise
@@ -88,7 +88,8 @@ class Site:
 
 
 def stack_of(name: str) -> str:
-    """Return the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in `encoder.layers`."""
+    """Return the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in
+    `encoder.layers`."""
     match = re.match(r"(.*?)\.?(?:^|(?<=\.))\d+(?:\..*)?$", name)
     found = [m.start() for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", name)]
     if not match or not found:

@@ -1,4 +1,5 @@
-"""Signs of life of runs on other machines: the worker touches a file as long as it lives, whoever waits for it looks at the file."""
+"""Signs of life of runs on other machines: the worker touches a file as long as it lives, whoever waits for it looks at
+the file."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Heartbeat:
         return self._last is not None
 
     def silence(self) -> float:
-        """Return the seconds since the last sign of life, or since the beginning: by this machine's clock alone, for others' may differ."""
+        """Return the seconds since the last sign of life, or since the beginning: by this machine's clock alone, for
+        others' may differ."""
         try:
             found = self._path.stat().st_mtime_ns
         except OSError:

@@ -24,7 +24,8 @@ TERMINATED = 128 + signal.SIGTERM
 def launch(processes: int, work: Callable[[], object], line: str) -> int:
     """Run `work`, which must be picklable, in processes that train together; give the exit code of the whole.
 
-    When one fails the others are ended, for they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print `line`.
+    When one fails the others are ended, for they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print
+    `line`.
     """
     started: list[BaseProcess] = []
     try:

@@ -129,7 +129,8 @@ class LocalEngine:
             return
 
     def _heard(self, worker: _Worker, *, last: bool) -> Iterator[dict[str, Any]]:
-        """Return what a worker printed, each line for the first run that prints it: all models load with the same words."""
+        """Return what a worker printed, each line for the first run that prints it: all models load with the same
+        words."""
         if worker.order is None:
             # what it prints before its first order is told with that
             return

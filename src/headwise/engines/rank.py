@@ -1,4 +1,5 @@
-"""One process of several that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and how it ends.
+"""One process of several that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and how it
+ends.
 
 Light to import: it must hear a stop before torch is imported, which takes seconds.
 """
@@ -95,7 +96,8 @@ def _end_with_launcher() -> None:
 
 
 def _launcher_is_gone() -> bool:
-    """Return whether torchrun ended while this process was starting: the store that its agent serves then refuses connections."""
+    """Return whether torchrun ended while this process was starting: the store that its agent serves then refuses
+    connections."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))

@@ -1,8 +1,8 @@
 """A Ray cluster: one task a run; a run whose worker or node dies is carried on by another from its last checkpoint.
 
-The folder of the study must be on a file system that all nodes share. Ray itself tells most deaths, but a task may also wait for
-a worker that never comes (ray-project/ray issues 59342 and 63405): runs give signs of life in `.ray` of the study's folder, and one
-that is silent for too long is begun again.
+The folder of the study must be on a file system that all nodes share. Ray itself tells most deaths, but a task may also
+wait for a worker that never comes (ray-project/ray issues 59342 and 63405): runs give signs of life in `.ray` of the
+study's folder, and one that is silent for too long is begun again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from headwise.training.job import Order
 GLANCE = 1.0
 # seconds to wait for an address to answer
 PATIENCE = 5.0
-# seconds without a sign of life after which a run is begun again; also for a run that has not begun although there is room for it
+# seconds without a sign of life after which a run is begun again; also for a run that has not begun although there is
+# room for it
 SILENCE = 120.0
 # seconds for a result that is ready to arrive, and for the cluster to be left
 LONGEST_FAREWELL = 30.0
@@ -38,7 +39,10 @@ LONGEST_FAREWELL = 30.0
 def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
     """Carry out one order on a node of the cluster: its notes, then its last event."""
     if not order.folder.parent.parent.is_dir():
-        reason = f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes share"
+        reason = (
+            f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes "
+            "share"
+        )
         return [{"event": "failed", "reason": reason, "trace": ""}]
     # before torch is imported, which comes with the first run of this process
     os.environ.update(worker_environment(order.configuration.threads))
@@ -166,7 +170,8 @@ class RayEngine:
         self._losses[order.identity] += 1
         if self._losses[order.identity] > REPLACEMENTS:
             reason = (
-                f"the Ray cluster lost it {REPLACEMENTS + 1} times, the last time: {why}. `ray status` shows the nodes, and "
+                f"the Ray cluster lost it {REPLACEMENTS + 1} times, the last time: {why}. `ray status` shows the "
+                "nodes, and "
                 "session_latest/logs in Ray's folder on a node what happened there"
             )
             return {"event": "failed", "reason": reason, "trace": ""}

@@ -1,7 +1,8 @@
-"""Slurm: one job a run, in arrays; a job that is preempted, out of time or lost is queued again and goes on from its checkpoint.
+"""Slurm: one job a run, in arrays; a job that is preempted, out of time or lost is queued again and goes on from its
+checkpoint.
 
-The folder of the study must be on a file system that all nodes share. Jobs outlive the command that queued them unless it is
-stopped by Ctrl-C: started again, it finds them by `slurm/jobs.json`.
+The folder of the study must be on a file system that all nodes share. Jobs outlive the command that queued them unless
+it is stopped by Ctrl-C: started again, it finds them by `slurm/jobs.json`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class SlurmEngine:
         missing = [name for name in ("sbatch", "srun", "sacct", "scancel") if on_cluster and not shutil.which(name)]
         if missing:
             raise StudyError(
-                f"--engine slurm: there is no {missing[0]} here. Start the command on a machine that submits to Slurm, or try it out "
+                f"--engine slurm: there is no {missing[0]} here. Start the command on a machine that submits to "
+                "Slurm, or try it out "
                 "with --slurm executor=local."
             )
         self._submitit, self._options = submitit, options
@@ -117,7 +119,8 @@ class SlurmEngine:
             self._remember(runs[0].order)
 
     def _room(self) -> int:
-        """Count the runs that may be queued now: Slurm keeps the limit of an array itself, so that all wait their turn there."""
+        """Count the runs that may be queued now: Slurm keeps the limit of an array itself, so that all wait their turn
+        there."""
         if self._limit is None or (self._options.executor == "slurm" and not self._running):
             return LARGEST_ARRAY
         return self._limit - len(self._running)
@@ -169,7 +172,9 @@ class SlurmEngine:
         if not isinstance(known, dict) or not known:
             return {}
         kind = self._submitit.SlurmJob
-        jobs: dict[str, Any] = {identity: kind(folder=_folder(order), job_id=number) for identity, number in known.items()}
+        jobs: dict[str, Any] = {
+            identity: kind(folder=_folder(order), job_id=number) for identity, number in known.items()
+        }
         # one question for all of them
         kind.watcher.update()
         states = {identity: kind.watcher.get_state(job.job_id, mode="cache") for identity, job in jobs.items()}

@@ -1,4 +1,5 @@
-"""One run as a job that submitit carries out: begun as often as the cluster stops it, always from its last checkpoint."""
+"""One run as a job that submitit carries out: begun as often as the cluster stops it, always from its last
+checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LOCK_PATIENCE = 90.0
 class SlurmRun:
     """Carry out one order, and say how it is queued again when its job is preempted or out of time.
 
-    `kept` is the number of epochs that the run had when this job began, `idle` how many jobs in a row ended without one more.
+    `kept` is the number of epochs that the run had when this job began, `idle` how many jobs in a row ended without one
+    more.
     """
 
     order: Order
@@ -66,7 +68,8 @@ class SlurmRun:
         idle = 0 if kept > self.kept else self.idle + 1
         if idle > REPLACEMENTS:
             raise StudyError(
-                f"{idle} jobs in a row were stopped before one more epoch was trained. A run goes on from the end of its last epoch: "
+                f"{idle} jobs in a row were stopped before one more epoch was trained. A run goes on from the end of "
+                "its last epoch: "
                 "give its job more time (--slurm timeout_min=...), more memory (mem_gb=...) or a shorter epoch"
             )
         return replace(self, kept=kept, idle=idle)
@@ -80,4 +83,3 @@ class SlurmRun:
         except Timeout:
             # the run itself says who holds it
             return
-

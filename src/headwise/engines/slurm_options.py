@@ -21,8 +21,9 @@ PASSED_ON = ("reservation", "licenses")
 class SlurmOptions:
     """Hold the options of `--slurm`; None leaves a choice to the cluster. Times are minutes and seconds, memory is GB.
 
-    `executor` is slurm, or local (processes of this machine) and debug (this process) to try a study out. `gpus_per_node` is 1 where
-    the study runs on a GPU, `cpus_per_task` the threads of a run. `signal_delay_s` is how long before its end a job is told of it.
+    `executor` is slurm, or local (processes of this machine) and debug (this process) to try a study out.
+    `gpus_per_node` is 1 where the study runs on a GPU, `cpus_per_task` the threads of a run. `signal_delay_s` is how
+    long before its end a job is told of it.
     """
 
     executor: str = "slurm"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def serve(pipe: Connection, output: Connection, trains: bool = True) -> None:
-    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is gone.
+    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is
+    gone.
 
     A worker that `trains` imports torch ahead; one that only starts scripts needs none.
     """

@@ -1,4 +1,5 @@
-"""What worker processes print: caught, so that it stands in lines of its own beside the progress of a study and does not overwrite it."""
+"""What worker processes print: caught, so that it stands in lines of its own beside the progress of a study and does
+not overwrite it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class WorkerOutput:
-    """Read the lines that one worker prints; `reader` is the end of a pipe to which the worker gave both of its streams."""
+    """Read the lines that one worker prints; `reader` is the end of a pipe to which the worker gave both of its
+    streams."""
 
     def __init__(self, reader: Connection) -> None:
         self.reader = reader
@@ -24,7 +26,8 @@ class WorkerOutput:
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> list[str]:
-        """Return the lines printed since the last call as a terminal would show them, without empty ones; `last` counts an unfinished line too."""
+        """Return the lines printed since the last call as a terminal would show them, without empty ones; `last` counts
+        an unfinished line too."""
         if not self.ended and self.reader.poll():
             found = os.read(self.reader.fileno(), AT_ONCE)
             self.ended = not found

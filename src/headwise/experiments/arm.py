@@ -63,7 +63,8 @@ class Arm:
         return dataclasses.replace(self, changes=tuple(values.items()), written=written)
 
     def does_the_same(self, other: Arm, task: Subject) -> bool:
-        """Return whether two arms are the same under two texts, as where one names a setting at the value that `task` has."""
+        """Return whether two arms are the same under two texts, as where one names a setting at the value that `task`
+        has."""
         if (self.name, self.methods, self.timed, self.where) != (other.name, other.methods, other.timed, other.where):
             return False
         return self.task(task) == other.task(task)
@@ -129,7 +130,8 @@ def refuse_equal_arms(texts: tuple[str, ...], task: Subject) -> None:
     for number, (text, arm) in enumerate(found.items()):
         if arm.text != BASELINE and arm.does_the_same(Arm(BASELINE), task):
             raise StudyError(
-                f"--method {text!r} is the baseline: {', '.join(arm.written)} holds there too. Change another value, or "
+                f"--method {text!r} is the baseline: {', '.join(arm.written)} holds there too. Change another value, "
+                "or "
                 f"write {SAME!r} for a control."
             )
         for before, other in list(found.items())[:number]:

@@ -112,7 +112,8 @@ def _candidates(text: str) -> list[Any]:
 
 
 def _tuples(text: str) -> list[Any]:
-    """Return what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then texts alone."""
+    """Return what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then
+    texts alone."""
     inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
     parts = split(inside[1].strip().removesuffix(","), ",") if inside else []
     if not all(parts):

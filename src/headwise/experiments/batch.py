@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 class Batch(NamedTuple):
     """Hold the inputs and targets of one batch.
 
-    A model gets a tensor as its one argument, a tuple as its arguments in order, a dict as its keywords; a tuple that holds
-    one dict hands over the dict itself.
+    A model gets a tensor as its one argument, a tuple as its arguments in order, a dict as its keywords; a tuple that
+    holds one dict hands over the dict itself.
 
     Example:
         >>> import torch

@@ -36,7 +36,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Rows:
-    """Mark a tensor that `count` gives as one row an example: rows are put together, not added (for a rank correlation).
+    """Mark a tensor that `count` gives as one row an example: rows are put together, not added (for a rank
+    correlation).
 
     Example:
         >>> import torch
@@ -54,8 +55,8 @@ Sums = dict[str, Tensor | Rows]
 class Evaluation:
     """Name a pass in evaluation mode; whatever is None is done as the task does it.
 
-    `name` stands first in outcomes ("test/fog-3/accuracy"), `split` is asked of `Task.data`. `output(model, inputs)` replaces
-    the plain forward: it decodes, slides a window, or averages over scales.
+    `name` stands first in outcomes ("test/fog-3/accuracy"), `split` is asked of `Task.data`. `output(model, inputs)`
+    replaces the plain forward: it decodes, slides a window, or averages over scales.
 
     Example:
         >>> from headwise.study import Evaluation

@@ -17,9 +17,10 @@ OTHERS = "model*.safetensors"
 class Phase:
     """Describe one part of a run; most runs have one.
 
-    `changes` are settings of recipe and task, seen by `model`, `batch` and `loss` of this phase. Weights whose names match
-    `carry` come from `start` ("previous": the phase before; "fresh": none; else a folder with a checkpoint), the others
-    begin anew. Parameters whose names match `learn` are trained, the others stay. Patterns are those of a shell (`head.*`).
+    `changes` are settings of recipe and task, seen by `model`, `batch` and `loss` of this phase. Weights whose names
+    match `carry` come from `start` ("previous": the phase before; "fresh": none; else a folder with a checkpoint), the
+    others begin anew. Parameters whose names match `learn` are trained, the others stay. Patterns are those of a shell
+    (`head.*`).
 
     Example:
         >>> from headwise.study import Phase
@@ -53,7 +54,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
     if not found:
         what = "holds no" if folder.is_dir() else "is no folder, so it holds no"
         raise StudyError(
-            f"a phase starts from {folder}, which {what} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) and no "
+            f"a phase starts from {folder}, which {what} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
+            "and no "
             f"{OTHERS} (a model's folder). Check the path."
         )
     return found

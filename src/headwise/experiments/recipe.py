@@ -10,8 +10,8 @@ OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad", "muon"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # What each optimizer takes, with the value that None stands for: torch's own defaults, but momentum 0.9, which is what
-# papers mean by SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention and MLPs, with
-# AdamW for the rest; betas and eps are AdamW's.
+# papers mean by SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention
+# and MLPs, with AdamW for the rest; betas and eps are AdamW's.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8},

@@ -54,12 +54,15 @@ class Study(BaseModel):
         >>> class Bright(Task):
         ...     epochs: int = 2
         ...     def model(self):
-        ...         return VisionTransformer(classes=2, image_size=8, channels=1, dim=16, depth=1, heads=2, head_dim=8, mlp_dim=16)
+        ...         return VisionTransformer(
+        ...             classes=2, image_size=8, channels=1, dim=16, depth=1, heads=2, head_dim=8, mlp_dim=16
+        ...         )
         ...     def data(self, split):
         ...         images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
         ...         return images, (images.mean((1, 2, 3)) > 0.5).long()
         >>> study = Study(
-        ...     name="bright", title="Bright", question="?", task=Bright(), task_place="bright.py:Bright", methods=("DropHead(p=0.1)",), seeds=2
+        ...     name="bright", title="Bright", question="?", task=Bright(), task_place="bright.py:Bright",
+        ...     methods=("DropHead(p=0.1)",), seeds=2
         ... )
         >>> study.arms
         ('baseline', 'DropHead(p=0.1)')
@@ -121,7 +124,8 @@ class Study(BaseModel):
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
-        """Return the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's own."""
+        """Return the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's
+        own."""
         read = read_arm(arm, self.task)
         task = read.task(self.task)
         settings = task.model_dump(mode="json") | changes.pop("settings", {})

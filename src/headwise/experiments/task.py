@@ -18,9 +18,9 @@ from headwise.experiments.subject import Subject
 class Task(Recipe, Subject, ABC):
     """Describe what is learned; subclass it in one file and pass `--task file.py:Class`.
 
-    Fields are settings: whatever changes a number belongs in a field; those of `Recipe` say how it is trained. `model` and
-    `data` must be written, the rest has defaults for classification. Tensors of `data` have the examples in their first
-    dimension.
+    Fields are settings: whatever changes a number belongs in a field; those of `Recipe` say how it is trained. `model`
+    and `data` must be written, the rest has defaults for classification. Tensors of `data` have the examples in their
+    first dimension.
 
     Example:
         >>> import torch
@@ -28,7 +28,9 @@ class Task(Recipe, Subject, ABC):
         >>> class Bright(Task):
         ...     epochs: int = 2
         ...     def model(self):
-        ...         return VisionTransformer(classes=2, image_size=8, channels=1, dim=16, depth=1, heads=2, head_dim=8, mlp_dim=16)
+        ...         return VisionTransformer(
+        ...             classes=2, image_size=8, channels=1, dim=16, depth=1, heads=2, head_dim=8, mlp_dim=16
+        ...         )
         ...     def data(self, split):
         ...         images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
         ...         return images, (images.mean((1, 2, 3)) > 0.5).long()
@@ -78,8 +80,8 @@ class Task(Recipe, Subject, ABC):
     def data(self, split: str) -> Any:
         """Return the examples of "train", "validation", "test" or a split that an evaluation or a phase names.
 
-        A tuple (inputs, targets) or a dict of tensors, whose "labels" are the targets; None for a validation that does not
-        exist.
+        A tuple (inputs, targets) or a dict of tensors, whose "labels" are the targets; None for a validation that does
+        not exist.
         """
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
@@ -91,17 +93,20 @@ class Task(Recipe, Subject, ABC):
             return Batch({k: v for k, v in examples.items() if k != "labels"}, examples.get("labels"))
         if not isinstance(examples, (tuple, list)) or len(examples) != 2:
             raise TypeError(
-                "data() gives (inputs, targets), inputs a tuple where the model takes several, or a dict with its labels; "
+                "data() gives (inputs, targets), inputs a tuple where the model takes several, or a dict with its "
+                "labels; "
                 "anything else needs a batch() of its own"
             )
         return Batch(*examples)
 
     def lengths(self, examples: Any) -> Tensor | None:
-        """Return each example's length in tokens, where lengths differ: batches then hold examples of similar lengths."""
+        """Return each example's length in tokens, where lengths differ: batches then hold examples of similar
+        lengths."""
         return None
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Return the mean loss of a batch, in nats for cross entropy; a model that gives its own loss is taken at its word."""
+        """Return the mean loss of a batch, in nats for cross entropy; a model that gives its own loss is taken at its
+        word."""
         own = getattr(output, "loss", None)
         return nn.functional.cross_entropy(logits_of(output), targets) if own is None else own
 
@@ -110,7 +115,8 @@ class Task(Recipe, Subject, ABC):
         found = targets
         if targets is None:
             raise TypeError(
-                "weight() counts the targets, and batch() gave none: give Batch(inputs, targets), or write weight(targets)"
+                "weight() counts the targets, and batch() gave none: give Batch(inputs, targets), or write "
+                "weight(targets)"
             )
         while not isinstance(found, Tensor):
             found = next(iter(found.values() if isinstance(found, dict) else found))
@@ -137,7 +143,8 @@ class Task(Recipe, Subject, ABC):
         return []
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example forgetting."""
+        """Return further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example
+        forgetting."""
         return {}
 
 

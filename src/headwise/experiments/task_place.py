@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def source_file(place: str) -> Path | None:
-    """Return the file whose text is part of a task's identity; None for the package's own, known by name and version."""
+    """Return the file whose text is part of a task's identity; None for the package's own, known by name and
+    version."""
     where, _, _ = place.rpartition(":")
     if where.endswith(".py"):
         return Path(where)

@@ -77,7 +77,8 @@ def source_digest(path: Path) -> str:
 
 
 def files_read(task: Subject) -> list[Path]:
-    """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start from."""
+    """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start
+    from."""
     starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
     return list(dict.fromkeys((*task.files(), *starts)))
 
@@ -137,7 +138,9 @@ def _without_a_type(error: Exception) -> str | None:
         return None
     known = Task.model_fields.get(named[1])
     if known is None:
-        return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] where it is no setting."
+        return (
+            f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] where it is no setting."
+        )
     kind = known.annotation
     shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     return f"the setting {named[1]} has no type: write {named[1]}: {shown} = ..."

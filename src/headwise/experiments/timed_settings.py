@@ -85,7 +85,8 @@ class Timed:
 
 
 def is_timed(text: str) -> bool:
-    """Return whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share or an arrow."""
+    """Return whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share
+    or an arrow."""
     try:
         ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError):

@@ -28,8 +28,8 @@ SILENCE = 30.0
 def download(address: str, path: Path, checksum: str | None, tell: Callable[[str], None]) -> None:
     """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5 or SHA-256.
 
-    `checksum` is in hexadecimal; None where none is known: what arrives whole is taken. Raises StudyError when four attempts
-    fail, or when what arrived whole is not the official file.
+    `checksum` is in hexadecimal; None where none is known: what arrives whole is taken. Raises StudyError when four
+    attempts fail, or when what arrived whole is not the official file.
     """
     part = path.with_name(path.name + ".part")
     for wait in (*WAITS, None):
@@ -72,7 +72,8 @@ def digest(path: Path, like: str) -> tuple[str, str]:
 
 
 def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
-    """Fetch what is missing of `part`; tell whether it is surely whole, which it is not where the server named no size."""
+    """Fetch what is missing of `part`; tell whether it is surely whole, which it is not where the server named no
+    size."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
     try:

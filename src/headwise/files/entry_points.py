@@ -24,7 +24,8 @@ def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
         # an editable installation may be listed twice
         if other.value != point.value:
             raise StudyError(
-                f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} ({other.value}) "
+                f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} "
+                f"({other.value}) "
                 f"and {_package(point)} ({point.value}). Uninstall one of them."
             )
     return known
@@ -41,7 +42,8 @@ def load(group: Group, name: str) -> Any:
         return point.load()
     except Exception as error:
         raise StudyError(
-            f"{name} of the package {_package(point)} cannot be loaded from {point.value} ({type(error).__name__}: {error}). "
+            f"{name} of the package {_package(point)} cannot be loaded from {point.value} ({type(error).__name__}: "
+            f"{error}). "
             f"Repair or uninstall {_package(point)}."
         ) from error
 

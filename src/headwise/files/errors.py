@@ -37,6 +37,7 @@ def explain(error: OSError, folder: Path, option: str = "--out") -> StudyError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StudyError(
-            f"{where} cannot be used as a folder: {error.strerror}. A file stands in its place; choose another {option}."
+            f"{where} cannot be used as a folder: {error.strerror}. A file stands in its place; choose another "
+            f"{option}."
         )
     return StudyError(f"{where}: {error.strerror or error}. Repair it, {again}.")

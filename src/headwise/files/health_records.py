@@ -28,7 +28,8 @@ class Record(TypedDict):
 
 
 class Alert(TypedDict):
-    """A figure that passed its limit, what that means, what helps, who showed it, and how good this alarm was found to be."""
+    """A figure that passed its limit, what that means, what helps, who showed it, and how good this alarm was found to
+    be."""
 
     alert: str
     site: str

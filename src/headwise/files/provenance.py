@@ -20,7 +20,8 @@ def describe_environment() -> dict[str, Any]:
 
 
 def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """List what results say of their commit, versions and hardware, each with its number of runs, the most frequent first."""
+    """List what results say of their commit, versions and hardware, each with its number of runs, the most frequent
+    first."""
     found: dict[str, dict[str, Any]] = {}
     for result in results:
         one = {name: result.get(name) for name in ("commit", "versions", "hardware")}
@@ -91,7 +92,8 @@ def _processor() -> str:
 
 
 def _instructions(flags: set[str]) -> str:
-    """Name the instruction set that torch takes on this processor: another one rounds otherwise, and trains to other numbers."""
+    """Name the instruction set that torch takes on this processor: another one rounds otherwise, and trains to other
+    numbers."""
     asked = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags and asked in ("", "avx512"):
         return "AVX512"

@@ -32,7 +32,8 @@ class Told:
             found = read_json(self.path)
             if not isinstance(found, dict):
                 raise StudyError(
-                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it to "
+                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it "
+                    "to "
                     "run alone."
                 )
             self.terms = found

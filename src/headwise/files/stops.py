@@ -1,4 +1,5 @@
-"""How a command hears Ctrl-C and SIGTERM, which schedulers send: one line, and the exit code that a shell gives for the signal."""
+"""How a command hears Ctrl-C and SIGTERM, which schedulers send: one line, and the exit code that a shell gives for the
+signal."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def stopped_line(folder: Path | None) -> str:
 
 
 def end_on_stops() -> None:
-    """End at once with one line when a stop is heard, where nothing needs to be put away: while libraries are imported, above all."""
+    """End at once with one line when a stop is heard, where nothing needs to be put away: while libraries are imported,
+    above all."""
     for number in _heard():
         signal.signal(number, _end)
 
@@ -57,7 +59,8 @@ def raise_on_stops() -> Iterator[None]:
 
 @contextmanager
 def ignored_stops() -> Iterator[None]:
-    """Ignore stops for the moment in which processes are started: they inherit it, and their parent decides for them."""
+    """Ignore stops for the moment in which processes are started: they inherit it, and their parent decides for
+    them."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _heard()}
     try:
         yield
@@ -67,18 +70,21 @@ def ignored_stops() -> Iterator[None]:
 
 
 def leave_stops_to_the_parent() -> None:
-    """Do nothing at a stop, which reaches a whole terminal or job; what this process starts itself hears it as usual."""
+    """Do nothing at a stop, which reaches a whole terminal or job; what this process starts itself hears it as
+    usual."""
     for number in STOPS:
         signal.signal(number, lambda *_: None)
 
 
 def end_in_order() -> None:
-    """End this process when its parent asks for it, as at the end of its program: libraries free what they hold, semaphores above all."""
+    """End this process when its parent asks for it, as at the end of its program: libraries free what they hold,
+    semaphores above all."""
     signal.signal(END, lambda *_: sys.exit())
 
 
 def _heard() -> list[signal.Signals]:
-    """Return the stops that are not ignored: a shell ignores Ctrl-C for what it runs in the background. Only a main thread hears any."""
+    """Return the stops that are not ignored: a shell ignores Ctrl-C for what it runs in the background. Only a main
+    thread hears any."""
     import threading
 
     if threading.current_thread() is not threading.main_thread():

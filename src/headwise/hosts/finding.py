@@ -19,14 +19,17 @@ from headwise.hosts.transformers import adapter as transformers
 from headwise.projections.sharded import heads_split
 
 EXPLICIT = (
-    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and calls neither "
-    f"F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, {LOAD_SDPA}, or "
+    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and "
+    "calls neither "
+    "F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention on, "
+    f"{LOAD_SDPA}, or "
     "call F.scaled_dot_product_attention in it"
 )
 
 
 PROCESSOR = (
-    "its forward hands the attention to self.{name} ({kind}), an object that is no module, and headwise does not follow what runs "
+    "its forward hands the attention to self.{name} ({kind}), an object that is no module, and headwise does not "
+    "follow what runs "
     "there, fused attention or not: call F.scaled_dot_product_attention in the layer's own forward"
 )
 
@@ -34,8 +37,8 @@ PROCESSOR = (
 def find(model: nn.Module) -> list[Candidate]:
     """Find every attention-like module of a model, in the order in which it lists them: reachable, or not and why."""
     found: list[Candidate] = []
-    # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that the last
-    # host looks for, and what one host took is not taken again.
+    # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that
+    # the last host looks for, and what one host took is not taken again.
     for host in (torch_mha, transformers, diffusers, sdpa):
         taken = {inner for f in found for inner in f.site.module.modules()}
         found.extend(host.find(model, taken))
@@ -76,7 +79,8 @@ def _wraps(module: nn.Module) -> bool:
 
 
 def _by_processor(module: nn.Module) -> str:
-    """Say that a layer has its attention computed by an object of its own, as diffusers' layers have; empty where it has none."""
+    """Say that a layer has its attention computed by an object of its own, as diffusers' layers have; empty where it
+    has none."""
     named = names_used(forward_of(module))
     for name, part in vars(module).items():
         called = getattr(type(part), "__call__", None)  # noqa: B004  # its code is read, not whether there is one

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Hold one world on disk and what of it may be run: the study of all entries so far, and the journal of their trials."""
+    """Hold one world on disk and what of it may be run: the study of all entries so far, and the journal of their
+    trials."""
 
     def __init__(
         self,
@@ -213,7 +214,10 @@ class Cell:
             if name != self.entry.name and one.status == "chosen"
         }
         if choice.label in taken:
-            why = f"its search came to {choice.label}, which is what {taken[choice.label]} came to: give their ranges no common point"
+            why = (
+                f"its search came to {choice.label}, which is what {taken[choice.label]} came to: give their ranges "
+                "no common point"
+            )
             self._put(status="failed", why=why)
             return
         value = next(

@@ -13,7 +13,8 @@ KINDS = ("control", "method", "pair")
 
 @specification
 def pareto(rows: Sequence[Row]) -> Any:
-    """Return gain against the cost of a step: a point and an interval for each of `rows` (name, kind, cost, gain, low, high, best).
+    """Return gain against the cost of a step: a point and an interval for each of `rows` (name, kind, cost, gain, low,
+    high, best).
 
     Those that no other entry beats in both are named.
     """

@@ -67,7 +67,8 @@ def named(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def cells_of(request: LeagueRequest, engine: object, listener: object) -> list[Cell]:
-    """Return every entry in every world that was asked for, the plain model always; an entry that names its worlds is in no other.
+    """Return every entry in every world that was asked for, the plain model always; an entry that names its worlds is
+    in no other.
 
     Raises:
         StudyError: for a name that is none, a file that is no entry or world, and a folder of something else.

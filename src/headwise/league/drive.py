@@ -30,7 +30,8 @@ def read_budget(text: str) -> float:
 
 
 def needed(seeds: int) -> int:
-    """Return the final seeds from which a cell has an interval that can decide: those of a verdict, or all that are asked for."""
+    """Return the final seeds from which a cell has an interval that can decide: those of a verdict, or all that are
+    asked for."""
     return min(seeds, seeds_for_a_verdict())
 
 
@@ -61,8 +62,8 @@ def left_of(cell: Cell) -> Left:
 def informative_first(cells: Iterable[Cell]) -> list[tuple[Cell, int]]:
     """Return cells with the final seeds to go to: first every cell to its interval, then each to all seeds.
 
-    Among those without an interval the plain model of each world is first, without which nothing can be said there, then what was
-    begun, then entry after entry over all worlds, so that a budget that ends leaves whole rows.
+    Among those without an interval the plain model of each world is first, without which nothing can be said there,
+    then what was begun, then entry after entry over all worlds, so that a budget that ends leaves whole rows.
     """
     waiting = [(cell, left_of(cell)) for cell in cells]
     waiting = [(cell, left) for cell, left in waiting if left.runs]
@@ -87,8 +88,8 @@ def carry_out(
 ) -> str:
     """Run what is missing of cells until `deadline` (in seconds of `clock`); say why it ended.
 
-    A run that fails makes its cell failed, and the others go on. Raises StudyError where the engine can go on with nothing, as
-    when the disk is full, or where another process works in one of the folders.
+    A run that fails makes its cell failed, and the others go on. Raises StudyError where the engine can go on with
+    nothing, as when the disk is full, or where another process works in one of the folders.
     """
     places = list({cell.place.folder: cell.place for cell in cells}.values())
     with ExitStack() as held:
@@ -172,7 +173,8 @@ class _Lanes:
 
 
 def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
-    """Say in lines, world by world, how many runs are left, about how long they take, and which entries have no interval."""
+    """Say in lines, world by world, how many runs are left, about how long they take, and which entries have no
+    interval."""
     by_world: dict[str, list[Left]] = {}
     for cell in cells:
         by_world.setdefault(cell.place.world.name, []).append(left_of(cell))
@@ -185,10 +187,12 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
     everything = [one for left in by_world.values() for one in left]
     minutes = sum(one.seconds for one in everything) / 60
     lines.append(
-        f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  {sum(one.runs for one in everything):>9}  {minutes:>12.0f}"
+        f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  "
+        f"{sum(one.runs for one in everything):>9}  {minutes:>12.0f}"
     )
     lines.append(
-        f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' files say of a run"
+        f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' "
+        "files say of a run"
     )
     for world, left in by_world.items():
         seeds = left[0].cell.place.study.seeds

@@ -1,4 +1,5 @@
-"""Entries and worlds: one TOML file each, of headwise's packages, of any installed package, or of a folder of one's own."""
+"""Entries and worlds: one TOML file each, of headwise's packages, of any installed package, or of a folder of one's
+own."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Named(BaseModel):
 class Entry(Named):
     """Hold one entry: the arm as it is written, and what its search may choose.
 
-    `search` names the learning rate, as factors of the world's own, and the entry's own strengths: fields of its methods
-    ("p", or "DropHead.p" where several have one), or settings of the task that its arm changes.
+    `search` names the learning rate, as factors of the world's own, and the entry's own strengths: fields of its
+    methods ("p", or "DropHead.p" where several have one), or settings of the task that its arm changes.
     """
 
     arm: str
@@ -91,7 +92,8 @@ N = TypeVar("N", bound=Named)
 
 
 def installed_folders() -> list[Path]:
-    """Return the folders of installed packages that hold `entries/` and `worlds/`, by the entry points `headwise.leagues`."""
+    """Return the folders of installed packages that hold `entries/` and `worlds/`, by the entry points
+    `headwise.leagues`."""
     found = []
     for point in entry_points(GROUP).values():
         module = importlib.import_module(point.value)
@@ -130,11 +132,13 @@ def read_worlds(folders: Sequence[Path]) -> dict[str, World]:
 
 
 def chosen(known: dict[str, N], asked: Sequence[str], option: str) -> dict[str, N]:
-    """Return the entries or worlds that were asked for, all where none was; raise StudyError for a name that is none."""
+    """Return the entries or worlds that were asked for, all where none was; raise StudyError for a name that is
+    none."""
     wrong = [name for name in asked if name not in known]
     if wrong:
         raise StudyError(
-            f"{option} {wrong[0]}: there is none of this name.{suggest(wrong[0], list(known))} Known: {', '.join(known)}."
+            f"{option} {wrong[0]}: there is none of this name.{suggest(wrong[0], list(known))} Known: "
+            f"{', '.join(known)}."
         )
     return {name: one for name, one in known.items() if not asked or name in asked}
 
@@ -160,6 +164,7 @@ def _read(folders: Sequence[Path], part: str, kind: type[N]) -> dict[str, N]:
     if not found:
         where = ", ".join(map(str, folders)) or "no folder (no installed package brings a league)"
         raise StudyError(
-            f"there are no {part} in {where}. Install headwise-papers, or give a folder with entries/ and worlds/: --source FOLDER."
+            f"there are no {part} in {where}. Install headwise-papers, or give a folder with entries/ and worlds/: "
+            "--source FOLDER."
         )
     return found

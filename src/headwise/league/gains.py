@@ -1,8 +1,8 @@
 """What entries gain over worlds: figures over all runs with intervals, by resampling seeds within worlds.
 
-A gain is the paired difference to the plain model in the outcome that decides, turned so that more is better, in units of the
-plain model's spread between its seeds in that world. Aggregates as in Agarwal et al. 2021 (arXiv 2108.13264). The worlds are
-the ones that were chosen: no interval here says anything of others; leaving a world out does.
+A gain is the paired difference to the plain model in the outcome that decides, turned so that more is better, in units
+of the plain model's spread between its seeds in that world. Aggregates as in Agarwal et al. 2021 (arXiv 2108.13264).
+The worlds are the ones that were chosen: no interval here says anything of others; leaving a world out does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LEVELS = tuple(-3 + 0.5 * at for at in range(13))
 
 @dataclass(frozen=True)
 class Figures:
-    """Hold one world's runs: by entry the figures of its seeds (NaN where missing), more is better, and those of the plain model."""
+    """Hold one world's runs: by entry the figures of its seeds (NaN where missing), more is better, and those of the
+    plain model."""
 
     name: str
     plain: Array
@@ -83,7 +84,8 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def probability_of_improvement(ours: Array, others: Array) -> Array:
-    """Return how often a run of ours (…, n) is better than one of the others (m), over all pairs; equal ones count half."""
+    """Return how often a run of ours (…, n) is better than one of the others (m), over all pairs; equal ones count
+    half."""
     import numpy as np
 
     one, other = ours[..., :, None], others[None, :]
@@ -104,7 +106,8 @@ def ranks_of(means: Array) -> Array:
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Return Spearman's correlation over the entries that have both figures; NaN below three, or where one does not vary."""
+    """Return Spearman's correlation over the entries that have both figures; NaN below three, or where one does not
+    vary."""
     import numpy as np
 
     there = np.isfinite(one) & np.isfinite(other)
@@ -155,10 +158,11 @@ class Worlds:
         }
 
     def left_out_each(self) -> dict[str, Estimate]:
-        """Return, for each world, how well the order of entries in the others foretells its own; and "mean" over worlds.
+        """Return, for each world, how well the order of entries in the others foretells its own; and "mean" over
+        worlds.
 
-        It is Spearman's correlation of the interquartile mean of gains elsewhere with the mean gain here. Resampled seeds add noise,
-        which lowers it: the interval lies rather too low.
+        It is Spearman's correlation of the interquartile mean of gains elsewhere with the mean gain here. Resampled
+        seeds add noise, which lowers it: the interval lies rather too low.
         """
         if len(self.worlds) < 2:
             return {}

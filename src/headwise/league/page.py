@@ -1,4 +1,5 @@
-"""Write the page of a league: entries × worlds, the aggregate with intervals, gain against cost, then every world; its tables and figures beside it."""
+"""Write the page of a league: entries × worlds, the aggregate with intervals, gain against cost, then every world; its
+tables and figures beside it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ GLYPHS = {
     "searching": "",
 }
 MEANING = (
-    "▲ better, ▼ worse, = equivalent within the world's margin, · no evidence, ? too few seeds for a verdict, × a run failed, "
+    "▲ better, ▼ worse, = equivalent within the world's margin, · no evidence, ? too few seeds for a verdict, × a run "
+    "failed, "
     "– refused by the world's model; empty: not run yet."
 )
 # entries whose profile is drawn
@@ -41,7 +43,8 @@ PROFILES = 8
 
 
 def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
-    """Read worlds and write league.html, league.csv, aggregate.csv and the figures into `out`; give the page and lines for a screen.
+    """Read worlds and write league.html, league.csv, aggregate.csv and the figures into `out`; give the page and lines
+    for a screen.
 
     Raises:
         StudyError: for folders that hold no world, or worlds of different leagues.
@@ -88,7 +91,10 @@ def league_page(
             )
         )
     if drawn["profiles"] is not None:
-        caption = f"Share of runs whose gain exceeds a level; the {PROFILES} entries with the highest gain, each world counting alike."
+        caption = (
+            f"Share of runs whose gain exceeds a level; the {PROFILES} entries with the highest gain, each world "
+            "counting alike."
+        )
         sections.append(Section("Profiles", join(*_figure(drawn["profiles"], "Profiles of gains", caption))))
     sections += _left_out(worlds)
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
@@ -108,7 +114,8 @@ def league_page(
 
 
 def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> dict[str, Any] | None:
-    """Return the heat map of mean gains, entries in the order of their aggregate, a glyph of the verdict in each cell."""
+    """Return the heat map of mean gains, entries in the order of their aggregate, a glyph of the verdict in each
+    cell."""
     gains, order = worlds.mean_gains(), _ordered(found)
     rows: list[dict[str, Any]] = [
         {
@@ -185,7 +192,10 @@ def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
 def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
     """Return every entry of every world in a row; what is missing is empty."""
     gains = worlds.mean_gains()
-    head = "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,difference,low,high,p,verdict,"
+    head = (
+        "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
+        "difference,low,high,p,verdict,"
+    )
     rows: list[list[Any]] = [
         (head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")
     ]
@@ -260,14 +270,16 @@ def _figure(chart: dict[str, Any] | None, title: str, caption: str) -> list[Any]
 
 def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
     told = [
-        f"{name}: all runs of the plain model are equal, or fewer than two are finished, so that it sets no unit; it is in no aggregate."
+        f"{name}: all runs of the plain model are equal, or fewer than two are finished, so that it sets no unit; it "
+        "is in no aggregate."
         for name in worlds.left_out
     ]
     for world in read:
         missing = len(world.study.missing())
         if missing:
             told.append(
-                f"{world.record.title}: {count(missing, 'final run')} missing; an entry's pairs are those that are there."
+                f"{world.record.title}: {count(missing, 'final run')} missing; an entry's pairs are those that are "
+                "there."
             )
     return [prose(told, kind="warning")] if told else []
 
@@ -287,7 +299,8 @@ def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
         f"of the controls {parts[1]}" if controls else "no control",
     ]
     return (
-        f"Over {count(len(read), 'world')} these gain by their interval, highest first: {said[0]}; {said[1]}. The highest of many is too high: "
+        f"Over {count(len(read), 'world')} these gain by their interval, highest first: {said[0]}; {said[1]}. The "
+        "highest of many is too high: "
         "run a winner on fresh seeds before you name it."
     )
 
@@ -325,10 +338,14 @@ def _number(value: float) -> str:
 
 def _words(read: Sequence[WorldRead]) -> str:
     return (
-        "Gain: interquartile mean, over all runs of all worlds, of the paired difference to the plain model in units of its standard deviation "
-        "between seeds (a fixed unit of each world). Better than plain: share of pairs of runs, mean over worlds. Rank: of the mean within a world, "
-        f"1 is best. Intervals: 95 %, {RESAMPLES:,} resamples of the seeds within each world, percentiles; they say nothing of other worlds, and are "
-        "not corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure there."
+        "Gain: interquartile mean, over all runs of all worlds, of the paired difference to the plain model in units "
+        "of its standard deviation "
+        "between seeds (a fixed unit of each world). Better than plain: share of pairs of runs, mean over worlds. "
+        "Rank: of the mean within a world, "
+        f"1 is best. Intervals: 95 %, {RESAMPLES:,} resamples of the seeds within each world, percentiles; they say "
+        "nothing of other worlds, and are "
+        "not corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure "
+        "there."
     )
 
 
@@ -338,7 +355,8 @@ def _left_out(worlds: Worlds) -> list[Section]:
         return []
     rows = [[name, _shown(one)] for name, one in found.items()]
     words = (
-        "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. Noise of the seeds lowers it, "
+        "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. "
+        "Noise of the seeds lowers it, "
         "and its interval lies rather too low."
     )
     return [
@@ -352,7 +370,10 @@ def _world_words(world: WorldRead) -> str:
         if world.control
         else "No control has been searched here."
     )
-    return f"The plain model suffers from {world.record.symptom}. Outcome: {world.outcome.label}. {control} All entries are one family of tests."
+    return (
+        f"The plain model suffers from {world.record.symptom}. Outcome: {world.outcome.label}. {control} All entries "
+        "are one family of tests."
+    )
 
 
 def _world_table(world: WorldRead, worlds: Worlds) -> Any:

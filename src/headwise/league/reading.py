@@ -64,7 +64,8 @@ def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
     """Read worlds in the order given.
 
     Raises:
-        StudyError: for a folder that is no world of a league, one without a finished search of the plain model, two of one world,
+        StudyError: for a folder that is no world of a league, one without a finished search of the plain model, two of
+        one world,
             and worlds that were searched with different numbers of trials.
     """
     found = [_read(folder) for folder in folders]
@@ -75,13 +76,15 @@ def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
     trials = {world.record.trials for world in found}
     if len(trials) > 1:
         raise StudyError(
-            f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials an entry: a league has one number. Give those alike."
+            f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials an entry: a league has one "
+            "number. Give those alike."
         )
     return found
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
-    """Return the control whose search found the best figure on validation data: the test data have no part in the choice."""
+    """Return the control whose search found the best figure on validation data: the test data have no part in the
+    choice."""
     known = {
         name: one.validation for name, one in record.entries.items() if one.kind == "control" and one.status == "chosen"
     }

@@ -1,4 +1,5 @@
-"""What the search of an entry may choose: the learning rate as a factor of the world's, and the entry's own strengths."""
+"""What the search of an entry may choose: the learning rate as a factor of the world's, and the entry's own
+strengths."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Declared:
         return Choice(arm.text, rounded(self._rate * point[RATE]))
 
     def _place(self, name: str) -> tuple[int | None, str]:
-        """Return which method has this field, and the field; no method for a setting of the task that the arm changes."""
+        """Return which method has this field, and the field; no method for a setting of the task that the arm
+        changes."""
         kind, _, field = name.rpartition(".")
         for index, method in enumerate(self._arm.methods):
             fields = {one.name for one in dataclasses.fields(method)}  # type: ignore[arg-type]
@@ -67,7 +69,8 @@ class Declared:
         if name in dict(self._arm.changes):
             return None, name
         raise StudyError(
-            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting that this arm changes. "
+            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting "
+            "that this arm changes. "
             f"Correct the name, or write the setting into the arm: 'baseline | {name}=...'."
         )
 
@@ -76,7 +79,8 @@ class Declared:
         return dict(self._arm.changes)[field] if index is None else getattr(self._arm.methods[index], field)
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Return points at which every strength stands at an end of its range: a value that is refused is told before any run."""
+        """Return points at which every strength stands at an end of its range: a value that is refused is told before
+        any run."""
         ends: list[dict[str, Any]] = []
         for name, axis in self._entry.search.items():
             ends += [self.first() | {name: value} for value in (axis.choices if isinstance(axis, Choices) else axis)]

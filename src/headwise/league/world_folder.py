@@ -1,4 +1,5 @@
-"""One world on disk: an ordinary folder of a study that grows by an arm an entry, and league.json, which says what each search chose."""
+"""One world on disk: an ordinary folder of a study that grows by an arm an entry, and league.json, which says what each
+search chose."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> 
     for what in ("world", "task", "settings", "trials"):
         if getattr(found, what) != getattr(fresh, what):
             raise StudyError(
-                f"{folder} holds the world {found.world} with other {what}: its entries would not be comparable with new ones. "
+                f"{folder} holds the world {found.world} with other {what}: its entries would not be comparable with "
+                "new ones. "
                 f"Choose another --out, or delete {folder}."
             )
     return found.model_copy(update={"title": world.title, "symptom": world.symptom})
@@ -95,7 +97,8 @@ def read(folder: Path) -> LeagueRecord:
     known = read_json(folder / FILE)
     if known is None:
         raise StudyError(
-            f"{folder} holds no {FILE}: it is no world of a league. Give the folders that `headwise league --run` wrote."
+            f"{folder} holds no {FILE}: it is no world of a league. Give the folders that `headwise league --run` "
+            "wrote."
         )
     try:
         return LeagueRecord.model_validate(known)

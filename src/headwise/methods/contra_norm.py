@@ -23,11 +23,12 @@ class ContraNorm(Method):
 
     Guo et al. 2023, arXiv 2303.06562.
 
-    x - strength·softmax(x̂x̂ᵀ/temperature)·x, x̂ the tokens at length 1, or with `identity=True` (the authors' form for BERT)
-    (1 + strength)·x minus the same; in training and evaluation. It acts where the branch enters the residual, the third of
-    the places in the authors' code, which tried strengths of 0.005 to 0.2. `norm=True` puts a learned layer norm behind
-    it, as their vision transformers have. The softmax runs over the tokens that a query may see: the original looks at padding
-    and the future. One fused call, no matrix. Layers with a cache have no earlier branch at hand and are refused.
+    x - strength·softmax(x̂x̂ᵀ/temperature)·x, x̂ the tokens at length 1, or with `identity=True` (the authors' form for
+    BERT) (1 + strength)·x minus the same; in training and evaluation. It acts where the branch enters the residual, the
+    third of the places in the authors' code, which tried strengths of 0.005 to 0.2. `norm=True` puts a learned layer
+    norm behind it, as their vision transformers have. The softmax runs over the tokens that a query may see: the
+    original looks at padding and the future. One fused call, no matrix. Layers with a cache have no earlier branch at
+    hand and are refused.
     """
 
     strength: float = 0.1
@@ -59,7 +60,8 @@ class ContraNorm(Method):
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:
             raise ValueError(
-                f"ContraNorm needs all tokens of the layer at {call.site.name}, got {call.queries} queries and {call.keys} keys; "
+                f"ContraNorm needs all tokens of the layer at {call.site.name}, got {call.queries} queries and "
+                f"{call.keys} keys; "
                 "run it without a cache (use_cache=False) and without extra keys"
             )
         strength = call.value(self, "strength").to(y.dtype)

@@ -30,17 +30,18 @@ class DifferentialAttention(Method):
 
     Ye et al. 2024, arXiv 2410.05258 (Differential Transformer).
 
-    (A₁ - λA₂)·[V₁, V₂] for heads 2j and 2j + 1, which are the halves of one of the paper's heads, so that shapes and rotary positions stay
-    those of the host; λ = exp(λ_q1·λ_k1) - exp(λ_q2·λ_k2) + start, one per layer. Each pair's output is divided by its root mean
-    square, times a learned gain per channel and 1 - start. In training and evaluation. `start` is 0.8 - 0.6·exp(-0.3·depth), depth
-    0 for the first layer, or the number given. Two maps, no matrix. A trained model becomes another one at once: it is meant
-    for training from the start. An odd number of heads, or of heads of values, cannot be paired and is refused.
+    (A₁ - λA₂)·[V₁, V₂] for heads 2j and 2j + 1, which are the halves of one of the paper's heads, so that shapes and
+    rotary positions stay those of the host; λ = exp(λ_q1·λ_k1) - exp(λ_q2·λ_k2) + start, one per layer. Each pair's
+    output is divided by its root mean square, times a learned gain per channel and 1 - start. In training and
+    evaluation. `start` is 0.8 - 0.6·exp(-0.3·depth), depth 0 for the first layer, or the number given. Two maps, no
+    matrix. A trained model becomes another one at once: it is meant for training from the start. An odd number of
+    heads, or of heads of values, cannot be paired and is refused.
 
-    `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V, with a factor of its own for
-    each query, no norm and no gain. Both queries of a pair attend on one head of keys and values, the one of the pair's first head:
-    where each query head has its own, the second's keys and values are left unread. The result stands in the places of both heads, so
-    that the output projection adds up two blocks of columns, which are one block in the authors' layer. W starts at 0, so that the
-    factor starts at ½; it needs the layer's input.
+    `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V, with a factor of its
+    own for each query, no norm and no gain. Both queries of a pair attend on one head of keys and values, the one of
+    the pair's first head: where each query head has its own, the second's keys and values are left unread. The result
+    stands in the places of both heads, so that the output projection adds up two blocks of columns, which are one block
+    in the authors' layer. W starts at 0, so that the factor starts at ½; it needs the layer's input.
     """
 
     start: float | None = None
@@ -55,7 +56,10 @@ class DifferentialAttention(Method):
 
     def check(self) -> None:
         self.choose("version", 1, 2)
-        self.require(self.version == 1 or self.start is None, "start belongs to version 1; the second starts its factors at a half")
+        self.require(
+            self.version == 1 or self.start is None,
+            "start belongs to version 1; the second starts its factors at a half",
+        )
         number = isinstance(self.start, (int, float)) and not isinstance(self.start, bool)
         self.require(
             self.start is None or (number and 0 <= self.start < 1), f"start must lie in [0, 1), got {self.start!r}"
@@ -71,10 +75,15 @@ class DifferentialAttention(Method):
         return JOINT if site.joint and self.version == 2 else None
 
     def build(self, site: Site, state: MethodState) -> None:
-        assert site.heads is not None and site.head_dim is not None  # the plan refuses sites without what `shapes` names
+        assert (
+            site.heads is not None and site.head_dim is not None
+        )  # the plan refuses sites without what `shapes` names
         if self.version == 2:
             if site.hidden is None:
-                raise ValueError(f"DifferentialAttention(version=2) reads the layer's input, whose size at {site.name} is not known; give example=")
+                raise ValueError(
+                    f"DifferentialAttention(version=2) reads the layer's input, whose size at {site.name} is not "
+                    "known; give example="
+                )
             state.parameter("factor", torch.zeros(site.heads // 2, site.hidden))
             return
         for name in VECTORS:
@@ -90,8 +99,8 @@ class DifferentialAttention(Method):
         shared = call.heads // (call.site.kv_heads or call.heads)
         if shared == 1:
             return q, k, v
-        # Under grouped queries both heads of a pair may share one head of values. The paper's pair has two: those that follow
-        # one another among the host's own.
+        # Under grouped queries both heads of a pair may share one head of values. The paper's pair has two: those that
+        # follow one another among the host's own.
         pair = torch.arange(call.heads, device=v.device) // 2
         own = 2 * (pair // shared) + torch.arange(call.heads, device=v.device) % 2
         return q, k, v[:, own * shared]
@@ -118,7 +127,8 @@ class DifferentialAttention(Method):
         gain = at_least_fp32(call.state(self).tensor("gain"))
         if gain.shape[0] != 2 * o.shape[-1]:
             raise ValueError(
-                f"DifferentialAttention needs values as wide as queries at {call.site.name}, got {o.shape[-1]} and {gain.shape[0] // 2} channels; "
+                f"DifferentialAttention needs values as wide as queries at {call.site.name}, got {o.shape[-1]} and "
+                f"{gain.shape[0] // 2} channels; "
                 "leave it out with where="
             )
         # The norm runs over both heads of a pair: (B, H/2, T, 2, D).
@@ -128,7 +138,8 @@ class DifferentialAttention(Method):
         return pairs.transpose(2, 3).flatten(1, 2).to(o.dtype)
 
     def _factor(self, call: Call) -> Tensor:
-        """Return the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second version."""
+        """Return the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second
+        version."""
         state = call.state(self)
         if self.version == 2:
             x = tokens_of_queries(self, call)

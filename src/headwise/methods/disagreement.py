@@ -68,7 +68,8 @@ class Disagreement(Method):
             call.penalize(self, call.value(self, "strength") * overlap)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
-        # The logsumexp of all pairs of heads is exact too, but slower than blocks of queries and wrong with additive masks.
+        # The logsumexp of all pairs of heads is exact too, but slower than blocks of queries and wrong with additive
+        # masks.
         return NotImplemented if self.on == "position" else None
 
 

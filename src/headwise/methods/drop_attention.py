@@ -41,8 +41,8 @@ class DropAttention(Method):
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         kept = a * self._kept(call).to(a.dtype)
-        # A row has what it had, which is 1 unless a method before this one took weight away. Sizes are summed: where one made
-        # weights negative, their sum may be nearly 0.
+        # A row has what it had, which is 1 unless a method before this one took weight away. Sizes are summed: where
+        # one made weights negative, their sum may be nearly 0.
         before, total = a.abs().sum(-1, keepdim=True), kept.abs().sum(-1, keepdim=True)
         if call.sinks is not None:
             # The sink's weight stands in no column of `a`, is never dropped, and is part of the row's sum.

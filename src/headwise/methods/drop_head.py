@@ -15,8 +15,8 @@ class DropHead(Method):
     Zhou et al. 2020, arXiv 2004.13342.
 
     Drawn per sample and query head while training, before the output projection. One head always stays; a layer
-    that has no other is refused. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names no rescale.
-    The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
+    that has no other is refused. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names
+    no rescale. The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
     """
 
     p: float = 0.2

@@ -33,7 +33,10 @@ class FeatScale(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:
-            return "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention tells"
+            return (
+                "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention "
+                "tells"
+            )
         if site.causal:
             return "its mean over tokens needs all of them, and a causal layer generates with only the new one at hand"
         if site.pooled:
@@ -50,7 +53,8 @@ class FeatScale(Method):
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:
             raise ValueError(
-                f"FeatScale needs all tokens of the layer at {call.site.name}, got {call.queries} queries and {call.keys} keys; "
+                f"FeatScale needs all tokens of the layer at {call.site.name}, got {call.queries} queries and "
+                f"{call.keys} keys; "
                 "run it without a cache (use_cache=False) and without extra keys"
             )
         state = call.state(self)

@@ -22,12 +22,14 @@ class ForgettingAttention(Method):
 
     Lin et al. 2025, arXiv 2503.02130 (Forgetting Transformer).
 
-    s_ij + c_i - c_j in training and evaluation, c the running sum of log f and f = σ(w·x + b) one gate for each token and head, of
-    the layer's input. w starts at 0 (the authors draw it) and b at `bias`, the authors' 0: every gate is ½ and the reach a few tokens.
-    For a trained model take 6 or more, where a gate is 0.998. Positions of the host stay; the paper trains with and without them.
-    Two more coordinates of queries and keys serve causal calls without the matrix: c_i and 1 beside 1 and -c_j. Sums are kept in fp32, in
-    bf16 as three coordinates that add up to it (fp16, whose range ends at 65,504, takes the matrix). Layers that are not causal forget both ways, by -|c_i - c_j|, which is ours; it needs the matrix, as
-    masks do where the host does not say that it is causal. The gates of past tokens are in no cache: generate with use_cache=False.
+    s_ij + c_i - c_j in training and evaluation, c the running sum of log f and f = σ(w·x + b) one gate for each token
+    and head, of the layer's input. w starts at 0 (the authors draw it) and b at `bias`, the authors' 0: every gate is ½
+    and the reach a few tokens. For a trained model take 6 or more, where a gate is 0.998. Positions of the host stay;
+    the paper trains with and without them. Two more coordinates of queries and keys serve causal calls without the
+    matrix: c_i and 1 beside 1 and -c_j. Sums are kept in fp32, in bf16 as three coordinates that add up to it (fp16,
+    whose range ends at 65,504, takes the matrix). Layers that are not causal forget both ways, by -|c_i - c_j|, which
+    is ours; it needs the matrix, as masks do where the host does not say that it is causal. The gates of past tokens
+    are in no cache: generate with use_cache=False.
     """
 
     bias: float = 0.0
@@ -67,14 +69,17 @@ class ForgettingAttention(Method):
         ones = torch.ones_like(own)
         # Up to the next multiple of 8, for which kernels are made.
         spare = (0, -(q.shape[-1] + 2 * own.shape[-1]) % 8)
-        return torch.cat([q, F.pad(torch.cat([own, ones], -1), spare)], -1), torch.cat([k, F.pad(torch.cat([ones, past], -1), spare)], -1)
+        return torch.cat([q, F.pad(torch.cat([own, ones], -1), spare)], -1), torch.cat(
+            [k, F.pad(torch.cat([ones, past], -1), spare)], -1
+        )
 
     def _sums(self, call: Call) -> Tensor:
         """Return the running sums of the gates' logarithms, (B, H, N) in fp32 or wider."""
         whole = call if call.whole is None else call.whole
         if whole.queries != whole.keys:
             raise ValueError(
-                f"ForgettingAttention needs the gates of all keys at {call.site.name}, got {whole.queries} tokens and {whole.keys} keys; "
+                f"ForgettingAttention needs the gates of all keys at {call.site.name}, got {whole.queries} tokens and "
+                f"{whole.keys} keys; "
                 "run it without a cache (use_cache=False) and without extra keys"
             )
         state, x = call.state(self), tokens_of_queries(self, whole)

@@ -57,7 +57,8 @@ class GFSA(Method):
     def _square(self, call: Call) -> None:
         if call.queries != call.keys:
             raise ValueError(
-                f"GFSA needs as many queries as keys at {call.site.name}, got {call.queries} and {call.keys}: run it without a "
+                f"GFSA needs as many queries as keys at {call.site.name}, got {call.queries} and {call.keys}: run it "
+                "without a "
                 "cache (use_cache=False) and without extra keys, or leave it out with where="
             )
 

@@ -23,11 +23,10 @@ class InputNoise(Method):
     x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
     absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as
     `median(x)` reads in the blog; tokens that the host tells to be padding do not count. The median of a layer-normed
-    sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that the blog's noise is about 1e-4 of the input's
-    deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own:
-    (x + n_h)·W_h = x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain
-    projections: refused behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as
-    without it.
+    sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that the blog's noise is about 1e-4 of the
+    input's deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own: (x + n_h)·W_h =
+    x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections: refused
+    behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as without it.
     """
 
     scale: float = 0.01
@@ -164,7 +163,8 @@ def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: 
     # Rounding in bfloat16 stays far within a twentieth; a rotation or a norm does not.
     if not torch.compiler.is_compiling() and float((seen - factor * expected).norm()) > 0.05 * float(seen.norm()):
         raise ValueError(
-            f"InputNoise(per_head=True) cannot add its noise at {call.site.name}: queries, keys or values there are no multiple "
+            f"InputNoise(per_head=True) cannot add its noise at {call.site.name}: queries, keys or values there are "
+            "no multiple "
             "of the projection of the layer's input; use per_head=False"
         )
     return factor

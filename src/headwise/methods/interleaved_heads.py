@@ -19,13 +19,14 @@ class InterleavedHeads(Method):
 
     Interleaved Head Attention: Duvvuri et al. 2026, arXiv 2602.21371, with one pseudo-head for each head.
 
-    W_h ← Σ_g M[h, g]·W_g for queries, keys and, unless `values=False`, values, each with an M of its own, over key heads under
-    grouped queries; in training and evaluation. M is the identity plus a learned matrix, which starts at `spread` times normal
-    noise: at 0 a trained model does not change, and weight decay pulls towards the identity. Biases, free in each head anyway, stay.
-    Mixed in the weights, it costs nothing by token, stands before the host's norms and rotary positions, as in the paper, and folds
-    into plain weights, bit for bit. The paper's several pseudo-heads for each head, which make the sequence as many times longer
-    and have maps of their own, are no edit of a layer that exists and are left out; with one, it is the form that pull request 69 of
-    qlabs-eng/slowrun trained with.
+    W_h ← Σ_g M[h, g]·W_g for queries, keys and, unless `values=False`, values, each with an M of its own, over key
+    heads under grouped queries; in training and evaluation. M is the identity plus a learned matrix, which starts at
+    `spread` times normal noise: at 0 a trained model does not change, and weight decay pulls towards the identity.
+    Biases, free in each head anyway, stay. Mixed in the weights, it costs nothing by token, stands before the host's
+    norms and rotary positions, as in the paper, and folds into plain weights, bit for bit. The paper's several
+    pseudo-heads for each head, which make the sequence as many times longer and have maps of their own, are no edit of
+    a layer that exists and are left out; with one, it is the form that pull request 69 of qlabs-eng/slowrun trained
+    with.
     """
 
     values: bool = True
@@ -97,7 +98,8 @@ class Mixed(nn.Module):
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
-        """Multiply rows of what is computed by factors, alike within a head, which the mix takes; along the inputs, the weight does.
+        """Multiply rows of what is computed by factors, alike within a head, which the mix takes; along the inputs, the
+        weight does.
 
         Raises:
             RuntimeError: where the rows of one head have several factors.
@@ -111,7 +113,10 @@ class Mixed(nn.Module):
             off = self._off(kind)
             of_heads = factors[getattr(self, f"rows_{kind}")].unflatten(0, (off.shape[0], -1))
             if not (of_heads == of_heads[:, :1]).all():
-                raise RuntimeError("rows of one head cannot be scaled apart while heads are mixed: fold or remove InterleavedHeads first")
+                raise RuntimeError(
+                    "rows of one head cannot be scaled apart while heads are mixed: fold or remove InterleavedHeads "
+                    "first"
+                )
             by_head, eye = of_heads[:, :1].to(off), torch.eye(off.shape[0], dtype=off.dtype, device=off.device)
             off.copy_(by_head * (eye + off) - eye)
 

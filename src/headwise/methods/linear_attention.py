@@ -19,11 +19,12 @@ class LinearAttention(Method):
 
     Katharopoulos et al. 2020, arXiv 2006.16236.
 
-    A_ij = φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j) over the keys that are allowed, in training and evaluation; the host's scale has no part in it.
-    Written as logits log φ(q)·φ(k), whose softmax this is, so that penalties and figures read the map that acts. Without the matrix as
-    φ(q)·(Σ_j φ(k_j) v_jᵀ), and under causality in blocks of 64 queries: exact and linear in time and memory for masks of keys (padding) and
-    causal calls. Other masks, and biases that differ between queries, take the matrix; an additive bias multiplies the kernel by
-    its exponential. What edits the logits comes after it. Soft-caps and sinks are made for a softmax and are refused in the call.
+    A_ij = φ(q_i)·φ(k_j) / Σ_j φ(q_i)·φ(k_j) over the keys that are allowed, in training and evaluation; the host's
+    scale has no part in it. Written as logits log φ(q)·φ(k), whose softmax this is, so that penalties and figures read
+    the map that acts. Without the matrix as φ(q)·(Σ_j φ(k_j) v_jᵀ), and under causality in blocks of 64 queries: exact
+    and linear in time and memory for masks of keys (padding) and causal calls. Other masks, and biases that differ
+    between queries, take the matrix; an additive bias multiplies the kernel by its exponential. What edits the logits
+    comes after it. Soft-caps and sinks are made for a softmax and are refused in the call.
     """
 
     no_neutral = "it is another attention than the host's"
@@ -63,7 +64,8 @@ def _features(x: Tensor) -> Tensor:
 
 
 def _mapped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D); 0 for a query without a key."""
+    """Return the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D); 0 for a query
+    without a key."""
     # A column of ones sums the weights with the values.
     one = torch.ones_like(v[..., :1], dtype=k.dtype)
     wide = torch.cat([v.to(k.dtype), one], dim=-1)
@@ -73,10 +75,12 @@ def _mapped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def _earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Sum over the keys up to each query: those of earlier blocks as one matrix (D, Dv), those of its own by the weights."""
+    """Sum over the keys up to each query: those of earlier blocks as one matrix (D, Dv), those of its own by the
+    weights."""
     state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
     parts = []
-    # Split and not sliced: the gradient of each slice is as long as the whole call, which takes time by the square of its tokens.
+    # Split and not sliced: the gradient of each slice is as long as the whole call, which takes time by the square of
+    # its tokens.
     for own_q, own_k, own_v in zip(*(x.split(BLOCK, dim=2) for x in (q, k, v)), strict=True):
         parts.append(own_q @ state + (own_q @ own_k.mT).tril() @ own_v)
         state = state + own_k.mT @ own_v
@@ -86,4 +90,6 @@ def _earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _refuse(call: Call) -> None:
     for given, what in ((call.softcap, "caps its logits"), (call.sinks, "has sinks among its logits")):
         if given is not None:
-            raise ValueError(f"LinearAttention has no softmax, and {call.site.name} {what}; leave this layer out with where=")
+            raise ValueError(
+                f"LinearAttention has no softmax, and {call.site.name} {what}; leave this layer out with where="
+            )

@@ -17,10 +17,10 @@ class LSA(Method):
 
     Locality self-attention: Lee, Lee and Song 2021, arXiv 2112.13492 (vision transformers on small data sets).
 
-    In training and evaluation. The temperature is one number per head, as in the authors' code, or with `per="layer"` one for all
-    heads; it starts at 1 on top of the host's own scale, as the paper's starts at √d. `diagonal=False` learns the temperature
-    alone. Causal layers are refused, for the first token sees nothing but itself. Matrix-free with a mask of the diagonal.
-    State dicts of headwise 0.2 hold one number per layer: `per="layer"` loads them.
+    In training and evaluation. The temperature is one number per head, as in the authors' code, or with `per="layer"`
+    one for all heads; it starts at 1 on top of the host's own scale, as the paper's starts at √d. `diagonal=False`
+    learns the temperature alone. Causal layers are refused, for the first token sees nothing but itself. Matrix-free
+    with a mask of the diagonal. State dicts of headwise 0.2 hold one number per layer: `per="layer"` loads them.
     """
 
     diagonal: bool = True
@@ -39,7 +39,10 @@ class LSA(Method):
 
     def refuse(self, site: Site) -> str | None:
         if self.diagonal and site.causal:
-            return "leaves a first token without a key, for it sees itself alone here; LSA(diagonal=False) learns the temperature alone"
+            return (
+                "leaves a first token without a key, for it sees itself alone here; LSA(diagonal=False) learns the "
+                "temperature alone"
+            )
         if self.diagonal and site.pooled:
             return "its queries and keys are of different tokens, for this layer pools one of them"
         return None

@@ -31,9 +31,10 @@ class QKClip(Method):
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
     biases included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step,
     on all processes, without position biases and before a soft-cap; padded queries count as little as padded keys.
-    Under grouped queries the group's largest counts. In latent attention (DeepSeek) W_UQ and W_UK of a head are the two, its rotary
-    W_QR *= eta, and W_KR, which all heads share, stays. Joint attention scales those of image and text tokens alike. Hosts that
-    normalise queries and keys are refused: their logits do not depend on the size of these weights.
+    Under grouped queries the group's largest counts. In latent attention (DeepSeek) W_UQ and W_UK of a head are the
+    two, its rotary W_QR *= eta, and W_KR, which all heads share, stays. Joint attention scales those of image and text
+    tokens alike. Hosts that normalise queries and keys are refused: their logits do not depend on the size of these
+    weights.
     """
 
     threshold: float = 100.0
@@ -59,7 +60,8 @@ class QKClip(Method):
             plain = self.balance > 0 and not any(b.frozen() for b, share in _shares(site, 0.0) if share > 0)
             other = " QKClip(balance=0.0) writes keys alone." if plain else ""
             return (
-                f"would rewrite {frozen}, which is frozen (requires_grad=False), and an adapter alone cannot take the factor: train "
+                f"would rewrite {frozen}, which is frozen (requires_grad=False), and an adapter alone cannot take the "
+                "factor: train "
                 f"it, or bound the logits with QKNorm, SoftCap or Temperature.{other}"
             )
         return None
@@ -85,7 +87,8 @@ class QKClip(Method):
                 del module.__dict__[SHARING]
 
     def read_free(self, rows: RowReadings, call: Call) -> None:
-        # What the weights made, before other methods edit it; a position bias is no part of what the weights can shrink.
+        # What the weights made, before other methods edit it; a position bias is no part of what the weights can
+        # shrink.
         hard = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
         seen = call.state(self).tensor("largest")

@@ -16,16 +16,18 @@ EPS = 1e-6
 
 
 class QKNorm(Method):
-    """Normalises each head's queries and keys to unit root mean square, or by a layer norm, times a learned gain per head.
+    """Normalises each head's queries and keys to unit root mean square, or by a layer norm, times a learned gain per
+    head.
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
-    In training and evaluation. One gain per query head, starting at `start`, and one per key head, starting at 1; a single
-    number per head, where the published ones learn one per channel, so that it gives the same before and after rotary
-    positions, behind which it stands. Small language models start it at 1.5 to 4 (pull request 1125 of
-    openai/parameter-golf, 2026), for sharper maps from the first step. `norm="layer"` subtracts each vector's mean first, as ViT-22B's layer norm on queries and keys;
-    behind rotary positions that is another function than before them, so there it is refused. It bounds the logits by
-    scale·D·gain_q·gain_k. Hosts that normalise queries and keys themselves are refused.
+    In training and evaluation. One gain per query head, starting at `start`, and one per key head, starting at 1; a
+    single number per head, where the published ones learn one per channel, so that it gives the same before and after
+    rotary positions, behind which it stands. Small language models start it at 1.5 to 4 (pull request 1125 of
+    openai/parameter-golf, 2026), for sharper maps from the first step. `norm="layer"` subtracts each vector's mean
+    first, as ViT-22B's layer norm on queries and keys; behind rotary positions that is another function than before
+    them, so there it is refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys
+    themselves are refused.
     """
 
     norm: str = "rms"

@@ -25,13 +25,14 @@ class QKRates(Method):
 
     Anson and Aitchison 2025, arXiv 2511.21377 (QuacK).
 
-    η_Q = rate·η·‖W_K‖₀ / ‖W_K‖ and η_K = rate·η·‖W_Q‖₀ / ‖W_Q‖ for each head, with Frobenius norms and those of the start, so that
-    the change of logits in a step is bounded however large the weights become. Latent attention (DeepSeek) takes the paper's
-    rates of its factors; where heads share keys, the largest of their query weights counts, as the paper has it for shared factors.
-    A head's rate cannot stand in an optimizer's groups, whose parameters hold all heads: after the step the change of each head is
-    scaled, which is the same for every optimizer whose steps are proportional to its rate, weight decay included. Biases go along
-    with their rows. It keeps the weights of before the step, one more copy of the layer's query and key weights; beside other
-    methods that write weights after the step it stands first. Hosts that normalise queries and keys are refused.
+    η_Q = rate·η·‖W_K‖₀ / ‖W_K‖ and η_K = rate·η·‖W_Q‖₀ / ‖W_Q‖ for each head, with Frobenius norms and those of the
+    start, so that the change of logits in a step is bounded however large the weights become. Latent attention
+    (DeepSeek) takes the paper's rates of its factors; where heads share keys, the largest of their query weights
+    counts, as the paper has it for shared factors. A head's rate cannot stand in an optimizer's groups, whose
+    parameters hold all heads: after the step the change of each head is scaled, which is the same for every optimizer
+    whose steps are proportional to its rate, weight decay included. Biases go along with their rows. It keeps the
+    weights of before the step, one more copy of the layer's query and key weights; beside other methods that write
+    weights after the step it stands first. Hosts that normalise queries and keys are refused.
     """
 
     rate: float = 1.0
@@ -60,10 +61,15 @@ class QKRates(Method):
         first = hold(state, "QKRates", list(weights.values()))
         if 0 < len(first) < len(weights):
             release(state)
-            raise ValueError(f"QKRates: {site.name} shares some of its query and key weights with another layer; leave one of them out with where=")
+            raise ValueError(
+                f"QKRates: {site.name} shares some of its query and key weights with another layer; leave one of them "
+                "out with where="
+            )
         # Layers that share all of them scale their change once.
         state.keep("pieces", found if first else {})
-        state.keep("parameters", [*((module, name) for module, name, _ in weights.values()), *biases.values()] if first else [])
+        state.keep(
+            "parameters", [*((module, name) for module, name, _ in weights.values()), *biases.values()] if first else []
+        )
         for place, (module, name) in enumerate(state.kept("parameters")):
             state.buffer(f"before_{place}", whole(getattr(module, name).detach()).clone())
         for kind, factor in _factors(state.kept("pieces"), _current).items():
@@ -82,7 +88,9 @@ class QKRates(Method):
     @torch.no_grad()
     def after_step(self, site: Site, state: MethodState) -> None:
         parameters, found = state.kept("parameters"), state.kept("pieces")
-        before = {(id(module), name): state.tensor(f"before_{place}") for place, (module, name) in enumerate(parameters)}
+        before = {
+            (id(module), name): state.tensor(f"before_{place}") for place, (module, name) in enumerate(parameters)
+        }
         factors = _factors(found, lambda module, name: before[id(module), name])
         rates = {kind: self.rate * factor / state.tensor(f"start_{kind}") for kind, factor in factors.items()}
         for place, (module, name) in enumerate(parameters):

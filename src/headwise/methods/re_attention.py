@@ -13,7 +13,8 @@ from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 
-# of the batch norm, as in torch and the authors' code: what is added to the variance, and the share of a new batch in the kept ones
+# of the batch norm, as in torch and the authors' code: what is added to the variance, and the share of a new batch in
+# the kept ones
 EPS = 1e-5
 MOMENTUM = 0.1
 
@@ -23,12 +24,13 @@ class ReAttention(Method):
 
     Zhou et al. 2021, arXiv 2103.11886 (DeepViT).
 
-    A'_h = norm(Σ_g mix[h, g]·A_g) in training and evaluation; mix starts at the identity. `norm="batch"` is the paper's batch norm over
-    samples, queries and keys: by the batch while training (under DDP by that of each process, as torch's batch norm), by the kept mean
-    and variance in evaluation. With
-    `norm="none"` a trained model does not change at once. What no query may see stays 0 and out of mean and variance, which the
-    original's norm fills. The host's own dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left out, for the norm takes it away. Matrix-free where nothing is read from the
-    batch, as Σ_g mix[h, g]·A_g·V_h, one map for each head; quicker only where the matrix is large. Batch statistics need it.
+    A'_h = norm(Σ_g mix[h, g]·A_g) in training and evaluation; mix starts at the identity. `norm="batch"` is the paper's
+    batch norm over samples, queries and keys: by the batch while training (under DDP by that of each process, as
+    torch's batch norm), by the kept mean and variance in evaluation. With `norm="none"` a trained model does not change
+    at once. What no query may see stays 0 and out of mean and variance, which the original's norm fills. The host's own
+    dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left out, for the norm takes
+    it away. Matrix-free where nothing is read from the batch, as Σ_g mix[h, g]·A_g·V_h, one map for each head; quicker
+    only where the matrix is large. Batch statistics need it.
     """
 
     norm: str = "batch"
@@ -120,13 +122,15 @@ class ReAttention(Method):
 
 
 def _seen(call: Call) -> Tensor | None:
-    """Return which keys a query may see by any head, for mixed maps see what each of them sees: bool (B|1, 1, T|1, N), or None."""
+    """Return which keys a query may see by any head, for mixed maps see what each of them sees: bool (B|1, 1, T|1, N),
+    or None."""
     allowed = call.allowed()
     return None if allowed is None else allowed.any(1, keepdim=True)
 
 
 def _counted(call: Call) -> Tensor | None:
-    """Return the entries of which mean and variance are made: what real queries may see, bool (B|1, 1, T|1, N), or None where all are."""
+    """Return the entries of which mean and variance are made: what real queries may see, bool (B|1, 1, T|1, N), or None
+    where all are."""
     seen, real = _seen(call), call.real_queries()
     return seen if seen is None or real is None else seen & real[:, None, :, None]
 

@@ -21,7 +21,8 @@ from headwise.projections.spectral import Spectral
 LAYERS = ("attention", "all")
 # A mark in the `__dict__` of a parametrization: it says which method put it there.
 OURS = "_headwise_reparametrized"
-# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the names of the methods, by that of the weight.
+# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the names of the methods, by
+# that of the weight.
 HOLDS = "_headwise_holds"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
@@ -89,12 +90,15 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
         site: the attention layer.
         state: the method's, on this site.
         who: the method's name.
-        layers: "attention", "qk" (its queries and keys alone) or "all": every other linear layer and convolution of the model
-            too. Attention layers that are no chosen site stay as they are, and so does a head that shares its matrix with an embedding.
+        layers: "attention", "qk" (its queries and keys alone) or "all": every other linear layer and convolution of the
+        model
+            too. Attention layers that are no chosen site stay as they are, and so does a head that shares its matrix
+            with an embedding.
         make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
 
     Raises:
-        ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed then.
+        ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed
+        then.
     """
     parts: list[tuple[nn.Module, str]] = []
     state.mark()
@@ -163,7 +167,8 @@ def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
         raise ValueError(f"{who} writes {where}, which is parametrized by {known}; remove that first")
     if not getattr(module, name).requires_grad:
         raise ValueError(
-            f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out with where="
+            f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out "
+            "with where="
         )
 
 
@@ -180,7 +185,8 @@ def release(state: MethodState) -> None:
 
 
 def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Return the weights of a site with their blocks, with `layers="all"` those of the rest of the model too, with "qk" q and k alone."""
+    """Return the weights of a site with their blocks, with `layers="all"` those of the rest of the model too, with "qk"
+    q and k alone."""
     if layers == "qk":
         parts = [(module, name, [b for b in blocks if b.kind in "qk"]) for module, name, blocks in _of_site(site)]
         return [part for part in parts if part[2]]
@@ -206,7 +212,8 @@ def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | No
 
 
 def is_reparametrized(module: nn.Module, name: str) -> bool:
-    """Return whether a method computes a parameter of a module from another one; torch's own parametrizations do not count."""
+    """Return whether a method computes a parameter of a module from another one; torch's own parametrizations do not
+    count."""
     return _owner(module, name) is not None
 
 
@@ -244,7 +251,8 @@ def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[B
             continue
         if id(one.module.weight) in seen:
             raise ValueError(
-                f"{one.name} and {seen[id(one.module.weight)]} share one weight, which two reparametrizations would pull apart: "
+                f"{one.name} and {seen[id(one.module.weight)]} share one weight, which two reparametrizations would "
+                "pull apart: "
                 'use layers="attention"'
             )
         seen[id(one.module.weight)] = one.name

@@ -19,9 +19,9 @@ class SigmaReparam(Method):
     gamma. `init="current"` starts at gamma = sigma(W), so that nothing changes at first (the authors' PyTorch code; it
     fits trained models); `init="one"` starts at gamma = 1 (the paper). `layers="all"` reparametrizes every other linear
     layer and convolution of the model too, MLP, patch embedding and head included, as the paper does; attention layers
-    left out by `where` stay plain, and so does a head that is the embedding's matrix. `layers="qk"` takes the query and key
-    weights alone, whose spectral norms bound the entropy. Folds into plain weights, bit for
-    bit. gamma takes no weight decay and stands in fp32 or wider.
+    left out by `where` stay plain, and so does a head that is the embedding's matrix. `layers="qk"` takes the query and
+    key weights alone, whose spectral norms bound the entropy. Folds into plain weights, bit for bit. gamma takes no
+    weight decay and stands in fp32 or wider.
     """
 
     init: str = "current"

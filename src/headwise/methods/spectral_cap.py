@@ -19,12 +19,13 @@ class SpectralCap(Method):
 
     Newhouse et al. 2025, arXiv 2507.13338 (the spectral cap).
 
-    σ_i ← min(σ_i, limit) after the optimizer step, so that no layer stretches its input more than `limit` times; what lies below
-    keeps its bits. q, k and v blocks of a fused matrix are cut apart, each over all of its heads. `of` names the blocks, and
-    `layers="all"` takes every other linear layer and convolution of the model too. The authors' default is 1, their language models
-    that learn best take 8; they count in root mean squares, which is the same for square matrices. They come near the cut by odd
-    polynomials; here it is exact, by a decomposition of each matrix whose Frobenius norm passes the limit: a matter of milliseconds
-    for hundreds of channels and of seconds for many thousands. Nothing is learned and nothing stays in the model.
+    σ_i ← min(σ_i, limit) after the optimizer step, so that no layer stretches its input more than `limit` times; what
+    lies below keeps its bits. q, k and v blocks of a fused matrix are cut apart, each over all of its heads. `of` names
+    the blocks, and `layers="all"` takes every other linear layer and convolution of the model too. The authors' default
+    is 1, their language models that learn best take 8; they count in root mean squares, which is the same for square
+    matrices. They come near the cut by odd polynomials; here it is exact, by a decomposition of each matrix whose
+    Frobenius norm passes the limit: a matter of milliseconds for hundreds of channels and of seconds for many
+    thousands. Nothing is learned and nothing stays in the model.
     """
 
     limit: float = 1.0
@@ -38,7 +39,9 @@ class SpectralCap(Method):
     def check(self) -> None:
         self.require(self.limit > 0, f"limit must be above 0, got {self.limit}")
         known = bool(self.of) and set(self.of) <= set("qkvo") and len(set(self.of)) == len(self.of)
-        self.require(known, f"of must be one of 'qk', 'vo', 'qkvo' or other letters of these, each once, got {self.of!r}")
+        self.require(
+            known, f"of must be one of 'qk', 'vo', 'qkvo' or other letters of these, each once, got {self.of!r}"
+        )
         self.choose("layers", *LAYERS)
         self.require(self.layers == "attention" or self.of == "qkvo", 'layers="all" caps every matrix; leave out of=')
 
@@ -48,7 +51,11 @@ class SpectralCap(Method):
     def build(self, site: Site, state: MethodState) -> None:
         chosen = []
         for module, name, blocks in matrices(site, "SpectralCap", self.layers):
-            own = [block for block in blocks if self.layers == "all" or set(MAKES.get(block.kind, block.kind)) & set(self.of)]
+            own = [
+                block
+                for block in blocks
+                if self.layers == "all" or set(MAKES.get(block.kind, block.kind)) & set(self.of)
+            ]
             chosen += [(module, name, own)] if own else []
         held = hold(state, "SpectralCap", [(module, name, own[0].where) for module, name, own in chosen])
         state.keep("capped", [chosen[place] for place in held])

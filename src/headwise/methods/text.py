@@ -88,5 +88,8 @@ def find(name: str) -> type[Method]:
         # importing the class registers it
         load("headwise.methods", name)
     if name not in REGISTRY:
-        raise ValueError(f"There is no method {name!r}.{suggest(name, sorted({*REGISTRY, *entry_points('headwise.methods')}))} `headwise methods` lists them.")
+        raise ValueError(
+            f"There is no method {name!r}.{suggest(name, sorted({*REGISTRY, *entry_points('headwise.methods')}))} "
+            "`headwise methods` lists them."
+        )
     return REGISTRY[name]

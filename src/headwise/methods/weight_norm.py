@@ -63,7 +63,8 @@ class Normed(nn.Module):
         norms = self._norms(whole(weight.detach()))
         if not norms.all():
             raise ValueError(
-                f"{blocks[0].where} has a row of zeros, whose direction cannot be told from its size: initialise it with other "
+                f"{blocks[0].where} has a row of zeros, whose direction cannot be told from its size: initialise it "
+                "with other "
                 "numbers first, or leave the layer out with where="
             )
         self.gain = nn.Parameter(norms.flatten() if init == "current" else torch.ones_like(norms.flatten()))
@@ -82,7 +83,8 @@ class Normed(nn.Module):
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
-        """Multiply rows of what is computed by factors; along the inputs, W takes them and the gains follow its norms."""
+        """Multiply rows of what is computed by factors; along the inputs, W takes them and the gains follow its
+        norms."""
         if axis == self.axis:
             multiply_(self.gain, factors.to(self.gain.dtype))
             return

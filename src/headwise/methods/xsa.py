@@ -41,7 +41,9 @@ class XSA(Method):
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
         self.choose("gate", "linear", "tanh")
-        self.require(self.learned or self.gate == "linear", f'gate="{self.gate}" bounds a learned gain; add learned=True')
+        self.require(
+            self.learned or self.gate == "linear", f'gate="{self.gate}" bounds a learned gain; add learned=True'
+        )
 
     def refuse(self, site: Site) -> str | None:
         return "its queries and keys are of different tokens, for this layer pools one of them" if site.pooled else None

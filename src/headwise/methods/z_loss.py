@@ -10,11 +10,13 @@ from headwise.core.row_readings import RowReadings
 class ZLoss(Method):
     """Penalises the squared log-sum-exp of each query's logits, which keeps their level near 0.
 
-    The z-loss of PaLM (Chowdhery et al. 2022, arXiv 2204.02311) on the logits of attention instead of those of the output.
+    The z-loss of PaLM (Chowdhery et al. 2022, arXiv 2204.02311) on the logits of attention instead of those of the
+    output.
 
-    strength · mean(L²), L the log-sum-exp of the logits of the keys, over real queries and heads, summed over layers. The
-    logits are those that act: with masks, position biases, soft-caps and what other methods make of them. The logit of a
-    sink, which no query and no key makes, is not among them. It bounds drift of the logits' level and not their spread.
+    strength · mean(L²), L the log-sum-exp of the logits of the keys, over real queries and heads, summed over layers.
+    The logits are those that act: with masks, position biases, soft-caps and what other methods make of them. The logit
+    of a sink, which no query and no key makes, is not among them. It bounds drift of the logits' level and not their
+    spread.
     """
 
     strength: float = 1e-4

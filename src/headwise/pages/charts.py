@@ -1,7 +1,7 @@
 """Build the heat maps of the reports; every chart is a Vega-Lite dictionary made by `specification`.
 
-All charts take the width of their box, colour-blind safe colours (Okabe and Ito 2008; heat maps use cividis, differences blue and orange) and, for what
-matters, a second mark beside colour (shape, dash or text).
+All charts take the width of their box, colour-blind safe colours (Okabe and Ito 2008; heat maps use cividis,
+differences blue and orange) and, for what matters, a second mark beside colour (shape, dash or text).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Row = Mapping[str, Any]
 
 
 def specification(build: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Make a function that builds an Altair chart return its Vega-Lite dictionary, six times faster: without Altair's validation.
+    """Make a function that builds an Altair chart return its Vega-Lite dictionary, six times faster: without Altair's
+    validation.
 
     The tests validate a chart of each kind.
     """
@@ -56,13 +57,14 @@ def heat_map(
 ) -> Any:
     """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
-    Like all charts here it is a Vega-Lite dictionary. `tooltip` names further fields to show on hover; a list under "spectrum" is
-    drawn below the chart for the cell pointed at when the figure is given `trace`. `reading` names a numeric field (the step): a
-    slider then chooses which reading is shown. `packed` writes the values along x, or along the readings, as one list for each of the
-    other cells: a tenth of the size, with no other field to show. `value_title` names the value on hover and above the colours, there replaced by
-    `legend_title` when it is given. `domain` fixes the colour scale; by default it spans all readings.
-    `diverging` colours differences, whose domain should be symmetric; `label_limit` is the width that
-    labels of y may take, `y_order` their order, and `mark` a field whose text is written into the cells.
+    Like all charts here it is a Vega-Lite dictionary. `tooltip` names further fields to show on hover; a list under
+    "spectrum" is drawn below the chart for the cell pointed at when the figure is given `trace`. `reading` names a
+    numeric field (the step): a slider then chooses which reading is shown. `packed` writes the values along x, or along
+    the readings, as one list for each of the other cells: a tenth of the size, with no other field to show.
+    `value_title` names the value on hover and above the colours, there replaced by `legend_title` when it is given.
+    `domain` fixes the colour scale; by default it spans all readings. `diverging` colours differences, whose domain
+    should be symmetric; `label_limit` is the width that labels of y may take, `y_order` their order, and `mark` a field
+    whose text is written into the cells.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
@@ -133,7 +135,8 @@ def _with_positions(rows: Iterable[Row], reading: str | None) -> tuple[list[dict
 
 
 def _in_lists(rows: Sequence[Row], along: str, value: str) -> list[dict[str, Any]]:
-    """Return a row for each cell of the other fields, with its values along one field as a list; None where there was no row."""
+    """Return a row for each cell of the other fields, with its values along one field as a list; None where there was
+    no row."""
     order = {at: index for index, at in enumerate(_in_order(rows, along))}
     cells: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:

@@ -29,9 +29,10 @@ NARROW = 430
 def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None, reverse: bool = False) -> Any:
     """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
 
-    A row has label, mean, low, high (None where there is no interval), verdict, number and short (its text with and without the
-    interval), words (its tooltip) and seeds: a list of {"seed", "value"}. The label and the number stand above their interval, so that
-    the plot keeps its width on a small screen. `margin` shades what counts as none; `reverse` puts lower numbers to the right.
+    A row has label, mean, low, high (None where there is no interval), verdict, number and short (its text with and
+    without the interval), words (its tooltip) and seeds: a list of {"seed", "value"}. The label and the number stand
+    above their interval, so that the plot keeps its width on a small screen. `margin` shades what counts as none;
+    `reverse` puts lower numbers to the right.
     """
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
@@ -42,7 +43,13 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     drawn = any(row["low"] is not None for row in rows)
     scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
     y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
-    x = alt.X("mean", type="quantitative", title=title, scale=alt.Scale(zero=True, nice=True, reverse=reverse), axis=_ticks(alt))
+    x = alt.X(
+        "mean",
+        type="quantitative",
+        title=title,
+        scale=alt.Scale(zero=True, nice=True, reverse=reverse),
+        axis=_ticks(alt),
+    )
     words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
     layers = [_zero(alt, title)]
     if margin is not None:
@@ -62,7 +69,8 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
 
 @specification
 def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> Any:
-    """Return the same rows small, to stand beside those of other outcomes: intervals below the full names of the arms."""
+    """Return the same rows small, to stand beside those of other outcomes: intervals below the full names of the
+    arms."""
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
     base = alt.Chart(alt.InlineData(values=flat))

@@ -33,7 +33,8 @@ class Unit:
 
 
 def unit_named(unit: str) -> Unit:
-    """Return how figures of a unit are shown: "%" is a share in [0, 1], shown as percent, whose differences are points."""
+    """Return how figures of a unit are shown: "%" is a share in [0, 1], shown as percent, whose differences are
+    points."""
     return Unit(100, "%", "points", 2) if unit == "%" else Unit(1, unit, unit, 4)
 
 

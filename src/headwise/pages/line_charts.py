@@ -13,7 +13,8 @@ from headwise.pages.charts import Row, specification
 def curves(
     rows: Sequence[Row], *, x: str, y: str, domain: tuple[float, float] | None = None, broken: Sequence[Row] = ()
 ) -> Any:
-    """Return learning curves: the mean of each series over seeds with its band, arm against baseline, train against test.
+    """Return learning curves: the mean of each series over seeds with its band, arm against baseline, train against
+    test.
 
     A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("arm" or "baseline").
     `broken` holds the points (x, value, run) of diverged runs, drawn singly and ending in a cross.
@@ -85,7 +86,8 @@ def lines(
     log_y: bool = False,
     points: bool = False,
 ) -> Any:
-    """Return lines (or points) of `rows`, one colour and one dash (or shape) per value of `series`, over a linear or log axis."""
+    """Return lines (or points) of `rows`, one colour and one dash (or shape) per value of `series`, over a linear or
+    log axis."""
     alt = load("altair", "study")
     flat = [
         {"x": row[x], "y": row[y], "series": str(row[series]) if series else "", "order": at}
@@ -143,9 +145,11 @@ def _positive(value: float | None) -> bool:
 
 @specification
 def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), baseline: float | None = None) -> Any:
-    """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a dashed line.
+    """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a
+    dashed line.
 
-    A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds` has x, seed and value.
+    A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds`
+    has x, seed and value.
     """
     alt = load("altair", "study")
     order = [row["x"] for row in rows]
@@ -213,7 +217,8 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
 
 
 def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) -> dict[str, dict[str, Any]]:
-    """Return where each point's name stands: on the side that is farther from the edge, moved down until it lies on no other name.
+    """Return where each point's name stands: on the side that is farther from the edge, moved down until it lies on no
+    other name.
 
     Sizes are pixels of a chart in a grid of two; in a wider one names stand farther apart.
     """

@@ -13,7 +13,8 @@ SERIES = ("--blue", "--orange", "--green", "--purple", "--sky", "--vermillion", 
 
 
 def on_paper(spec: dict[str, Any], width: int = WIDTH) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a Vega-Lite dictionary whose colours are those of light paper and whose width is fixed, and the look to draw it in."""
+    """Return a Vega-Lite dictionary whose colours are those of light paper and whose width is fixed, and the look to
+    draw it in."""
     resolved = {key: value if key == "datasets" else _resolved(value) for key, value in spec.items()}
     return resolved | {"width": width, "background": "white"}, _look()
 

@@ -11,7 +11,8 @@ from headwise.pages.charts import Row, specification
 
 @specification
 def pairs_of(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> Any:
-    """Return points of `rows` (numbers in the fields x and y), one colour and shape per value of `series`, and the line of equality."""
+    """Return points of `rows` (numbers in the fields x and y), one colour and shape per value of `series`, and the line
+    of equality."""
     alt = load("altair", "study")
     flat = [{"x": row[x], "y": row[y], "series": str(row[series]) if series else ""} for row in rows]
     most = max((max(row["x"], row["y"]) for row in flat), default=1.0) or 1.0

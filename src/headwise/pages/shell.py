@@ -17,9 +17,10 @@ How to use it (the audit and the comparison do exactly this)::
                 facts=[("layers", 12), ("heads", 12)])
     Path("report.html").write_text(html, encoding="utf-8")
 
-Every string is escaped; only `markupsafe.Markup` passes through, as made by `table`, `figure`, `prose`, `pairs`, `grid` and `join`.
-A page with charts carries the Vega libraries once (900 kB); it never opens a connection, which its security policy also forbids.
-Colours inside charts are written as CSS variables, for example `var(--blue)`, and follow light and dark.
+Every string is escaped; only `markupsafe.Markup` passes through, as made by `table`, `figure`, `prose`, `pairs`, `grid`
+and `join`. A page with charts carries the Vega libraries once (900 kB); it never opens a connection, which its security
+policy also forbids. Colours inside charts are written as CSS variables, for example `var(--blue)`, and follow light and
+dark.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ CANVAS_FROM = 3000  # marks; more would make a slow SVG
 
 @dataclass(frozen=True)
 class Column:
-    """Describes one column: its heading, a unit shown small below it, and whether it holds numbers (right-aligned) or wide text."""
+    """Describes one column: its heading, a unit shown small below it, and whether it holds numbers (right-aligned) or
+    wide text."""
 
     name: str
     unit: str = ""
@@ -53,7 +55,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """Holds what a cell shows (`text`), the number it is sorted by (`value`), a tone (`better`, `worse`, ...), small print and a link.
+    """Holds what a cell shows (`text`), the number it is sorted by (`value`), a tone (`better`, `worse`, ...), small
+    print and a link.
 
     `href` is a path relative to the report; anything with a scheme or a host is refused.
     """
@@ -73,7 +76,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds one section: a title, its body as markup, an introduction, whether it starts collapsed, and whether it is of the appendix.
+    """Holds one section: a title, its body as markup, an introduction, whether it starts collapsed, and whether it is
+    of the appendix.
 
     The appendix is printed only where the reader asks for it.
     """
@@ -101,8 +105,8 @@ def page(
 ) -> str:
     """Return the whole page as one HTML string.
 
-    `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are embedded
-    only when a section holds a chart.
+    `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are
+    embedded only when a section holds a chart.
     """
     anchored = with_anchors(sections)
     markup = load("markupsafe", "study").Markup
@@ -132,8 +136,8 @@ def table(
 ) -> Markup:
     """Return a table that sorts by click and keyboard and scrolls in its own box.
 
-    A row is a list of `Cell`, string, number or None (shown as "missing" and sorted last); its first cell is the row's heading.
-    `marked` are the numbers of rows to set apart (the baseline).
+    A row is a list of `Cell`, string, number or None (shown as "missing" and sorted last); its first cell is the row's
+    heading. `marked` are the numbers of rows to set apart (the baseline).
     """
     prepared = [[_cell(item) for item in row] for row in rows]
     widths = {len(row) for row in prepared} - {len(columns)}
@@ -147,7 +151,8 @@ def figure(
 ) -> Markup:
     """Return a chart as markup: `chart` is an Altair chart or a Vega-Lite dictionary.
 
-    `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
+    `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a
+    list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
     """
     spec = chart if isinstance(chart, dict) else chart.to_dict()
     marks = sum(len(values) for values in spec.get("datasets", {}).values())

@@ -1,7 +1,7 @@
 """Adapted: the weight that a layer computes with, adapters included, where it is more than the parameter it keeps.
 
-Adapters are those of peft: LoRA's effective weight is base + sum of scale * B A over the active adapters. What cannot be
-written as one weight is refused by name.
+Adapters are those of peft: LoRA's effective weight is base + sum of scale * B A over the active adapters. What cannot
+be written as one weight is refused by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def obstacle(module: nn.Module) -> str:
     kind = type(module)
     lora = sys.modules.get("peft.tuners.lora.layer")
     if lora is None or not isinstance(module, lora.Linear | lora._ConvNd):
-        return f"is adapted by peft's {kind.__module__.split('.')[-2]} {kind.__name__}, whose effect is no single weight: {MERGE}"
+        return (
+            f"is adapted by peft's {kind.__module__.split('.')[-2]} {kind.__name__}, whose effect is no single "
+            f"weight: {MERGE}"
+        )
     variants = [type(layer.lora_variant[name]).__name__ for name in _active(layer) if name in layer.lora_variant]
     if variants:
         return f"is adapted by LoRA's {variants[0]}, whose effect is no plain sum of weights: {MERGE}"
@@ -49,7 +52,8 @@ def obstacle(module: nn.Module) -> str:
 
 
 def effective(module: nn.Module, name: str) -> Tensor:
-    """Return the weight or bias that a module computes with, laid out as its parameter, differentiable in all that make it."""
+    """Return the weight or bias that a module computes with, laid out as its parameter, differentiable in all that make
+    it."""
     plain: Tensor = getattr(base_of(module), name)
     for layer, adapter in _acting(module):
         if name == "weight":
@@ -60,7 +64,8 @@ def effective(module: nn.Module, name: str) -> Tensor:
 
 
 def parts(module: nn.Module, name: str) -> list[Tensor]:
-    """Return the tensors that are multiplied where the rows of an effective weight or bias are: its own, and each adapter's B.
+    """Return the tensors that are multiplied where the rows of an effective weight or bias are: its own, and each
+    adapter's B.
 
     Of a merged adapter too: what `unmerge()` takes off again must be what now lies in the base.
     """
@@ -87,7 +92,8 @@ def adapters_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def trains(module: nn.Module, name: str) -> bool:
-    """Return whether an effective weight can still change: its parameter, or that of an adapter that acts, has a gradient."""
+    """Return whether an effective weight can still change: its parameter, or that of an adapter that acts, has a
+    gradient."""
     if underlying(base_of(module), name).requires_grad:
         return True
     return any(

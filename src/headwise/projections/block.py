@@ -32,8 +32,8 @@ class Block:
         head_dim: rows of one head.
         transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
         bias_module, bias_name, bias_rows: the bias, where there is one.
-        convolved: why the parameter is no matrix that maps single tokens, or empty: a convolution over several positions, or in groups.
-        grouped: whether it is a convolution in groups, which is no matrix of patches either.
+        convolved: why the parameter is no matrix that maps single tokens, or empty: a convolution over several
+        positions, or in groups. grouped: whether it is a convolution in groups, which is no matrix of patches either.
         along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
         beyond: why the parameter is not what the layer computes with, where that was seen when the block was found.
     """
@@ -83,10 +83,11 @@ class Block:
         )
 
     def weight(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole under FSDP2.
+        """Return the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole
+        under FSDP2.
 
-        For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a row is
-        one input of the output projection, to (out·kh·kw).
+        For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a
+        row is one input of the output projection, to (out·kh·kw).
 
         Raises:
             ProjectionError: of a grouped convolution, which has no such matrix.
@@ -129,7 +130,8 @@ class Block:
 
     @torch.no_grad()
     def scale_(self, factors: Tensor) -> None:
-        """Multiply each head's rows, its bias and what acts along with them, by a factor (heads,); adapters on them too.
+        """Multiply each head's rows, its bias and what acts along with them, by a factor (heads,); adapters on them
+        too.
 
         Raises:
             RuntimeError: where a parametrization without `rescale_` stands on the parameter.

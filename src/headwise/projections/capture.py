@@ -139,7 +139,8 @@ def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arg
             calls.append(Arguments(args, {name: _without_cache(value) for name, value in kwargs.items()}))
             raise _ReachedError
 
-    # An exception ends the run where its use is over: what follows the module costs time and may fail on a made-up batch.
+    # An exception ends the run where its use is over: what follows the module costs time and may fail on a made-up
+    # batch.
     handle = module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
     try:
         run()

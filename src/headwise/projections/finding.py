@@ -63,7 +63,9 @@ def _latent(site: Site, parts: dict[str, Block], output: Leaf | None) -> Project
     """Make the projections of latent attention: parts of factors in the place of q, k and v."""
     made = Projections(site.name, "latent", latent=parts)
     by = {kind: " and ".join(sorted({b.maker for k, b in parts.items() if kind in MAKES[k]})) for kind in "qkv"}
-    made.missing = {kind: f"is latent attention, which makes its {kind} by factors, {makers}" for kind, makers in by.items()}
+    made.missing = {
+        kind: f"is latent attention, which makes its {kind} by factors, {makers}" for kind, makers in by.items()
+    }
     named.add_output(made, output, parts["up_v"].heads, parts["up_v"].head_dim, site)
     return made
 
@@ -84,7 +86,8 @@ def of(site: Site) -> Projections:
 
 
 def output(site: Site, who: str) -> Block:
-    """Return the block of the output projection alone, which its name tells where q, k and v are no plain matrices (latent attention).
+    """Return the block of the output projection alone, which its name tells where q, k and v are no plain matrices
+    (latent attention).
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy, where there is none that can be told.

@@ -18,7 +18,8 @@ TOKENS = 6
 
 
 def ways(site: Site, model: nn.Module | None, example: Any) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
-    """Return the ways to reach the site, (what runs, its run), the cheap ones first: alone, the example, a synthesised batch."""
+    """Return the ways to reach the site, (what runs, its run), the cheap ones first: alone, the example, a synthesised
+    batch."""
     yield site.module, lambda: site.module(alone(site))
     if example is not None and model is not None:
         small = first_sample(example)

@@ -1,4 +1,5 @@
-"""Joint: the projections of a text's tokens, which stand beside those of the image where both attend to each other (Flux, SD3)."""
+"""Joint: the projections of a text's tokens, which stand beside those of the image where both attend to each other
+(Flux, SD3)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from headwise.projections.block import ProjectionError
 from headwise.projections.leaves import leaf
 from headwise.projections.site_projections import Projections
 
-# How diffusers names the projections of the tokens that are added, and the queries, keys and values that it joins into one matrix.
+# How diffusers names the projections of the tokens that are added, and the queries, keys and values that it joins into
+# one matrix.
 ADDED = {"q": "add_q_proj", "k": "add_k_proj", "v": "add_v_proj"}
 OUTPUT, FUSED = "to_add_out", "fused_projections"
 
@@ -30,11 +32,14 @@ def with_context(site: Site, made: Projections) -> Projections:
     held = {kind: getattr(module, name, None) for kind, name in ADDED.items()}
     if not any(isinstance(part, nn.Module) for part in held.values()):
         return made
-    found = {kind: leaf(f"{site.name}.{ADDED[kind]}", part) for kind, part in held.items() if isinstance(part, nn.Module)}
+    found = {
+        kind: leaf(f"{site.name}.{ADDED[kind]}", part) for kind, part in held.items() if isinstance(part, nn.Module)
+    }
     parts = {kind: one for kind, one in found.items() if one is not None}
     if len(parts) < 3:
         raise ProjectionError(
-            f"{site.name} adds keys and values of other tokens ({', '.join(one.name for one in parts.values())}) to a second attention, or "
+            f"{site.name} adds keys and values of other tokens ({', '.join(one.name for one in parts.values())}) to a "
+            "second attention, or "
             "without queries of theirs, so that its logits are made by more than its own query and key weights"
         )
     context = named.separate(site, parts)
@@ -42,9 +47,10 @@ def with_context(site: Site, made: Projections) -> Projections:
         raise ProjectionError(f"{site.name} {context}")
     out = getattr(module, OUTPUT, None)
     if isinstance(out, nn.Module):
-        named.add_output(context, leaf(f"{site.name}.{OUTPUT}", out), context.heads, context.need("v", of="rows")[0].head_dim, site)
+        named.add_output(
+            context, leaf(f"{site.name}.{OUTPUT}", out), context.heads, context.need("v", of="rows")[0].head_dim, site
+        )
     else:
         context.thrown_away = True
     made.context = context
     return made
-

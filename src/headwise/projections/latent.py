@@ -66,13 +66,17 @@ def piece_of(block: Block) -> Piece:
 
 
 def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
-    """Return the parts of latent attention's factors that make logits, by kind, or None where the module is no such attention.
+    """Return the parts of latent attention's factors that make logits, by kind, or None where the module is no such
+    attention.
 
-    "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries without a factor have no "down_q".
+    "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries
+    without a factor have no "down_q".
     """
     rows = _rows(module)
     # values make no logits
-    return None if rows is None else {kind: _piece(module, name, kind, *of) for kind, of in rows.items() if kind != "up_v"}
+    return (
+        None if rows is None else {kind: _piece(module, name, kind, *of) for kind, of in rows.items() if kind != "up_v"}
+    )
 
 
 def latent_blocks(module: nn.Module, name: str) -> dict[str, Block] | None:
@@ -103,7 +107,10 @@ def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
         return None
     latent, plain, rotary, values = (size or 0 for size in sizes)
     up_q = names[-1]
-    queries, keys = torch.arange(heads * (plain + rotary)).view(heads, -1), torch.arange(heads * (plain + values)).view(heads, -1)
+    queries, keys = (
+        torch.arange(heads * (plain + rotary)).view(heads, -1),
+        torch.arange(heads * (plain + values)).view(heads, -1),
+    )
     down = torch.arange(latent + rotary)[None]
     rows = {
         "up_q": (up_q, queries[:, :plain]),

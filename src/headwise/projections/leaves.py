@@ -12,7 +12,8 @@ from headwise.projections.adapted import base_of, is_adapted
 
 @dataclass(eq=False)
 class Leaf:
-    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), a convolution, or one of them with adapters.
+    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), a convolution, or one of them with
+    adapters.
 
     Only a 1x1 convolution is one matrix that maps tokens; `obstacle` says why another is none.
     """

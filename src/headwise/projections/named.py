@@ -34,7 +34,8 @@ def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
 
 
 def sibling_output(site: Site, parent: nn.Module | None) -> Leaf | None:
-    """Return the `output.dense` beside the attention module, where BERT and its relatives keep the output projection."""
+    """Return the `output.dense` beside the attention module, where BERT and its relatives keep the output
+    projection."""
     dense = getattr(getattr(parent, "output", None), "dense", None)
     if dense is None or site.name.rpartition(".")[2] not in BESIDE_OUTPUT:
         return None
@@ -63,7 +64,10 @@ def further(module: nn.Module) -> str:
     more = [name for name, _ in module.named_parameters() if name not in known[:2] and not name.startswith(known[2:])]
     if not more:
         return ""
-    return f"({type(module).__name__}) holds {', '.join(more)} beside its weight and computes with both: merge them into the weight first"
+    return (
+        f"({type(module).__name__}) holds {', '.join(more)} beside its weight and computes with both: merge them into "
+        "the weight first"
+    )
 
 
 def separate(site: Site, found: dict[str, Leaf]) -> Projections | str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 HEADS = (
-    "num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads", "num_head",
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads",
+    "num_head",
 )  # fmt: skip
 # Of composed configs (BART, T5) alone, whose plain names are properties of one half.
 HALVES_HEADS = ("decoder_attention_heads", "encoder_attention_heads")
@@ -19,9 +20,11 @@ COMPARED_DIM = ("qk_head_dim", *HEAD_DIM)
 HIDDEN = ("hidden_size", "d_model", "dim", "n_embd")
 
 PROJECTIONS = {
-    "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear", "queries"},
+    "q": {"q_proj", "query", "q_lin", "q", "to_q", "wq", "w_q", "q_attn", "query_proj", "linear_q", "q_linear",
+    "queries"},
     "k": {"k_proj", "key", "k_lin", "k", "to_k", "wk", "w_k", "k_attn", "key_proj", "linear_k", "k_linear", "keys"},
-    "v": {"v_proj", "value", "v_lin", "v", "to_v", "wv", "w_v", "v_attn", "value_proj", "linear_v", "v_linear", "values"},
+    "v": {"v_proj", "value", "v_lin", "v", "to_v", "wv", "w_v", "v_attn", "value_proj", "linear_v", "v_linear",
+    "values"},
     "o": {
         "o_proj", "out_proj", "out_lin", "o", "to_out", "wo", "w_o", "proj", "dense", "c_proj", "out", "output",
         "output_proj", "linear_out", "o_linear", "projection", "proj_out", "fc_out",
@@ -32,7 +35,8 @@ BIASES_APART = {"q": "q_bias", "k": "k_bias", "v": "v_bias"}
 # Modules beside which BERT and its relatives keep the output projection, as `output.dense`.
 BESIDE_OUTPUT = ("self", "attention", "self_attention")
 QK_NORMS = (
-    "q_norm", "k_norm", "norm_q", "norm_k", "qk_norm", "query_norm", "q_ln", "q_layernorm", "query_layernorm", "qk_layernorm",
+    "q_norm", "k_norm", "norm_q", "norm_k", "qk_norm", "query_norm", "q_ln", "q_layernorm", "query_layernorm",
+    "qk_layernorm",
 )  # fmt: skip
 
 

@@ -119,7 +119,8 @@ def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
 
 
 def _outside_biases(made: Projections, site: Site) -> None:
-    # What the module itself adds to q, k or v is as long as these and in their order, wherever the rows of the weight lie.
+    # What the module itself adds to q, k or v is as long as these and in their order, wherever the rows of the weight
+    # lie.
     for block in (made.q, made.k, made.v):
         if block is not None and block.bias_module is site.module and block.bias_name:
             block.bias_rows = None

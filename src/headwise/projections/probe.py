@@ -14,8 +14,8 @@ from headwise.projections import capture
 from headwise.projections.adapted import is_adapted
 from headwise.projections.leaves import Leaf
 
-# Of a tensor's largest entry: above what another order of sums does to entries that did not change, far below noise as large as
-# the rows themselves.
+# Of a tensor's largest entry: above what another order of sums does to entries that did not change, far below noise as
+# large as the rows themselves.
 MOVED = 1e-5
 
 
@@ -88,7 +88,8 @@ class Probe:
                 yield
 
     def columns(self, one: Leaf, heads: Tensor | None, dims: Tensor | None) -> Tensor:
-        """Perturb heads (or entries within heads) of attention's output and give which inputs of a leaf moved, bool (C,)."""
+        """Perturb heads (or entries within heads) of attention's output and give which inputs of a leaf moved, bool
+        (C,)."""
         inputs: list[Tensor] = []
         handle = one.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
         try:

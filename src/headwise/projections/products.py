@@ -1,8 +1,9 @@
 """Products: the factors of W_Q W_K^T and W_O W_V, head by head.
 
-The tokens of a factor are what its weight is multiplied with. In latent attention these are the latents, behind their norms, and for
-the rotary key the layer's input: q = [W_UQ; W_QR]·c_Q and k = [W_UK·c_KV; W_KR·x], so that keys are one matrix of (c_KV, x). In joint
-attention they are pairs of image and text tokens, each with weights of its own, which stand beside each other.
+The tokens of a factor are what its weight is multiplied with. In latent attention these are the latents, behind their
+norms, and for the rotary key the layer's input: q = [W_UQ; W_QR]·c_Q and k = [W_UK·c_KV; W_KR·x], so that keys are one
+matrix of (c_KV, x). In joint attention they are pairs of image and text tokens, each with weights of its own, which
+stand beside each other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from headwise.projections.site_projections import Projections
 
 
 def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
-    """Return the factors (A, B) of the products A^T B of each query head, in fp32 or wider: keys and queries, output and values.
+    """Return the factors (A, B) of the products A^T B of each query head, in fp32 or wider: keys and queries, output
+    and values.
 
     Each (H, d, C): grouped keys and values are repeated, so that gradients of a shared one sum over its group.
     A site without an output projection has the first product only.
@@ -34,7 +36,8 @@ def factors(found: Projections) -> list[tuple[Tensor, Tensor]]:
 
 
 def product_of(found: Projections, kind: Literal["qk", "vo"], who: str = "this") -> tuple[Tensor, Tensor]:
-    """Return a head's own factor (H, d, C), queries or output, and the shared one (G, d, C'), keys or values; fp32 or wider.
+    """Return a head's own factor (H, d, C), queries or output, and the shared one (G, d, C'), keys or values; fp32 or
+    wider.
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy, where one is missing or is no matrix.
@@ -61,7 +64,10 @@ def _of_stream(found: Projections, kind: str, who: str) -> tuple[Tensor | None, 
 def _parts(found: Projections, kind: str, who: str) -> dict[str, Block]:
     """Return the blocks of one stream that a product is made of."""
     if found.latent:
-        chosen = {name: found.latent[name] for name in (("up_q", "rotary_q", "up_k", "rotary_k") if kind == "qk" else ("up_v",))}
+        chosen = {
+            name: found.latent[name]
+            for name in (("up_q", "rotary_q", "up_k", "rotary_k") if kind == "qk" else ("up_v",))
+        }
         for block in chosen.values():
             if reason := block.unreadable():
                 raise ProjectionError(f"{who} needs the factors of latent attention; {block.where} {reason}")

@@ -22,7 +22,8 @@ ZERO3 = (
     "is partitioned by DeepSpeed ZeRO-3, which gives the whole weight in forwards alone: use ZeRO stage 2, FSDP2 or DDP"
 )
 TENSOR_PARALLEL = (
-    "its heads are split over processes (tensor parallelism), and methods need all heads of a layer: use FSDP2 (fully_shard) or "
+    "its heads are split over processes (tensor parallelism), and methods need all heads of a layer: use FSDP2 "
+    "(fully_shard) or "
     "DDP, or leave the attention layers out of the plan for tensor parallelism"
 )
 CONTEXT_PARALLEL = (
@@ -76,7 +77,8 @@ def _fsdp2(model: nn.Module | None) -> bool:
 
 
 def tokens_split(q: Tensor) -> bool:
-    """Return whether context parallelism is on: it stands in the place of fused attention, or gives it distributed tensors."""
+    """Return whether context parallelism is on: it stands in the place of fused attention, or gives it distributed
+    tensors."""
     # Read only where torch's own module for it was imported: nothing is replaced otherwise.
     known = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
     replaced = getattr(known, "_replaced_functions", ())

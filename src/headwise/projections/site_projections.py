@@ -25,9 +25,10 @@ class Projections:
         name: qualified name of the site.
         layout: in words, such as "separate", "stacked (3, H, d)" or "in_proj_weight".
         verified: whether the layout was seen to hold by perturbing rows on the site.
-        latent: of latent attention (DeepSeek), whose queries, keys and values are made by factors, these parts by kind; see `latent`.
-        thrown_away: whether what attention gives these tokens is not used, so that they have no output projection.
-        context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q, k, v, o are the image's.
+        latent: of latent attention (DeepSeek), whose queries, keys and values are made by factors, these parts by kind;
+        see `latent`. thrown_away: whether what attention gives these tokens is not used, so that they have no output
+        projection. context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q,
+        k, v, o are the image's.
     """
 
     name: str
@@ -44,7 +45,8 @@ class Projections:
 
     @property
     def blocks(self) -> list[Block]:
-        """Return the blocks that were found, in the order q, k, v, o; of latent attention its parts and o; then those of the text."""
+        """Return the blocks that were found, in the order q, k, v, o; of latent attention its parts and o; then those
+        of the text."""
         own = [*self.latent.values(), *(block for block in (self.q, self.k, self.v, self.o) if block is not None)]
         return own if self.context is None else own + self.context.blocks
 
@@ -70,21 +72,25 @@ class Projections:
         Args:
             kinds: of "q", "k", "v" and "o".
             who: asks for them, for messages.
-            of: what they must be: matrices that map single tokens; matrices (out, in·kh·kw) that map patches of tokens, as
+            of: what they must be: matrices that map single tokens; matrices (out, in·kh·kw) that map patches of tokens,
+            as
                 convolutions do; or rows that belong to heads, whatever they are multiplied with.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or cannot be read.
+            ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or
+            cannot be read.
         """
         if self.context is not None:
             raise ProjectionError(
-                f"{who} knows one set of projections, and {self.name} has two: its image tokens' own and its text tokens' own"
+                f"{who} knows one set of projections, and {self.name} has two: its image tokens' own and its text "
+                "tokens' own"
             )
         for kind in kinds:
             block = getattr(self, kind)
             if block is not None and ((block.grouped and of != "rows") or (block.convolved and of == "tokens")):
                 raise ProjectionError(
-                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, {block.convolved}"
+                    f"{who} needs {REMEDY[kind]} as one matrix; {self.name} makes its {kind} by {block.maker}, "
+                    f"{block.convolved}"
                 )
             if block is None:
                 raise ProjectionError(f"{who} needs {REMEDY[kind]}; {self.name} {self.missing.get(kind, 'has none')}")

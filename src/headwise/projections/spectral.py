@@ -1,4 +1,5 @@
-"""Spectral: a weight divided by its largest singular value, block by block, which one power iteration a step follows."""
+"""Spectral: a weight divided by its largest singular value, block by block, which one power iteration a step
+follows."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
-# Singular vectors at the start: exact for matrices whose decomposition costs milliseconds; above, a block of vectors converges
-# where the largest singular values lie close together, in which case one vector would take thousands of steps.
+# Singular vectors at the start: exact for matrices whose decomposition costs milliseconds; above, a block of vectors
+# converges where the largest singular values lie close together, in which case one vector would take thousands of
+# steps.
 EXACT_UP_TO, VECTORS, ITERATIONS = 128, 8, 300
 
 
@@ -46,7 +48,8 @@ class Spectral(nn.Module):
         for block, matrix in zip(blocks, self._matrices(full), strict=True):
             if not matrix.any():
                 raise ValueError(
-                    f"{block.where} is all zero in its {block.kind} part, and a weight of spectral norm 0 cannot be divided by it: "
+                    f"{block.where} is all zero in its {block.kind} part, and a weight of spectral norm 0 cannot be "
+                    "divided by it: "
                     f"initialise it with other numbers first, or {LEAVE_OUT}"
                 )
             u, v = leading(matrix)
@@ -83,7 +86,8 @@ class Spectral(nn.Module):
 
     @torch.no_grad()
     def iterate(self, weight: Tensor) -> None:
-        """Take one power iteration on each block: from the right vector to the left one and back, as the authors' code does."""
+        """Take one power iteration on each block: from the right vector to the left one and back, as the authors' code
+        does."""
         for kind, matrix in zip(self.kinds, self._matrices(whole(weight.detach())), strict=True):
             u, v = getattr(self, f"u_{kind}"), getattr(self, f"v_{kind}")
             u.copy_(_unit(matrix @ v.to(matrix.dtype)))
@@ -127,7 +131,8 @@ def _unit(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def leading(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the leading singular vectors (u, v) of a matrix in fp32 or wider, converged; torch's generators are not used."""
+    """Return the leading singular vectors (u, v) of a matrix in fp32 or wider, converged; torch's generators are not
+    used."""
     matrix = at_least_fp32(matrix.detach())
     if min(matrix.shape) <= EXACT_UP_TO:
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)

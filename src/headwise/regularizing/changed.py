@@ -42,7 +42,8 @@ def _check_branch(one: FittedLayer) -> None:
     if any(isinstance(owner, Hooks) and owner.fitted is one for owner in owners):
         names = [repr(m) for m in one.methods if m.overrides("branch")]
         raise RuntimeError(
-            f"{one.site.name}: {' + '.join(names)} sees what {block.where.rpartition('.')[0]} gives without the adapters that were "
+            f"{one.site.name}: {' + '.join(names)} sees what {block.where.rpartition('.')[0]} gives without the "
+            "adapters that were "
             f"put around it since; {REMEDY}"
         )
 
@@ -57,6 +58,7 @@ def _check_learned(one: FittedLayer) -> None:
     # Without adapters in the model, its user froze them.
     if own and model is not None and not any(p.requires_grad for p in own) and any(map(is_adapted, model.modules())):
         raise RuntimeError(
-            f"{one.site.name}: what {' + '.join(learners)} learns is frozen (requires_grad=False), as get_peft_model() freezes all "
+            f"{one.site.name}: what {' + '.join(learners)} learns is frozen (requires_grad=False), as "
+            "get_peft_model() freezes all "
             f"but its adapters; {REMEDY}"
         )

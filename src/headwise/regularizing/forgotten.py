@@ -16,27 +16,33 @@ from headwise.regularizing.optimizer_steps import OptimizerSteps, held_by, held_
 
 # The step before which all must have been called once: whoever calls something every other step is not told.
 BY_STEP = 3
-# Training forwards whose penalties are kept until loss() is read. Views, micro batches and unrolled loops stay far below.
+# Training forwards whose penalties are kept until loss() is read. Views, micro batches and unrolled loops stay far
+# below.
 KEPT = 100
 # Steps at which a strength that changes over steps has another value than at step 0.
 LATER = (1, 10, 100, 1000, 10**5, 10**9)
 
 UNREAD = (
-    "regularized.loss() was never read in the first {steps} optimizer steps, so that {methods} did nothing: add it to the loss "
+    "regularized.loss() was never read in the first {steps} optimizer steps, so that {methods} did nothing: add it to "
+    "the loss "
     "that is differentiated, loss = loss + regularized.loss(); with transformers.Trainer pass "
     "compute_loss_func=regularized.compute_loss_func()"
 )
 UNSTEPPED = (
-    "regularized.after_step() was not called in the first {steps} optimizer steps, where {methods} would act or change: call it "
+    "regularized.after_step() was not called in the first {steps} optimizer steps, where {methods} would act or "
+    "change: call it "
     "after each optimizer.step(); with transformers.Trainer pass callbacks=[regularized.callback()]"
 )
 UNTRAINED = (
-    "what {methods} learned is in no optimizer and is never trained ({names}): make the optimizer after regularize(), or "
-    "call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); where it is to stay as it "
+    "what {methods} learned is in no optimizer and is never trained ({names}): make the optimizer after regularize(), "
+    "or "
+    "call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); where it is to stay "
+    "as it "
     "is, set requires_grad to False"
 )
 DROPPED = (
-    "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() in each "
+    "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() "
+    "in each "
     "step, and run forwards that train nothing in eval mode or under torch.no_grad()"
 )
 
@@ -99,7 +105,8 @@ class Forgotten:
         self.stop()
 
     def so_far(self) -> str:
-        """Say which calls are missing that methods need to act, whatever number of steps there was; nothing where none is."""
+        """Say which calls are missing that methods need to act, whatever number of steps there was; nothing where none
+        is."""
         return "; ".join(self._uncalled())
 
     def _uncalled(self) -> list[str]:
@@ -141,7 +148,8 @@ class Forgotten:
 
 
 def _trains_beside(name: str, known: dict[str, nn.Parameter], held: set[int], brought: list[str]) -> bool:
-    """Return whether an optimizer holds weights of the layer that a learned parameter belongs to: a frozen layer is left frozen."""
+    """Return whether an optimizer holds weights of the layer that a learned parameter belongs to: a frozen layer is
+    left frozen."""
     layer = name.split(".headwise.")[0].split(".parametrizations.")[0]
     return any(n.startswith(f"{layer}.") and n not in brought and id(p) in held for n, p in known.items())
 

@@ -130,7 +130,8 @@ class Regularized:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to it."""
+        """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to
+        it."""
         counters = [(f, int(f.passes.counter), f.reached) for f in self.fitted]
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
@@ -145,10 +146,12 @@ class Regularized:
                 fitted.reached = reached
 
     def loss(self) -> Tensor:
-        """Return the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear it.
+        """Return the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear
+        it.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters, freezing or
+            RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters,
+            freezing or
                 shards that came after regularize() leave a method nothing to act on.
         """
         self._alive()
@@ -185,11 +188,12 @@ class Regularized:
         self._strengths.write(self.fitted, self.step)
 
     def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:
-        """Change strengths while training, without recompiling: `set(DropHead, p=0.1)` or `set(DropHead, p=VShape(...))`.
+        """Change strengths while training, without recompiling: `set(DropHead, p=0.1)` or `set(DropHead,
+        p=VShape(...))`.
 
         Raises:
-            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of range.
-            TypeError: where a value is neither a number nor a schedule.
+            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
+            range. TypeError: where a value is neither a number nor a schedule.
         """
         self._alive()
         self._strengths.set(self.methods, method, changes)
@@ -201,7 +205,10 @@ class Regularized:
         never = [m for m in self.methods if not self._came_to(m)]
         if never:
             names = " and ".join(map(repr, never))
-            return f"no training forward came to the layers of {names}: train the model that was regularized, in training mode"
+            return (
+                f"no training forward came to the layers of {names}: train the model that was regularized, in "
+                "training mode"
+            )
         return self._forgotten.so_far()
 
     def _came_to(self, method: Method) -> bool:
@@ -228,7 +235,8 @@ class Regularized:
         return [known[name] for name in self.brought if name in known]
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers and text."""
+        """Return what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers
+        and text."""
         return progress(self.step, self.fitted, self._strengths, self.methods)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -249,7 +257,8 @@ class Regularized:
             self._forgotten.listen()
 
     def report(self) -> Coverage:
-        """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable, and why."""
+        """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable,
+        and why."""
         return coverage(self.found, self.fitted, self._reasons, self._strengths.shown)
 
     def remove(self, discard: bool = False) -> None:
@@ -269,8 +278,8 @@ class Regularized:
         self._leave()
 
     def fold(self) -> None:
-        """Make the model ready for deployment: reparametrizations become plain weights, bit for bit the eval model's, and
-        methods that act in training alone go. Methods that act in evaluation stay, and so does the handle then."""
+        """Make the model ready for deployment: reparametrizations become plain weights, bit for bit the eval model's,
+        and methods that act in training alone go. Methods that act in evaluation stay, and so does the handle then."""
         self._alive()
         kept = folding.fold_methods(self.fitted)
         attachment.detach([f for f in self.fitted if not any(f is k for k in kept)], fold=True)
@@ -291,8 +300,8 @@ class Regularized:
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         """Write the model, its methods and what they learned into a folder; `headwise.load_pretrained` reads it.
 
-        Plain loaders find the weights that the model computes with in evaluation. Where a method acts in evaluation beside
-        them, a weight named `trained_with_...` makes such loaders say so.
+        Plain loaders find the weights that the model computes with in evaluation. Where a method acts in evaluation
+        beside them, a weight named `trained_with_...` makes such loaders say so.
 
         Args:
             folder: made where it is not there; weights of an earlier save in it are removed.
@@ -307,7 +316,9 @@ class Regularized:
             >>> from transformers import BertConfig, BertModel
             >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
             >>> config = BertConfig(vocab_size=64, **sizes)
-            >>> handle = headwise.regularize(BertModel(config), headwise.NeuTRENO(strength=0.6), headwise.DropHead(p=0.2))
+            >>> handle = headwise.regularize(
+            ...     BertModel(config), headwise.NeuTRENO(strength=0.6), headwise.DropHead(p=0.2)
+            ... )
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     handle.save_pretrained(folder)
             ...     headwise.load_pretrained(BertModel(config), folder)
@@ -344,12 +355,13 @@ class Regularized:
     def export(self, folder: str | Path, example: Any = None, **options: Any) -> saving.Exported:
         """Write the model as a stock one of transformers, which runs without headwise, where that is exact.
 
-        Reparametrized weights become plain ones, and methods that act in training alone are left out. The handle and the
-        model stay as they are.
+        Reparametrized weights become plain ones, and methods that act in training alone are left out. The handle and
+        the model stay as they are.
 
         Args:
             folder: made where it is not there; weights of an earlier save in it are removed.
-            example: a batch (tensor, tuple of arguments or dict of keywords): the folder is loaded again, and its outputs
+            example: a batch (tensor, tuple of arguments or dict of keywords): the folder is loaded again, and its
+            outputs
                 on the batch are compared with the model's.
             options: of the model's own `save_pretrained` (`max_shard_size`).
 
@@ -380,7 +392,8 @@ class Regularized:
 
 
 def handle(model: nn.Module) -> Regularized:
-    """Return the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed training.
+    """Return the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed
+    training.
 
     Raises:
         ValueError: where the model is not regularized.

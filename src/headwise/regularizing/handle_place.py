@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-# An entry of the model's __dict__: torch neither saves it nor takes it for a submodule, and a deep copy brings its own along.
+# An entry of the model's __dict__: torch neither saves it nor takes it for a submodule, and a deep copy brings its own
+# along.
 HANDLE = "_headwise_handle"
 # Where compiled, distributed and adapted models keep the model they stand around.
 INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")

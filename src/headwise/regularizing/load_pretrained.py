@@ -17,7 +17,8 @@ from headwise.regularizing.regularize import regularize
 
 
 def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None) -> Regularized:
-    """Fit the methods of a saved model onto a plain one, load its weights and what the methods learned, and give the handle.
+    """Fit the methods of a saved model onto a plain one, load its weights and what the methods learned, and give the
+    handle.
 
     Args:
         model: plain, built as the saved one was; its weights do not matter.
@@ -26,7 +27,8 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
 
     Raises:
         FileNotFoundError: where the folder holds no methods.
-        ValueError: where it is damaged, the model is of another class, has other layers or shapes, or a method is not known in
+        ValueError: where it is damaged, the model is of another class, has other layers or shapes, or a method is not
+        known in
             this process; the model is plain then, its weights as they were.
         ImportError: naming the extra, where safetensors is not installed.
 
@@ -108,7 +110,8 @@ def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:
             apart = (("only here", here - set(one["layers"])), ("only there", set(one["layers"]) - here))
             lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
             raise ValueError(
-                f"{one['method']} stands on other layers than in the saved model ({'; '.join(lines)}): build the model as it was"
+                f"{one['method']} stands on other layers than in the saved model ({'; '.join(lines)}): build the "
+                "model as it was"
             )
 
 

@@ -16,7 +16,8 @@ def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> lis
     """Return the matrices that share a block with an attention layer and are not its own: experts and their router too.
 
     The block of a layer is the smallest module around it that holds further matrices; it ends below a stack of alike
-    layers and below the model itself, where embeddings and heads stand. `attention` holds the ids of attention's weights.
+    layers and below the model itself, where embeddings and heads stand. `attention` holds the ids of attention's
+    weights.
     """
     found: dict[int, nn.Parameter] = {}
     for site in sites:
@@ -32,7 +33,8 @@ def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> lis
 
 
 def _inside(site: Site) -> set[int]:
-    """Return the ids of what belongs to the attention layer itself; of a whole block that attends, only what methods added."""
+    """Return the ids of what belongs to the attention layer itself; of a whole block that attends, only what methods
+    added."""
     module = site.module
     if not LIKE.search(type(module).__name__):
         added = module._modules.get("headwise")

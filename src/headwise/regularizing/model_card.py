@@ -71,7 +71,8 @@ def _after(methods: Sequence[Method], loads: bool) -> list[str]:
     if beyond:
         names = ", ".join(f"`{type(m).__name__}`" for m in beyond)
         lines.append(
-            f"What acts in evaluation beside the weights: {names}. Loaded without headwise, this is another model than the one that was trained."
+            f"What acts in evaluation beside the weights: {names}. Loaded without headwise, this is another model "
+            "than the one that was trained."
         )
     else:
         lines.append("In evaluation the plain weights compute the same: the model also runs without headwise.")

@@ -77,7 +77,8 @@ def held_by(optimizer: Optimizer) -> set[int]:
 
 
 def held_by_any() -> set[int]:
-    """Return the ids of the parameters that the optimizers of this process hold; it looks at all objects, so it is slow."""
+    """Return the ids of the parameters that the optimizers of this process hold; it looks at all objects, so it is
+    slow."""
     # The type and not the object is asked: lazy objects would be loaded by it.
     alive = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
     return set().union(*(held_by(one) for one in alive if hasattr(one, "param_groups")))

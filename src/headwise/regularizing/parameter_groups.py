@@ -1,4 +1,5 @@
-"""Parameter groups: attention's projections and the MLPs get a weight decay of their own, and what must not decay gets none."""
+"""Parameter groups: attention's projections and the MLPs get a weight decay of their own, and what must not decay gets
+none."""
 
 from __future__ import annotations
 
@@ -28,12 +29,13 @@ def parameter_groups(
     example: Any = None,
     **rest: Any,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight decay.
+    """Return parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight
+    decay.
 
-    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as the
-    other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector or a
-    scalar: gains, sinks, logit scales, class tokens, the learned scalars of methods. Embeddings, heads and other matrices
-    take `weight_decay`.
+    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as
+    the other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector
+    or a scalar: gains, sinks, logit scales, class tokens, the learned scalars of methods. Embeddings, heads and other
+    matrices take `weight_decay`.
 
     Args:
         model: plain or regularized, also compiled or wrapped.
@@ -48,7 +50,8 @@ def parameter_groups(
         Groups "attention", "mlp", "other" and "undecayed" (key "name"), those that are empty left out.
 
     Raises:
-        ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none of the
+        ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none
+        of the
             weights that a decay of their own was given for.
 
     Example:
@@ -76,7 +79,8 @@ def parameter_groups(
         )
     if mlp_weight_decay is not None and "mlp" not in kinds.values():
         raise ValueError(
-            f"mlp_weight_decay={mlp_weight_decay:g}: no attention layer of {type(model).__name__} has an MLP in its block. "
+            f"mlp_weight_decay={mlp_weight_decay:g}: no attention layer of {type(model).__name__} has an MLP in its "
+            "block. "
             "Leave it out, or build groups by hand"
         )
     kinds = {id(parameter): "undecayed" for parameter in undecayed(model)} | kinds

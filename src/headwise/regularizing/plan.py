@@ -43,7 +43,8 @@ def plan(
     """Decide what goes where, or raise with all problems at once."""
     if attention not in (None, "headwise"):
         raise ValueError(
-            f'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got {attention!r}; to choose a '
+            'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got '
+            f"{attention!r}; to choose a "
             "kernel, load the model with attn_implementation="
         )
     _check_arguments(model, methods, allow_none)
@@ -109,7 +110,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         lost = _lost_before(method, methods)
         if lost is not None:
             raise ValueError(
-                f"{method!r} makes logits of its own, so that what {lost!r} does to them before would be lost: put {lost!r} behind it"
+                f"{method!r} makes logits of its own, so that what {lost!r} does to them before would be lost: put "
+                f"{lost!r} behind it"
             )
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
@@ -118,7 +120,8 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     for name, module in model.named_modules():
         if (around := whole.get(module)) is not None and around not in model.modules():
             raise ValueError(
-                f"{name or 'this module'} is part of a model that is regularized already with {around.__dict__.get(HANDLE)!r}; call remove() on "
+                f"{name or 'this module'} is part of a model that is regularized already with "
+                f"{around.__dict__.get(HANDLE)!r}; call remove() on "
                 "its handle first, or choose layers with where= on the whole model"
             )
         if HANDLE in module.__dict__:
@@ -159,7 +162,8 @@ def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bo
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
-                f"where takes names of layers, got {name!r}: write {known[0]!r}, or choose by depth, where=lambda site: site.depth == 0"
+                f"where takes names of layers, got {name!r}: write {known[0]!r}, or choose by depth, where=lambda "
+                "site: site.depth == 0"
             )
     for name in sorted(names):
         if name not in known:
@@ -225,8 +229,10 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
     """Say why none of a model's layers can be reached."""
     if not found:
         return (
-            f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module on "
-            "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention (called "
+            f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no "
+            "module on "
+            "transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention "
+            "(called "
             "by that name, not imported from it)"
         )
     lines = by_text(

@@ -27,7 +27,8 @@ def _check_first(missing: list[FittedLayer]) -> None:
     never = [f.site.name for f in missing if not f.without_gradients]
     if never:
         raise RuntimeError(
-            f"never reached in the first training step: {', '.join(never)}. The methods there did nothing. Call the model "
+            f"never reached in the first training step: {', '.join(never)}. The methods there did nothing. Call the "
+            "model "
             "in training mode before loss() and after_step(), or leave these sites out with where="
         )
     # Methods without draws, penalties and carried values do the same however often a layer runs.
@@ -45,7 +46,9 @@ def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:
     gone = [f.site.name for f in missing if f.site.module not in modules]
     if gone:
         raise RuntimeError(
-            f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} no longer in the model, so that the methods there do nothing: what "
-            "stands in the place now was put there after regularize(). Put the layers back, or call remove() and regularize() the "
+            f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} no longer in the model, so that the methods there "
+            "do nothing: what "
+            "stands in the place now was put there after regularize(). Put the layers back, or call remove() and "
+            "regularize() the "
             "model as it is now"
         )

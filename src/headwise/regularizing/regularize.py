@@ -33,13 +33,15 @@ def regularize(
             with random state and buffers restored, where heads or shapes cannot be known otherwise.
         seed: of the methods' draws; they never touch torch's generators.
         allow_none: accept no methods at all (a handle that only reads).
-        attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one of the hub
-            or of your own): None keeps the kernel, and methods that edit logits or weights are refused there; "headwise"
-            computes it here, with every method. Layers without such a kernel are computed here either way.
+        attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one
+        of the hub
+            or of your own): None keeps the kernel, and methods that edit logits or weights are refused there;
+            "headwise" computes it here, with every method. Layers without such a kernel are computed here either way.
         unknown: none; a name that is not known is told with the one that was meant.
 
     Raises:
-        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning anywhere,
+        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning
+        anywhere,
             names or settings are wrong; the model is untouched then.
         TypeError: for an argument of another name.
 
@@ -81,7 +83,8 @@ OTHER_NAMES = {
 def no_argument(name: str) -> str:
     """Say that `regularize` has no argument of this name, and which one serves."""
     remedies = {
-        "where": 'choose layers with where=["name", ...] or where=lambda site: site.depth < 4; headwise.sites(model) lists them',
+        "where": 'choose layers with where=["name", ...] or where=lambda site: site.depth < 4; headwise.sites(model) '
+        "lists them",
         "example": "pass a batch as example=batch",
         "seed": "methods draw by seed=0",
         "methods": "methods stand behind the model: regularize(model, headwise.DropHead(p=0.2))",
@@ -100,7 +103,8 @@ def _unknown(made: Plan) -> list[str]:
             told.append(
                 (
                     site.name,
-                    f"{learned[0]!r} learns parameters, and their shapes ({', '.join(missing)}) cannot be known from the module: pass "
+                    f"{learned[0]!r} learns parameters, and their shapes ({', '.join(missing)}) cannot be known from "
+                    "the module: pass "
                     "example=batch to regularize(), a batch on which the model can run once",
                 )
             )

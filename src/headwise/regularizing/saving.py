@@ -1,7 +1,8 @@
 """Saving: a regularized model as a folder, and the folder as a stock model where that is exact.
 
 A folder holds `model.safetensors` with the weights that a plain model computes with, so that it loads everywhere;
-`headwise.safetensors` with what methods brought along; `headwise.json` with methods, layers and versions; and a model card.
+`headwise.safetensors` with what methods brought along; `headwise.json` with methods, layers and versions; and a model
+card.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Exported:
         folder: where the stock model lies.
         folded: methods whose effect lies in the plain weights now.
         left_out: methods that act in training alone, which the exported model does not need.
-        difference: the largest difference between the outputs of the exported model, loaded again, and of this one, as a
+        difference: the largest difference between the outputs of the exported model, loaded again, and of this one, as
+        a
             share of the largest output; None where there was no batch to run.
     """
 
@@ -93,9 +95,9 @@ def save(handle: Saved, folder: str | Path, **options: Any) -> None:
     """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
 
     Raises:
-        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds adapters.
-        TypeError: for an option after which the folder could not be read.
-        ImportError: naming the extra, where safetensors is not installed.
+        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds
+        adapters. TypeError: for an option after which the folder could not be read. ImportError: naming the extra,
+        where safetensors is not installed.
     """
     model, prefix = whole(handle.model)
     check_options(options)
@@ -112,7 +114,8 @@ def save(handle: Saved, folder: str | Path, **options: Any) -> None:
 
 
 def export(handle: Saved, folder: str | Path, example: Any = None, **options: Any) -> Exported:
-    """Write the model as a stock one of transformers, where its outputs are those of the regularized model in evaluation.
+    """Write the model as a stock one of transformers, where its outputs are those of the regularized model in
+    evaluation.
 
     Raises:
         ValueError: naming what cannot be folded; where the model is none of transformers', or holds adapters, shards or
@@ -123,12 +126,14 @@ def export(handle: Saved, folder: str | Path, example: Any = None, **options: An
     check_options(options)
     if not of_transformers(model):
         raise ValueError(
-            f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its state_dict(), or as "
+            f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its "
+            "state_dict(), or as "
             "its own library does"
         )
     if kept := model_card.beyond_weights(methods):
         raise ValueError(
-            f"{' + '.join(map(repr, kept))} cannot be folded: what {'it computes' if len(kept) == 1 else 'they compute'} in "
+            f"{' + '.join(map(repr, kept))} cannot be folded: what "
+            f"{'it computes' if len(kept) == 1 else 'they compute'} in "
             "evaluation is no plain weight of a stock model. Serve the model with headwise, from save_pretrained() and "
             "headwise.load_pretrained(), or train without"
         )
@@ -147,7 +152,8 @@ def push(
 ) -> str:
     """Save a regularized model into a repository of a hub, and return the address of the commit.
 
-    The text of a model card that lies there stays; the part about methods is written anew. Weights of an earlier save go.
+    The text of a model card that lies there stays; the part about methods is written anew. Weights of an earlier save
+    go.
     """
     with needing("Pushing to a hub", "hf"):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -168,7 +174,8 @@ def push(
 
 
 def described(handle: Saved, model: nn.Module, prefix: str) -> dict[str, Any]:
-    """Return what a folder says of its methods, as plain numbers and text, with the layers' names in the model itself."""
+    """Return what a folder says of its methods, as plain numbers and text, with the layers' names in the model
+    itself."""
     versions = {"headwise": sys.modules["headwise"].__version__}
     for package in ("torch", "transformers"):
         if package in sys.modules:
@@ -218,7 +225,8 @@ def check_plain(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError(
-                f"{type(module).__name__} learns prompts by peft, which this folder would not hold and which cannot be merged: "
+                f"{type(module).__name__} learns prompts by peft, which this folder would not hold and which cannot "
+                "be merged: "
                 "save them with peft's own save_pretrained, and regularize the model inside"
             )
         if is_adapted(module):
@@ -238,7 +246,8 @@ def check_options(options: dict[str, Any]) -> None:
     """Raise TypeError for an option of transformers after which the folder could not be read."""
     if refused := [name for name in REFUSED if name in options]:
         raise TypeError(
-            f"{', '.join(refused)} cannot be given here: the folder would not hold a whole model under the names that loaders look for; "
+            f"{', '.join(refused)} cannot be given here: the folder would not hold a whole model under the names that "
+            "loaders look for; "
             "to push, call handle.push_to_hub()"
         )
 
@@ -247,7 +256,8 @@ def check_adapters(place: str | Path, files: Iterable[str]) -> None:
     """Raise ValueError where adapters lie that plain loaders would put onto the model."""
     if ADAPTER in files:
         raise ValueError(
-            f"{place} holds adapters of peft ({ADAPTER}), which from_pretrained would put onto this model: choose another place, or "
+            f"{place} holds adapters of peft ({ADAPTER}), which from_pretrained would put onto this model: choose "
+            "another place, or "
             "move them away"
         )
 
@@ -268,7 +278,8 @@ def made_folder(folder: str | Path) -> Path:
 
 @torch.no_grad()
 def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the state dict of the plain model that computes what this one does in evaluation, and what methods brought along."""
+    """Return the state dict of the plain model that computes what this one does in evaluation, and what methods brought
+    along."""
     own: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     computed: dict[tuple[int, str], Tensor] = {}
@@ -302,7 +313,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
-    """Write plain weights, as transformers does where the model is one of its, and nothing of an earlier save beside them.
+    """Write plain weights, as transformers does where the model is one of its, and nothing of an earlier save beside
+    them.
 
     What an earlier save left goes when all of the new one is written, so that an error costs nobody a model.
     """
@@ -324,7 +336,8 @@ def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **opti
 
 
 def of_transformers(model: nn.Module) -> bool:
-    """Return whether a model is one of transformers: other libraries' `save_pretrained` takes no weights from outside."""
+    """Return whether a model is one of transformers: other libraries' `save_pretrained` takes no weights from
+    outside."""
     known = sys.modules.get("transformers.modeling_utils")
     return known is not None and isinstance(model, known.PreTrainedModel)
 
@@ -342,7 +355,8 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def compared(model: nn.Module, path: Path, example: Any) -> float:
-    """Return the largest difference of outputs between an exported model and this one, as a share of the largest output.
+    """Return the largest difference of outputs between an exported model and this one, as a share of the largest
+    output.
 
     Raises:
         RuntimeError: where it is above 1e-5, or above what the dtype can show.
@@ -354,7 +368,8 @@ def compared(model: nn.Module, path: Path, example: Any) -> float:
     dtype = next(model.parameters()).dtype
     if not difference <= max(TOLERANCE, 8 * torch.finfo(dtype).eps):
         raise RuntimeError(
-            f"the exported model differs by {difference:.1e} of the largest output from this one on the example: do not use {path}; "
+            f"the exported model differs by {difference:.1e} of the largest output from this one on the example: do "
+            f"not use {path}; "
             "save_pretrained() and headwise.load_pretrained() keep the model as it is"
         )
     return difference
@@ -412,7 +427,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(
-            f"there is no {SETTINGS} in {folder}: handle.save_pretrained() writes it; load a plain model with from_pretrained"
+            f"there is no {SETTINGS} in {folder}: handle.save_pretrained() writes it; load a plain model with "
+            "from_pretrained"
         )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,5 @@
-"""Strengths: the settings that change while training, written into 0-d tensors so that compiled graphs stay as they are."""
+"""Strengths: the settings that change while training, written into 0-d tensors so that compiled graphs stay as they
+are."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Strengths:
         """Choose new strengths for all fitted methods of that class, or for that one.
 
         Raises:
-            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of range.
-            TypeError: where a value is neither a number nor a schedule.
+            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
+            range. TypeError: where a value is neither a number nor a schedule.
         """
         hit = [m for m in methods if m is method or m == method or type(m) is method]
         if not hit:
@@ -43,7 +44,8 @@ class Strengths:
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
             raise ValueError(
-                f"set() needs to know which setting of {hit[0]!r} changes; what can: {', '.join(hit[0].live) or 'nothing'}"
+                f"set() needs to know which setting of {hit[0]!r} changes; what can: "
+                f"{', '.join(hit[0].live) or 'nothing'}"
             )
         changes = {name: number(value) for name, value in changes.items()}
         for known in hit:
@@ -73,7 +75,8 @@ class Strengths:
         return f"{method!r} (now {now})" if now else repr(method)
 
     def state(self, methods: Sequence[Method]) -> list[dict[str, Any]]:
-        """Return what was chosen as plain numbers and text: the method's place, the setting and its value or schedule."""
+        """Return what was chosen as plain numbers and text: the method's place, the setting and its value or
+        schedule."""
         found = []
         for (method, name), value in self.chosen.items():
             place = next(i for i, m in enumerate(methods) if m is method)
@@ -94,7 +97,8 @@ class Strengths:
             self.chosen[methods[entry["method"]], entry["setting"]] = value
 
     def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state carries."""
+        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state
+        carries."""
         for entry in state:
             place, name = entry["method"], entry["setting"]
             known = methods[place] if place < len(methods) else None
@@ -102,8 +106,10 @@ class Strengths:
             kind = entry.get("kind", type(known).__name__)
             if known is None or type(known).__name__ != kind or name not in known.live:
                 raise ValueError(
-                    f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and the methods here are "
-                    f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called with"
+                    f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and "
+                    "the methods here are "
+                    f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called "
+                    "with"
                 )
             if "schedule" in entry and not hasattr(schedule, entry["schedule"]):
                 raise ValueError(
@@ -114,7 +120,8 @@ class Strengths:
 def _check(method: Method, name: str, value: float | Schedule) -> None:
     if name not in method.live:
         raise ValueError(
-            f"{type(method).__name__}.{name} cannot change while training; what can: {', '.join(method.live) or 'nothing'}"
+            f"{type(method).__name__}.{name} cannot change while training; what can: "
+            f"{', '.join(method.live) or 'nothing'}"
         )
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")

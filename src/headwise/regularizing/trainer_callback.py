@@ -1,4 +1,5 @@
-"""transformers.Trainer: a callback that takes the optimizer's steps to the handle, and its counters into checkpoints."""
+"""transformers.Trainer: a callback that takes the optimizer's steps to the handle, and its counters into
+checkpoints."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Stepped(Protocol):
 def callback(handle: Stepped) -> Any:
     """Return a `transformers.TrainerCallback` that calls `handle.after_step()` after each optimizer step.
 
-    The handle's step, draw counters and strengths are saved with the Trainer's checkpoints, and read when a run is resumed
-    or ends with the weights of its best checkpoint.
+    The handle's step, draw counters and strengths are saved with the Trainer's checkpoints, and read when a run is
+    resumed or ends with the weights of its best checkpoint.
 
     Raises:
         ImportError: naming the extra, where transformers is not installed.

@@ -33,10 +33,10 @@ class Penalizing(Protocol):
 def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
     """Return a `compute_loss_func` for transformers.Trainer that adds the handle's `loss()` to the task's loss.
 
-    Without penalties the task's loss is the plain Trainer's, label smoothing, gradient accumulation and processes included: the
-    model gets its labels as it would there and computes its own loss. Under gradient accumulation the penalties' gradient is that
-    of the mean of the micro batches' penalties, also where the last step of an epoch has fewer of them, and over processes
-    that of their joined batch. Evaluation adds nothing.
+    Without penalties the task's loss is the plain Trainer's, label smoothing, gradient accumulation and processes
+    included: the model gets its labels as it would there and computes its own loss. Under gradient accumulation the
+    penalties' gradient is that of the mean of the micro batches' penalties, also where the last step of an epoch has
+    fewer of them, and over processes that of their joined batch. Evaluation adds nothing.
 
     Args:
         handle: of the regularized model.
@@ -44,7 +44,8 @@ def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = N
             `compute_loss_func`: a sum over `num_items_in_batch`, where that is given. None takes the host model's own.
 
     Raises:
-        ValueError: from the loss function, where base is None and the model's own loss cannot be told, or where base stands
+        ValueError: from the loss function, where base is None and the model's own loss cannot be told, or where base
+        stands
             beside a label_smoothing_factor.
     """
     given = Labels(handle)
@@ -104,7 +105,8 @@ class Labels:
 
 
 def _is_whole(model: nn.Module, handle: Penalizing) -> bool:
-    """Return whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around it."""
+    """Return whether a Trainer's model is the regularized one, adapters around it aside, and not a larger one around
+    it."""
     config = getattr(model, "active_peft_config", None)
     # Prompts that are learned are put before the tokens, and the adapter itself makes labels for them.
     if getattr(config, "is_prompt_learning", False):
@@ -116,7 +118,8 @@ def _is_whole(model: nn.Module, handle: Penalizing) -> bool:
 
 
 def _plain(trainer: Any, outputs: Any, labels: Any, items: Tensor | int | None, training: bool) -> Tensor:
-    """Return the plain Trainer's loss of these outputs, scaled so that what Trainer does to it ends at the plain Trainer's number."""
+    """Return the plain Trainer's loss of these outputs, scaled so that what Trainer does to it ends at the plain
+    Trainer's number."""
     # Where the model takes no number of items, the plain Trainer counts none.
     counted = items is not None and trainer.model_accepts_loss_kwargs
     if trainer.label_smoother is not None and labels is not None:
@@ -146,31 +149,37 @@ def _shifts(trainer: Any) -> bool:
 def _refuse_smoothing(asked: Asked | None) -> None:
     if asked is not None and asked.trainer.label_smoother is not None:
         raise ValueError(
-            f"label_smoothing_factor={asked.trainer.args.label_smoothing_factor} does nothing beside compute_loss_func(base=...): "
+            f"label_smoothing_factor={asked.trainer.args.label_smoothing_factor} does nothing beside "
+            "compute_loss_func(base=...): "
             "smooth the labels in base and set label_smoothing_factor=0, or leave base out"
         )
 
 
 def _refuse_source_tokens(model: Any, inputs: Any) -> None:
-    """Refuse a sequence-to-sequence model that saw neither labels nor decoder tokens: some take the source's instead."""
+    """Refuse a sequence-to-sequence model that saw neither labels nor decoder tokens: some take the source's
+    instead."""
     if inputs is None or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return
     if not any(name.startswith("decoder_input") for name in inputs):
         raise ValueError(
-            f"{type(model).__name__} was called without labels and without decoder_input_ids (torch.compile, threads or a model "
-            "around it keep the labels from it): add decoder_input_ids to the batch, as DataCollatorForSeq2Seq(tokenizer, model=model) does"
+            f"{type(model).__name__} was called without labels and without decoder_input_ids (torch.compile, threads "
+            "or a model "
+            "around it keep the labels from it): add decoder_input_ids to the batch, as "
+            "DataCollatorForSeq2Seq(tokenizer, model=model) does"
         )
 
 
 def _divisor(trainer: Any, items: Tensor | int | None, training: bool) -> int:
-    """Return by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a mean."""
+    """Return by what a mean over one micro batch is divided, so that with Trainer's own scaling gradients add to a
+    mean."""
     # None and True: Trainer takes what a compute_loss_func gives as scaled already, and divides by nothing.
     scaled = training and trainer.loss_is_scaled_for_ga is not False
     return _processes(trainer, items) * (trainer.current_gradient_accumulation_steps if scaled else 1)
 
 
 def _processes(trainer: Any, items: Tensor | int | None) -> int:
-    """Return by what Trainer multiplies: the processes, over which gradients are averaged; right for a sum, not for a mean."""
+    """Return by what Trainer multiplies: the processes, over which gradients are averaged; right for a sum, not for a
+    mean."""
     args = trainer.args
     if not args.average_tokens_across_devices or items is None:
         return 1
@@ -179,7 +188,8 @@ def _processes(trainer: Any, items: Tensor | int | None) -> int:
 
 @dataclass
 class Asked:
-    """A Trainer that asks for a loss, the labels it took out of the batch, and the rest of it where that can be seen."""
+    """A Trainer that asks for a loss, the labels it took out of the batch, and the rest of it where that can be
+    seen."""
 
     trainer: Any
     labels: Any = None

@@ -29,7 +29,8 @@ def check_progress(
         apart = (("only here", own - other), ("only there", other - own))
         lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
         raise ValueError(
-            f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model as it was "
+            f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model "
+            "as it was "
             "when state() was called, with the same where="
         )
     strengths.check_state(methods, state.get("strengths", ()))
@@ -37,7 +38,8 @@ def check_progress(
     kinds = [type(method).__name__ for method in methods]
     if (known := state.get("methods", kinds)) != kinds:
         raise ValueError(
-            f"this state is that of {' + '.join(known) or 'no method'}, and the methods here are {' + '.join(kinds) or 'none'}: "
+            f"this state is that of {' + '.join(known) or 'no method'}, and the methods here are "
+            f"{' + '.join(kinds) or 'none'}: "
             "regularize with the methods that state() was called with"
         )
 

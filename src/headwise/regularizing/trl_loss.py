@@ -35,19 +35,23 @@ def is_trl(trainer: object) -> bool:
 def penalize(handle: Penalizing, trainer: Any) -> None:
     """Let a trainer of TRL add the handle's penalties to its loss, in training alone.
 
-    They are those of the forwards with gradients in one `compute_loss`, each counted once; what a reference model gives, or any
-    forward without gradients, adds none. Under gradient accumulation their gradient is that of the mean of the micro batches'.
+    They are those of the forwards with gradients in one `compute_loss`, each counted once; what a reference model
+    gives, or any forward without gradients, adds none. Under gradient accumulation their gradient is that of the mean
+    of the micro batches'.
 
     Raises:
-        ValueError: where methods would change what a trainer compares: samples and their probabilities (GRPO, RLOO), or, in the
+        ValueError: where methods would change what a trainer compares: samples and their probabilities (GRPO, RLOO),
+        or, in the
             first step, a reference that runs through the same methods (DPO and KTO without a ref_model).
     """
     names = {cls.__name__ for cls in type(trainer).__mro__}
     changing = next((m for m in handle.methods if any(map(m.overrides, CHANGES))), None)
     if changing is not None and names.intersection(SAMPLING):
         raise ValueError(
-            f"{type(trainer).__name__} samples from the model in evaluation and weighs the samples by its probabilities in training, and "
-            f"{changing!r} would make the two differ: take methods that only penalize or act after a step, or regularize in SFTTrainer"
+            f"{type(trainer).__name__} samples from the model in evaluation and weighs the samples by its "
+            "probabilities in training, and "
+            f"{changing!r} would make the two differ: take methods that only penalize or act after a step, or "
+            "regularize in SFTTrainer"
         )
     inner = trainer.compute_loss
 
@@ -71,7 +75,8 @@ def penalize(handle: Penalizing, trainer: Any) -> None:
 def _refuse_same_reference(trainer: Any, changing: Method) -> None:
     if getattr(trainer, "ref_model", None) is None and not getattr(trainer.args, "precompute_ref_log_probs", False):
         raise ValueError(
-            f"{type(trainer).__name__} takes the regularized model itself, its adapters off, for the reference, which {changing!r} would "
+            f"{type(trainer).__name__} takes the regularized model itself, its adapters off, for the reference, which "
+            f"{changing!r} would "
             "change: give a ref_model, or set precompute_ref_log_probs=True"
         )
 

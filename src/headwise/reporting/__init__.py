@@ -10,9 +10,9 @@ from headwise.files.optional_imports import needing
 def write(folder: str | Path) -> Path:
     """Rebuild the report of a study folder and return the path of its report.html.
 
-    Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run and by epoch)
-    and analysis.json. Raises FileNotFoundError
-    when the folder holds neither study.json nor findings.json, ImportError naming the extra when a library is missing.
+    Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run
+    and by epoch) and analysis.json. Raises FileNotFoundError when the folder holds neither study.json nor
+    findings.json, ImportError naming the extra when a library is missing.
 
     Example:
         >>> import shutil, tempfile
@@ -20,7 +20,8 @@ def write(folder: str | Path) -> Path:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     headwise.report.write(folder)
         Traceback (most recent call last):
-        FileNotFoundError: ... holds neither study.json nor findings.json, so there is nothing to report. Give the folder that --out named.
+        FileNotFoundError: ... holds neither study.json nor findings.json, so there is nothing to report. Give the
+        folder that --out named.
     """
     with needing("A report", "study"):
         from headwise.reporting.rebuild import rebuild

@@ -22,7 +22,8 @@ def gap_of(analysis: Analysis) -> Outcome | None:
 
 
 def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> Any:
-    """Return one row an arm, the best first: difference, verdict, the outcome itself, gap, costs and runs; `tuned` says how arms were chosen."""
+    """Return one row an arm, the best first: difference, verdict, the outcome itself, gap, costs and runs; `tuned` says
+    how arms were chosen."""
     metric, gap = analysis.metric, gap_of(analysis)
     unit = unit_of(metric)
     columns = [
@@ -68,7 +69,8 @@ def difference_columns(unit: Unit) -> list[Column]:
 
 
 def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:
-    """Return the cells of a paired difference: the difference, the verdict and its corrected p (dashes for the baseline)."""
+    """Return the cells of a paired difference: the difference, the verdict and its corrected p (dashes for the
+    baseline)."""
     if entry is None:
         return [Cell("–", value=None), Cell("–"), Cell("–")]
     tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "wrapped"
@@ -115,10 +117,13 @@ def notes_on_table(analysis: Analysis) -> Any:
     words = analysis.statistics
     return prose(
         [
-            f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: {words['correction']}. "
-            f"Verdict: {words['verdict']}. What would show: {words['power']}; within: the margin that two one-sided tests "
+            f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: "
+            f"{words['correction']}. "
+            f"Verdict: {words['verdict']}. What would show: {words['power']}; within: the margin that two one-sided "
+            "tests "
             "exclude. Each figure comes from the result.json of the runs listed under Runs; the same table stands "
-            "in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by epoch in epochs.csv, the whole analysis in "
+            "in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by epoch in epochs.csv, the "
+            "whole analysis in "
             "analysis.json.",
             *_pairing(analysis),
         ],

@@ -6,7 +6,8 @@ from headwise.pages.shell import Cell, Column, Section, table
 from headwise.results.claim_record import JudgedClaim, JudgedPremise
 
 INTRO = (
-    "A claim holds where each of its tests does at 5 %; it is contradicted where one of them does so in intervals that hold for "
+    "A claim holds where each of its tests does at 5 %; it is contradicted where one of them does so in intervals "
+    "that hold for "
     "all its tests together. Where a premise fails, a claim is not testable here, whatever its interval says."
 )
 TONES = {"as published": "better", "contrary": "worse"}
@@ -36,4 +37,8 @@ def _premises(premises: list[JudgedPremise]) -> list[Section]:
         return []
     columns = [Column("premise", wide=True), Column("here"), Column("ours", wide=True)]
     rows = [[one.text or one.name, STATES[one.holds], one.ours or "–"] for one in premises]
-    return [Section("Premises", table(columns, rows, caption="What must be true for the claims to mean anything", sort=False))]
+    return [
+        Section(
+            "Premises", table(columns, rows, caption="What must be true for the claims to mean anything", sort=False)
+        )
+    ]

@@ -17,9 +17,17 @@ from headwise.results.table import print_answer, print_sentences
 
 
 def report_numbers(
-    path: Path, outcomes: Sequence[str], baseline: str, *, arm: str = "", seed: str = "", out: Path | None = None, export: Path | None = None
+    path: Path,
+    outcomes: Sequence[str],
+    baseline: str,
+    *,
+    arm: str = "",
+    seed: str = "",
+    out: Path | None = None,
+    export: Path | None = None,
 ) -> Path:
-    """Make a study's folder of a table of numbers, beside it unless `out` names another, and its report; print what a study prints.
+    """Make a study's folder of a table of numbers, beside it unless `out` names another, and its report; print what a
+    study prints.
 
     Raises:
         StudyError: as `study_of_numbers` does.
@@ -37,9 +45,11 @@ def report_numbers(
 
 
 def run(folders: Sequence[Path], export: Path | None) -> None:
-    """Rebuild the report of each folder and print its page; several folders are data sets of one question, put together arm by arm.
+    """Rebuild the report of each folder and print its page; several folders are data sets of one question, put together
+    arm by arm.
 
-    Raises StudyError for two folders of one name that are to be exported into one folder, and what `headwise.reporting.write` raises.
+    Raises StudyError for two folders of one name that are to be exported into one folder, and what
+    `headwise.reporting.write` raises.
     """
     names = [folder.resolve().name for folder in folders]
     if export is not None and len(set(names)) < len(names):

@@ -57,7 +57,8 @@ def _chart(analysis: Analysis, name: str, words: str, factor: float):  # type: i
         }
         rows.append(row | ends)
     return figure(
-        against_cost(rows, x=f"{words}, ← cheaper", y=titled(analysis.metric)), name=f"{analysis.metric.label} against {words}"
+        against_cost(rows, x=f"{words}, ← cheaper", y=titled(analysis.metric)),
+        name=f"{analysis.metric.label} against {words}",
     )
 
 

@@ -16,12 +16,14 @@ from headwise.results.records import Outcome
 
 
 def difference_sections(analysis: Analysis) -> list[Section]:
-    """Return the forest plot of the primary outcome and, where there are more, the panels and tables of all outcomes."""
+    """Return the forest plot of the primary outcome and, where there are more, the panels and tables of all
+    outcomes."""
     return [*forest_section(analysis), *panels_section(analysis)]
 
 
 def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
-    """Return the forest plot of the primary outcome, the best arm first, below what is to be said before it; none without a pair."""
+    """Return the forest plot of the primary outcome, the best arm first, below what is to be said before it; none
+    without a pair."""
     metric = analysis.metric
     found = differences_of(analysis, metric.name)
     rows = [forest_row(label, entry, metric) for label, entry in found if entry.mean is not None]
@@ -30,7 +32,10 @@ def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
     margin = None if analysis.margin is None else analysis.margin * unit_of(metric).factor
     left_out = [label for label, entry in found if entry.mean is None]
     caption = f"Not drawn, because no pair of runs finished: {', '.join(left_out)}. " if left_out else ""
-    caption += "Mean with a joint 95 % interval; dots: seeds. Triangle: a verdict, square: equivalent, circle: not shown, diamond: too few seeds. "
+    caption += (
+        "Mean with a joint 95 % interval; dots: seeds. Triangle: a verdict, square: equivalent, circle: not shown, "
+        "diamond: too few seeds. "
+    )
     caption += f"Shaded: the declared margin, ±{margin:g} {unit_of(metric).difference}." if margin is not None else ""
     chart = forest(rows, title=titled(metric, difference=True), margin=margin, reverse=metric.higher_is_better is False)
     name = f"Paired differences in {metric.label}"
@@ -45,8 +50,10 @@ def panels_section(analysis: Analysis) -> list[Section]:
     panels = [_panel(analysis, one) for one in qualities(analysis)]
     folds = [fold(label_of(one), outcome_table(analysis, one)) for one in others]
     intro = (
-        "Every outcome by the same statistics: paired differences with intervals that hold for all arms together. Each outcome is "
-        "corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or bad: purple, no direction is good."
+        "Every outcome by the same statistics: paired differences with intervals that hold for all arms together. "
+        "Each outcome is "
+        "corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or bad: purple, "
+        "no direction is good."
     )
     drawn = grid([one for one in panels if one is not None], wide=True)
     return [Section("All outcomes", join(drawn, *folds), intro)]
@@ -70,8 +77,10 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
         found = [trend for trend in analysis.trends if trend.axis == axis]
         charts = [_chart(study, analysis, trend) for trend in found if _is_drawn(analysis.outcomes[trend.outcome])]
         intro = (
-            f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is {analysis.baseline}. "
-            "Values stand at equal distances. The trend is the mean over seeds of the slope from one value to the next, tested by sign flips; Page's test "
+            f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is "
+            f"{analysis.baseline}. "
+            "Values stand at equal distances. The trend is the mean over seeds of the slope from one value to the "
+            "next, tested by sign flips; Page's test "
             "looks at the ranks alone. Neither is corrected for the number of outcomes."
         )
         sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
@@ -115,7 +124,10 @@ def _caption(trend: TrendRecord, analysis: Analysis) -> str:
     unit = unit_of(analysis.outcomes[trend.outcome])
     place = "inside the axis" if trend.inside else "at its end"
     best = "" if trend.best is None else f" Best at {trend.best:g}, {place}."
-    return f"{unit.number(trend.step, signed=True)} {unit.difference} from one value to the next, p {p_value(trend.p)}.{best}"
+    return (
+        f"{unit.number(trend.step, signed=True)} {unit.difference} from one value to the next, p "
+        f"{p_value(trend.p)}.{best}"
+    )
 
 
 def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-untyped-def]

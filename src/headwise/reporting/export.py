@@ -26,8 +26,8 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
     """Write every figure of a folder's report (also of closed folds) every table, and what a paper takes (table, text,
     BibTeX) into `out`; return their paths.
 
-    Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what `headwise.reporting.write` raises, and StudyError
-    where `out` cannot be written.
+    Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what
+    `headwise.reporting.write` raises, and StudyError where `out` cannot be written.
     """
     path, target = Path(folder), Path(out)
     files = report_files(path)
@@ -49,7 +49,8 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
 
 
 def figures(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """Return every figure of a folder's report as Vega-Lite, by its name. Raises what `headwise.reporting.write` raises."""
+    """Return every figure of a folder's report as Vega-Lite, by its name. Raises what `headwise.reporting.write`
+    raises."""
     return dict(figures_in(report_files(Path(folder))["report.html"]))
 
 

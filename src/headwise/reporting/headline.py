@@ -1,4 +1,5 @@
-"""Say on top of a report what came out, with the effect: who is better by how much, and at what price; and what to do next."""
+"""Say on top of a report what came out, with the effect: who is better by how much, and at what price; and what to do
+next."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SAME_TIME = 2
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the result in one line: "DropHead +6.1 points [2.3, 9.9], 15 % more time a step"; divergence comes before it."""
+    """Return the result in one line: "DropHead +6.1 points [2.3, 9.9], 15 % more time a step"; divergence comes before
+    it."""
     if not analysis.compared:
         return analysis.answer
     names, entries = short_names(analysis), [(arm, arm.differences[analysis.primary]) for arm in by_effect(analysis)]
@@ -45,11 +47,17 @@ def effect(entry: Difference, analysis: Analysis, *, unit_words: bool = True) ->
     half = None if entry.low is None or entry.high is None else (entry.high - entry.low) / 2 * unit.factor
     digits = unit.decimals if not half else min(unit.decimals, max(0, 1 - math.floor(math.log10(half))))
     rounded = type(unit)(unit.factor, unit.name, unit.difference, digits)
-    return f"{rounded.number(entry.mean, signed=True)} {unit.difference if unit_words else ''} {rounded.interval(entry.low, entry.high)}".replace("  ", " ").strip()
+    parts = [
+        rounded.number(entry.mean, signed=True),
+        unit.difference if unit_words else "",
+        rounded.interval(entry.low, entry.high),
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def next_step(analysis: Analysis) -> str:
-    """Return what would decide an arm that is open: the fewest seeds, or another setting; nothing where all are decided."""
+    """Return what would decide an arm that is open: the fewest seeds, or another setting; nothing where all are
+    decided."""
     names = short_names(analysis)
     found = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
     open_ = {label: entry for label, entry in found.items() if entry.verdict in ("no evidence", "undecided")}
@@ -58,18 +66,31 @@ def next_step(analysis: Analysis) -> str:
     needed = {label: seeds for label, entry in open_.items() if (seeds := seeds_that_decide(entry)) is not None}
     within = {label: seeds for label, seeds in needed.items() if seeds <= MOST_SEEDS}
     if not within:
-        return f"Next: another setting. More than {MOST_SEEDS} seeds would be needed to decide {', '.join(names[label] for label in open_)} at the difference measured."
+        return (
+            f"Next: another setting. More than {MOST_SEEDS} seeds would be needed to decide "
+            f"{', '.join(names[label] for label in open_)} at the difference measured."
+        )
     label = min(within, key=lambda one: within[one])
     rest = len(open_) - len(within)
     others = f" {rest} {'arm needs' if rest == 1 else 'arms need'} more than {MOST_SEEDS}." if rest else ""
-    return f"Next: {within[label]} seeds would decide {names[label]}, at the difference measured and with 80\u00a0% power.{others}"
+    return (
+        f"Next: {within[label]} seeds would decide {names[label]}, at the difference measured and with 80\u00a0% "
+        f"power.{others}"
+    )
 
 
 def seeds_that_decide(entry: Difference) -> int | None:
-    """Return with how many seeds the difference measured would be decided with 80 % power; None where that cannot be told."""
+    """Return with how many seeds the difference measured would be decided with 80 % power; None where that cannot be
+    told."""
     values = list(entry.by_seed.values())
     least = seeds_for_a_verdict(ALPHA)
-    if len(values) < 2 or not entry.mean or entry.low is None or entry.high is None or not (spread := statistics.stdev(values)):
+    if (
+        len(values) < 2
+        or not entry.mean
+        or entry.low is None
+        or entry.high is None
+        or not (spread := statistics.stdev(values))
+    ):
         return least if len(values) < least else None
     # the |t| that the interval asked for, with the correction for all arms in it
     critical = (entry.high - entry.low) / 2 / (spread / math.sqrt(len(values)))
@@ -94,7 +115,12 @@ def _nothing(analysis: Analysis, entries: list[Difference]) -> str:
     if all(entry.verdict == "undecided" for entry in entries):
         return f"Too few seeds to decide whether {analysis.metric.label} differs"
     unit = unit_of(analysis.metric)
-    size = f"; {unit.number(max(seen))} {unit.difference}".rstrip() + f" would have been seen with {POWER:.0%} power".replace("%", "\u00a0%") if seen else ""
+    size = (
+        f"; {unit.number(max(seen))} {unit.difference}".rstrip()
+        + f" would have been seen with {POWER:.0%} power".replace("%", "\u00a0%")
+        if seen
+        else ""
+    )
     return f"No difference was shown in {analysis.metric.label}{size}"
 
 

@@ -1,4 +1,5 @@
-"""Show the outcomes of heads at the end of training, by depth: one colour scale for all arms, and the difference to the baseline."""
+"""Show the outcomes of heads at the end of training, by depth: one colour scale for all arms, and the difference to the
+baseline."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def heads_section(analysis: Analysis) -> list[Section]:
             join(grid(maps, wide=True), fold(f"{statistic.replace('_', ' ')}: figures and tests", join(*tables)))
         )
     intro = (
-        "Statistics of the attention heads on held-out data at the end of training, mean over seeds, by depth. All arms share one "
+        "Statistics of the attention heads on held-out data at the end of training, mean over seeds, by depth. All "
+        "arms share one "
         "colour scale; beside it the paired difference to the baseline, where ● marks one that the joint test decides."
     )
     return [Section("Heads by depth", join(*parts), intro)]

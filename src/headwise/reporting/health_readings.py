@@ -11,9 +11,11 @@ from headwise.files.health_records import Alert, Record, alerts_among, figures_a
 from headwise.results.folder import RunFolder, StudyFolder
 
 READINGS = 16  # drawn per run, evenly spaced, first and last included: more would not be told apart on a screen
-# Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it would be megabytes.
+# Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it
+# would be megabytes.
 DRAWN = (
-    "attention_entropy entropy_share max_logit sink_mass token_cosine high_frequency effective_rank_qk effective_rank_vo output_norm "
+    "attention_entropy entropy_share max_logit sink_mass token_cosine high_frequency effective_rank_qk "
+    "effective_rank_vo output_norm "
     "head_redundancy"
 ).split()
 
@@ -25,7 +27,8 @@ Means = dict[tuple[str, str, Any], float]
 class Readings:
     """Holds the watched runs of a study: `alerts`, the first watched run of each arm, and means over heads and seeds.
 
-    `by_layer` is the mean of the last reading per (arm, statistic, layer), `by_step` that of every step per (arm, statistic, step); `seeds` counts the watched runs of each arm.
+    `by_layer` is the mean of the last reading per (arm, statistic, layer), `by_step` that of every step per (arm,
+    statistic, step); `seeds` counts the watched runs of each arm.
     """
 
     def __init__(self, study: StudyFolder) -> None:
@@ -80,7 +83,8 @@ def _means(found: Figures) -> Means:
 
 
 def layer_names(records: Records) -> Callable[[Record], Any]:
-    """Return how a record's layer is named: by depth, or by its site where several sites share a depth (encoder and decoder)."""
+    """Return how a record's layer is named: by depth, or by its site where several sites share a depth (encoder and
+    decoder)."""
     at_depth: dict[Any, set[Any]] = {}
     for record in records:
         at_depth.setdefault(record.get("depth"), set()).add(record.get("site"))

@@ -1,4 +1,5 @@
-"""Show the health of every head during training: by depth and by step for all arms, then head by head, and the alerts."""
+"""Show the health of every head during training: by depth and by step for all arms, then head by head, and the
+alerts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Mark = dict[str, Any]
 
 
 def health_sections(study: StudyFolder) -> list[Section]:
-    """Return the section on health: alerts of every run, all arms by depth and by step, and the heads of one run an arm.
+    """Return the section on health: alerts of every run, all arms by depth and by step, and the heads of one run an
+    arm.
 
     Empty when no run was watched.
     """
@@ -40,9 +42,12 @@ def health_sections(study: StudyFolder) -> list[Section]:
         for label, (run, records) in found.first.items()
     ]
     intro = (
-        "Statistics of every attention head while training; all arms share the colour scale of a statistic. By depth (last reading) and by step they are "
-        "means over heads and watched seeds; folded below, head by head, the first watched seed of each arm (all are in the health.jsonl of "
-        f"the runs). At most {READINGS} evenly spaced readings are drawn, and of more than {len(DRAWN)} statistics those that alerts judge."
+        "Statistics of every attention head while training; all arms share the colour scale of a statistic. By depth "
+        "(last reading) and by step they are "
+        "means over heads and watched seeds; folded below, head by head, the first watched seed of each arm (all are "
+        "in the health.jsonl of "
+        f"the runs). At most {READINGS} evenly spaced readings are drawn, and of more than {len(DRAWN)} statistics "
+        "those that alerts judge."
     )
     overview = _overview(found, study) if len(found.first) > 1 else ""
     return [Section("Health of the heads", join(_alerts(found.alerts, found.watched), overview, *folds), intro)]
@@ -125,7 +130,8 @@ def _maps(found: Readings, baseline: str, label: str, run: RunFolder, records: R
 
 
 def _map(name: str, records: Records, domain: tuple[float, float], base: Records) -> list[Any]:
-    """Return every head over steps and, where heads are read more than once, its difference to the baseline and a chosen step."""
+    """Return every head over steps and, where heads are read more than once, its difference to the baseline and a
+    chosen step."""
     steps = thin(sorted({record["step"] for record in records}))
     rows = _rows(records, set(steps))
     title = with_unit(name)

@@ -21,7 +21,8 @@ Runs = list[RunFolder]
 
 
 def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
-    """Return the section of learning curves: one row an arm, loss and the primary metric; empty when no run recorded an epoch."""
+    """Return the section of learning curves: one row an arm, loss and the primary metric; empty when no run recorded an
+    epoch."""
     stored = {label: study.of(label) for label in study.arms}
     held_out = _held_out(study, stored)
     kinds = dict.fromkeys(["loss", analysis.primary.rpartition("/")[2]])
@@ -45,7 +46,10 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     entries = [
         (f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in (held_out, "train")
     ]
-    intro = f"Mean over seeds of every epoch; band: {BAND}. All arms share the axes. Diverged runs are drawn singly and end in a cross."
+    intro = (
+        f"Mean over seeds of every epoch; band: {BAND}. All arms share the axes. Diverged runs are drawn singly and "
+        "end in a cross."
+    )
     return [Section("Learning curves", join(legend(entries), *folds), intro)]
 
 
@@ -109,7 +113,8 @@ def _points(run: RunFolder, kind: str, factor: float) -> list[dict[str, Any]]:
 
 
 def _domain(rows: list[dict[str, Any]]) -> tuple[float, float] | None:
-    """Return the range of the means with a margin, no wider than the bands: two seeds have bands that would hide every mean."""
+    """Return the range of the means with a margin, no wider than the bands: two seeds have bands that would hide every
+    mean."""
     means = [row["mean"] for row in rows]
     if not means:
         return None

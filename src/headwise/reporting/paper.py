@@ -1,4 +1,5 @@
-"""Write a comparison for a paper: a table of one column, a sentence of results, a paragraph of methods, and BibTeX of the methods."""
+"""Write a comparison for a paper: a table of one column, a sentence of results, a paragraph of methods, and BibTeX of
+the methods."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def paper_files(study: StudyFolder, analysis: Analysis) -> dict[str, str]:
     """Return the files for a paper by name; what has no entry is named in a comment of the BibTeX."""
     return {
         "paper-table.tex": paper_table(study, analysis),
-        "paper-text.tex": f"% Results, to copy\n{results_sentence(analysis)}\n\n% Methods, to copy\n{methods_paragraph(study, analysis)}\n",
+        "paper-text.tex": f"% Results, to copy\n{results_sentence(analysis)}\n\n% Methods, to "
+        f"copy\n{methods_paragraph(study, analysis)}\n",
         "paper-references.bib": bibtex(analysis),
     }
 
@@ -42,7 +44,10 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     head = ["arm", tex(f"{metric.label}{name}"), tex(f"difference{kind} [95 %]"), "$p$"]
     lines = [" & ".join(row) + r" \\" for row in (head, *rows)]
     settings = "; ".join(f"{names[arm.label]}: {arm.label}" for arm in analysis.arms if names[arm.label] != arm.label)
-    caption = f"{metric.label[:1].upper()}{metric.label[1:]} over {len(analysis.seeds)} seeds, with paired differences to the baseline. {settings}".strip()
+    caption = (
+        f"{metric.label[:1].upper()}{metric.label[1:]} over {len(analysis.seeds)} seeds, with paired differences to "
+        f"the baseline. {settings}".strip()
+    )
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     label = re.sub(r"\W+", "-", study.study.name or "comparison")
     return (
@@ -74,7 +79,13 @@ def _found(entry: Difference, analysis: Analysis) -> str:
     if entry.verdict == "equivalent":
         return f"did not differ from the baseline within ±{unit.number(analysis.margin)} {unit.difference} ({figures})"
     if entry.verdict == "no evidence":
-        power = f"; {unit.number(entry.detectable)} {unit.difference} would have been seen with 80 % power".replace("  ", " ") if entry.detectable is not None else ""
+        power = (
+            f"; {unit.number(entry.detectable)} {unit.difference} would have been seen with 80 % power".replace(
+                "  ", " "
+            )
+            if entry.detectable is not None
+            else ""
+        )
         return f"was not shown to differ from the baseline ({figures}{power})"
     if entry.verdict == "undecided":
         return f"was run too few times to be decided ({entry.n} pairs)"
@@ -85,24 +96,32 @@ def methods_paragraph(study: StudyFolder, analysis: Analysis) -> str:
     """Return how the arms were run and judged, as LaTeX, with a citation of every method that has an entry."""
     words, names = analysis.statistics, short_names(analysis)
     cited = [
-        f"{tex(names[arm.label])} (\\texttt{{{tex(arm.label)}}}{''.join(f', {chr(92)}cite{{{key}}}' for key in _keys(arm.label))})"
+        f"{tex(names[arm.label])} "
+        f"(\\texttt{{{tex(arm.label)}}}{''.join(f', {chr(92)}cite{{{key}}}' for key in _keys(arm.label))})"
         for arm in analysis.compared
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in (study.study.versions or {}).items() if name in ("headwise", "torch"))
+    versions = ", ".join(
+        f"{name} {version}" for name, version in (study.study.versions or {}).items() if name in ("headwise", "torch")
+    )
     tuned = study.study.settings.get("trials_per_arm")
     told = [
-        f"We compared {', '.join(cited)} with {tex(names[analysis.baseline])}, each with the same {len(analysis.seeds)} seeds; arms of a seed share their data and their order."
+        f"We compared {', '.join(cited)} with {tex(names[analysis.baseline])}, each with the same "
+        f"{len(analysis.seeds)} seeds; arms of a seed share their data and their order."
         if cited
         else "",
         tex(f"Every arm, the baseline included, was tuned by {tuned} trials on validation data.") if tuned else "",
-        tex(f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: {words['correction']}. Verdicts: {words['verdict']}."),
+        tex(
+            f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: "
+            f"{words['correction']}. Verdicts: {words['verdict']}."
+        ),
         tex(f"Carried out with {versions}.") if versions else "",
     ]
     return " ".join(filter(None, told))
 
 
 def bibtex(analysis: Analysis) -> str:
-    """Return the BibTeX entries of the methods of all arms, in the order of the arms; a method without one is named in a comment."""
+    """Return the BibTeX entries of the methods of all arms, in the order of the arms; a method without one is named in
+    a comment."""
     known, keys, unknown = entries(), [], []
     for name in dict.fromkeys(name for arm in analysis.arms for name in METHOD.findall(arm.label)):
         found = [key for key, (methods, _) in known.items() if name in methods]

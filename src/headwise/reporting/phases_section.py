@@ -23,7 +23,10 @@ def phases_section(study: StudyRecord, analysis: Analysis) -> list[Section]:
     if matrix is None:
         return []
     unit = unit_of(analysis.metric)
-    intro = f"{analysis.metric.label.capitalize()} ({unit.name or matrix.metric}) after each phase, mean over seeds; all arms share one colour scale."
+    intro = (
+        f"{analysis.metric.label.capitalize()} ({unit.name or matrix.metric}) after each phase, mean over seeds; all "
+        "arms share one colour scale."
+    )
     rows = {arm.label: _rows(matrix, arm, unit.factor) for arm in analysis.arms}
     values = [row["value"] for found in rows.values() for row in found]
     domain = (min(values), max(values)) if values else (0.0, 1.0)
@@ -83,13 +86,15 @@ def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
 
 
 INTRO = (
-    "Weights of the first and the last layer after training on the first held-out example: queries from top to bottom, keys from left to "
+    "Weights of the first and the last layer after training on the first held-out example: queries from top to "
+    "bottom, keys from left to "
     "right, the heads side by side. The maps of one layer share one colour scale."
 )
 
 
 def maps_section(study: StudyFolder) -> list[Section]:
-    """Return the section of the maps of one seed, the first for which the baseline's are kept; none where no run keeps any."""
+    """Return the section of the maps of one seed, the first for which the baseline's are kept; none where no run keeps
+    any."""
     for seed in study.seeds:
         plain = study.runs.get((study.baseline, seed))
         if plain is None or plain.maps is None:

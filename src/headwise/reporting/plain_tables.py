@@ -1,4 +1,5 @@
-"""Write the tables of a report for other programs and for pasting: CSV with raw numbers, Markdown and LaTeX with rounded ones."""
+"""Write the tables of a report for other programs and for pasting: CSV with raw numbers, Markdown and LaTeX with
+rounded ones."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SAID = ("n", "p", "p_corrected", "verdict_text", "detectable", "within", "p_equi
 
 
 def study_csv(analysis: Analysis) -> str:
-    """Return one row an arm and outcome, unrounded: shares in [0, 1], losses in nats; empty where a figure is missing."""
+    """Return one row an arm and outcome, unrounded: shares in [0, 1], losses in nats; empty where a figure is
+    missing."""
     header = [
         "arm",
         "outcome",

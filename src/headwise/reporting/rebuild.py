@@ -92,7 +92,8 @@ def report_files(path: Path) -> dict[str, str]:
         else ""
     )
     raise FileNotFoundError(
-        f"{path} holds neither study.json nor findings.json, so there is nothing to report.{kept} Give the folder that --out named."
+        f"{path} holds neither study.json nor findings.json, so there is nothing to report.{kept} Give the folder "
+        "that --out named."
     )
 
 
@@ -118,7 +119,8 @@ def _findings_files(path: Path) -> dict[str, str]:
         }
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the study again."
+            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the "
+            "study again."
         ) from error
 
 

@@ -62,7 +62,8 @@ def _source(run: RunFolder | None) -> Cell:
 
 
 def repeat(described: StudyRecord | FindingsRecord, environments: Sequence[EnvironmentRecord] = ()) -> Any:
-    """Return the exact command, and the commit, the versions and the hardware that the results name, or else the description."""
+    """Return the exact command, and the commit, the versions and the hardware that the results name, or else the
+    description."""
     command = described.command
     text = command if isinstance(command, str) else shlex.join(command)
     own = EnvironmentRecord(commit=described.commit, versions=described.versions, hardware=described.hardware)

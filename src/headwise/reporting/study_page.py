@@ -1,4 +1,5 @@
-"""Lay out the report of a comparison: the plot and the table that answer, claims, divergence, other outcomes, costs; then an appendix."""
+"""Lay out the report of a comparison: the plot and the table that answer, claims, divergence, other outcomes, costs;
+then an appendix."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def _unfinished(analysis: Analysis) -> Any:
 
 
 def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
-    """Say what makes the study doubtful, and what was not the same for all runs, though none of it enters their identity."""
+    """Say what makes the study doubtful, and what was not the same for all runs, though none of it enters their
+    identity."""
     watched = [run.watched for run in study.runs.values() if run.result]
     words = [f"{run.words}." for run in analysis.damaged]
     words += ["The command below, started again, repeats what is damaged."] if words else []

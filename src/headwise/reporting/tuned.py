@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-NOTE = re.compile(r"(?P<text>.+): (?P<all>all of )?(?P<trials>\d+) trials? on validation (?:chose|diverged; it stays) (?P<label>.+) with learning rate (?P<rate>[^ ]+)\.")
+NOTE = re.compile(
+    r"(?P<text>.+): (?P<all>all of )?(?P<trials>\d+) trials? on validation (?:chose|diverged; it stays) (?P<label>.+) "
+    r"with learning rate (?P<rate>[^ ]+)\."
+)
 
 
 def chosen_by_trials(notes: Sequence[str]) -> dict[str, str]:

@@ -67,7 +67,8 @@ def qualities(analysis: Analysis) -> list[Outcome]:
 
 
 def differences_of(analysis: Analysis, outcome: str) -> list[tuple[str, Difference]]:
-    """Return the arms other than the baseline with their differences in an outcome, the best in the primary one first."""
+    """Return the arms other than the baseline with their differences in an outcome, the best in the primary one
+    first."""
     return [(arm.label, arm.differences[outcome]) for arm in by_effect(analysis)]
 
 

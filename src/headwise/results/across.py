@@ -11,7 +11,8 @@ from headwise.results.data_sets import Aggregate, aggregate
 
 
 def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
-    """Return, per arm that all studies share, its mean standardised difference in the primary outcome; better is positive.
+    """Return, per arm that all studies share, its mean standardised difference in the primary outcome; better is
+    positive.
 
     Raises StudyError when the studies share no arm besides the baseline, or nothing sets the scale of one of them.
     """

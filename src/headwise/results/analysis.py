@@ -1,4 +1,5 @@
-"""From the results of a study to its verdicts: every outcome, every arm, divergence, trends, and the answer in words."""
+"""From the results of a study to its verdicts: every outcome, every arm, divergence, trends, and the answer in
+words."""
 
 from __future__ import annotations
 
@@ -129,20 +130,23 @@ def _warnings(found: dict[str, Difference]) -> list[str]:
     if control is None or control.verdict in ("no evidence", "equivalent", "undecided"):
         return []
     return [
-        f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: something besides the "
+        f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: "
+        "something besides the "
         "arms differs between these runs. Trust no verdict here before it is found."
     ]
 
 
 def _of_pairs(study: StudyFolder) -> list[str]:
     found = [
-        f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. Seed the script with "
+        f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. "
+        "Seed the script with "
         "run.seed before the model is built and the data are shuffled."
         for arm, why in not_paired(study).items()
     ]
     if without_evidence(study):
         found.append(
-            "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights (run.regularize) nor its data "
+            "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights "
+            "(run.regularize) nor its data "
             "(run.saw)."
         )
     return found
@@ -159,10 +163,15 @@ def _words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} together by the joint sign flips (one that lost pairs by itself); of a mean, Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged runs, Clopper and Pearson's",
-        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random flips; below {ALPHA} exactly where the interval excludes 0",
-        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each outcome by itself",
-        "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two one-sided tests",
+        "interval": f"95 %, for {arms} together by the joint sign flips (one that lost pairs by itself); of a mean, "
+        f"Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged "
+        "runs, Clopper and Pearson's",
+        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random "
+        f"flips; below {ALPHA} exactly where the interval excludes 0",
+        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each "
+        "outcome by itself",
+        "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two "
+        "one-sided tests",
         "power": "the difference that would have been decided in four of five such studies",
         "divergence": "McNemar's exact test on pairs, corrected by joint flips of all arms' runs",
     }

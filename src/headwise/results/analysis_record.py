@@ -21,7 +21,8 @@ class Interval(Record):
 
 
 class Difference(Interval):
-    """Hold the paired difference of an arm to the baseline in one outcome, its joint interval, its tests and its verdict."""
+    """Hold the paired difference of an arm to the baseline in one outcome, its joint interval, its tests and its
+    verdict."""
 
     # arm − baseline, by seed
     by_seed: dict[str, float] = {}
@@ -39,7 +40,8 @@ class Difference(Interval):
     p_equivalent: float | None = None
     # how many times the seeds an unpaired comparison would have needed
     pairing: float | None = None
-    # False where the evidence shows other initial weights or data than the baseline's: then the means alone are compared
+    # False where the evidence shows other initial weights or data than the baseline's: then the means alone are
+    # compared
     paired: bool = True
     verdict: Verdict = "undecided"
     verdict_text: str = ""
@@ -55,7 +57,8 @@ class DivergedRun(Record):
 
 
 class DivergenceTest(Record):
-    """Hold McNemar's exact test of an arm against the baseline: seeds in which only the one or only the other diverged."""
+    """Hold McNemar's exact test of an arm against the baseline: seeds in which only the one or only the other
+    diverged."""
 
     only_arm: int
     only_baseline: int
@@ -74,7 +77,8 @@ class RunCounts(Record):
 
 
 class ArmAnalysis(Record):
-    """Hold what is known of one arm: its runs, every outcome over seeds, its costs, and its differences to the baseline."""
+    """Hold what is known of one arm: its runs, every outcome over seeds, its costs, and its differences to the
+    baseline."""
 
     label: str
     runs: RunCounts
@@ -91,7 +95,8 @@ class ArmAnalysis(Record):
 
 
 class TrendRecord(Record):
-    """Hold how an outcome changes along an axis of arms, per seed: the mean change from one value to the next, with its tests."""
+    """Hold how an outcome changes along an axis of arms, per seed: the mean change from one value to the next, with its
+    tests."""
 
     axis: str
     outcome: str
@@ -134,7 +139,8 @@ def stranger_words(name: str) -> str:
 
 
 class Analysis(Record):
-    """Hold the whole analysis of a study: its answer, every arm, its trends, and in which words the statistics are said."""
+    """Hold the whole analysis of a study: its answer, every arm, its trends, and in which words the statistics are
+    said."""
 
     format: Literal[2] = 2
     primary: str

@@ -17,7 +17,9 @@ def trends(study: StudyFolder, outcomes: dict[str, Outcome]) -> list[TrendRecord
     names = [axis.name for axis in study.study.axes]
     # several sweeps of one setting are told apart by what else their arms are
     labels = [axis.name if names.count(axis.name) == 1 or not axis.text else axis.text for axis in study.study.axes]
-    return [_trend(study, axis, label, one) for axis, label in zip(study.study.axes, labels) for one in outcomes.values()]
+    return [
+        _trend(study, axis, label, one) for axis, label in zip(study.study.axes, labels) for one in outcomes.values()
+    ]
 
 
 def _trend(study: StudyFolder, axis: AxisRecord, label: str, outcome: Outcome) -> TrendRecord:

@@ -34,8 +34,8 @@ def _renamed(found: Any) -> Any:
 class JudgedTest(ClaimTest):
     """Hold one test of a claim with what was seen: a mean difference with its interval, its p, power, and the verdict.
 
-    Differences are `arm` − `against`; along an axis the mean change from one value to the next, or for "inside" the smaller
-    of the best inner value's gains over both ends. Interval, p and verdict are one test, at 5 % by itself.
+    Differences are `arm` − `against`; along an axis the mean change from one value to the next, or for "inside" the
+    smaller of the best inner value's gains over both ends. Interval, p and verdict are one test, at 5 % by itself.
     """
 
     mean: float | None = None
@@ -62,7 +62,8 @@ class JudgedTest(ClaimTest):
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """Return the effect with its interval as multiples of the published one, the lower end first; None without one."""
+        """Return the effect with its interval as multiples of the published one, the lower end first; None without
+        one."""
         if not self.effect or self.mean is None or self.low is None or self.high is None:
             return None
         published = abs(self.effect) if self.says in ("higher", "rises") else -abs(self.effect)
@@ -82,7 +83,8 @@ class JudgedPremise(Record):
 
 
 class JudgedClaim(Record):
-    """Hold a claim, what was published, what was seen here, and how both compare; a study of findings writes it itself."""
+    """Hold a claim, what was published, what was seen here, and how both compare; a study of findings writes it
+    itself."""
 
     text: str
     source: str = ""

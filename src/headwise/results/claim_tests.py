@@ -1,7 +1,8 @@
-"""Decide one test of a claim from what was seen: its direction, its size against the published one, or that nothing was shown.
+"""Decide one test of a claim from what was seen: its direction, its size against the published one, or that nothing was
+shown.
 
-Direction and size are two questions: an interval on the published side that leaves the published effect out is the same direction,
-smaller or larger.
+Direction and size are two questions: an interval on the published side that leaves the published effect out is the same
+direction, smaller or larger.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headwise.results.power import MOST_SEEDS, POWER, power_of, power_of_samenes
 
 
 class Seen(NamedTuple):
-    """Hold what was seen of one column of differences: its mean, its interval, that of two one-sided tests, and its error."""
+    """Hold what was seen of one column of differences: its mean, its interval, that of two one-sided tests, and its
+    error."""
 
     mean: float | None
     low: float | None
@@ -57,7 +59,8 @@ class Told(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Hold in what a test is judged: the error it may make, how its figures are written, and the effect or margin named."""
+    """Hold in what a test is judged: the error it may make, how its figures are written, and the effect or margin
+    named."""
 
     alpha: float
     unit: Unit
@@ -117,7 +120,8 @@ def same(seen: Seen, ask: Ask) -> Told:
 
 
 def inside(first: Sequence[Seen], last: Sequence[Seen], ask: Ask) -> Told:
-    """Judge a claim that the best value lies inside an axis, from every inner value's gains over the first and the last."""
+    """Judge a claim that the best value lies inside an axis, from every inner value's gains over the first and the
+    last."""
     columns = [*first, *last]
     for one in columns:
         if early := _undecidable(one, ask):
@@ -139,7 +143,8 @@ def inside(first: Sequence[Seen], last: Sequence[Seen], ask: Ask) -> Told:
 
 
 def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -> tuple[Told, float]:
-    """Judge a claim that an arm diverges more (`sign` 1) or less often (−1), by McNemar's exact test; return its p too."""
+    """Judge a claim that an arm diverges more (`sign` 1) or less often (−1), by McNemar's exact test; return its p
+    too."""
     p, pairs = mcnemar(ours, other), len(ours)
     difference = sign * (sum(ours) - sum(other)) / pairs if pairs else 0.0
     effect = abs(ask.effect) if ask.effect is not None else None
@@ -154,16 +159,20 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, ask: Ask) -
     if margin is not None and _share_within(ours, other, ask.alpha) < margin:
         return Told("no effect", f"within ±{ask.words(margin)}", power), p
     missed = effect is not None and (power is None or power < POWER)
-    asked, at = (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
+    asked, at = (
+        (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
+    )
     needed = _seeds_of_pairs(asked, ask.alpha)
     words = "" if asked <= 0 else f"; {_seeds(needed, at)}"
     return Told("undecided", f"the test decides nothing{words}", power, _said(needed) if asked > 0 else None), p
 
 
 def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], ask: Ask) -> tuple[Told, float]:
-    """Judge a claim that an arm diverges as often as another, within a margin of the share of seeds; return McNemar's p too.
+    """Judge a claim that an arm diverges as often as another, within a margin of the share of seeds; return McNemar's p
+    too.
 
-    Neither the share in which the arm alone diverged nor that of the other exceeds the margin: two exact one-sided bounds.
+    Neither the share in which the arm alone diverged nor that of the other exceeds the margin: two exact one-sided
+    bounds.
     """
     p, pairs = mcnemar(ours, other), len(ours)
     if not pairs or ask.margin is None:
@@ -182,7 +191,9 @@ def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> 
 
     pairs = len(ours)
     counts = [sum(one and not two for one, two in zip(first, last)) for first, last in ((ours, other), (other, ours))]
-    return max(1.0 if count == pairs else float(stats.beta.ppf(1 - alpha, count + 1, pairs - count)) for count in counts)
+    return max(
+        1.0 if count == pairs else float(stats.beta.ppf(1 - alpha, count + 1, pairs - count)) for count in counts
+    )
 
 
 def power_to_see(effect: float, seen: Seen) -> float:
@@ -205,7 +216,8 @@ def _few(seen: Seen, ask: Ask) -> Told:
 
 
 def _open(why: str, seen: Seen, effect: float | None, ask: Ask, power: float | None) -> Told:
-    """Say that it cannot be told, and with how many seeds it could: for the published effect, else for the one measured."""
+    """Say that it cannot be told, and with how many seeds it could: for the published effect, else for the one
+    measured."""
     size, at = (effect, "at the published effect") if effect else (abs(seen.mean or 0.0), "at the effect measured")
     if not size or not seen.error or not seen.critical:
         return Told("undecided", why, power)

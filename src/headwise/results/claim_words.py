@@ -24,7 +24,9 @@ def reasons_in_words(tests: list[JudgedTest], verdict: Verdict) -> str:
 
 def margins_in_words(tests: list[JudgedTest]) -> str:
     """Return the margins within which tests show no effect."""
-    return " and ".join(dict.fromkeys(test.why.removeprefix("within ") for test in tests if test.verdict == "no effect"))
+    return " and ".join(
+        dict.fromkeys(test.why.removeprefix("within ") for test in tests if test.verdict == "no effect")
+    )
 
 
 def _groups(tests: list[JudgedTest]) -> Iterator[list[JudgedTest]]:

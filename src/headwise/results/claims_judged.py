@@ -1,8 +1,8 @@
 """Judge the claims of a study by their tests, after the premises without which they mean nothing.
 
-Each test is judged at 5 % by itself. A claim holds if all of its tests do: an intersection-union test, which needs no correction.
-That one test among several contradicts it is an "or": a contradiction counts for the claim where it holds in the joint
-intervals of all its tests.
+Each test is judged at 5 % by itself. A claim holds if all of its tests do: an intersection-union test, which needs no
+correction. That one test among several contradicts it is an "or": a contradiction counts for the claim where it holds
+in the joint intervals of all its tests.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ def judge(
 def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], told: dict[str, Effect]) -> list[JudgedTest]:
     """Return tests with their verdicts, each by itself and beside the others."""
     outcomes = [study.study.outcome(test.outcome) for test in tests]
-    figures = [
-        None if _by_pairs(test) else gather(study, test, outcome)
-        for test, outcome in zip(tests, outcomes)
-    ]
+    figures = [None if _by_pairs(test) else gather(study, test, outcome) for test, outcome in zip(tests, outcomes)]
     numbers = [one for one in figures if isinstance(one, Figures)]
     # tests on divergence take their part of the error apart: no flips join them with the others
     apart = sum(map(_by_pairs, tests))
@@ -90,7 +87,8 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], told: dict[str,
 
 
 def _by_pairs(test: ClaimTest) -> bool:
-    """Return whether McNemar's exact test judges: along an axis, or against a level, diverged runs are figures like any."""
+    """Return whether McNemar's exact test judges: along an axis, or against a level, diverged runs are figures like
+    any."""
     return test.outcome == DIVERGED and not test.along_axis and test.level is None
 
 
@@ -229,16 +227,24 @@ def _number(
         return _inside(test, outcome, figures, alone, ask, refutes=jointly.verdict in AGAINST)
     (one,), (other,) = alone, beside
     if ask.margin is not None and told is not None and test.level is None and ask.margin > told.size:
-        wide = f"the margin ±{ask.words(ask.margin)} is wider than the {ask.words(told.size)} of {told.arm}, told as an effect here"
+        wide = (
+            f"the margin ±{ask.words(ask.margin)} is wider than the {ask.words(told.size)} of {told.arm}, told as an "
+            "effect here"
+        )
         if test.says == "same":
-            return _judged(test, Told("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=ask.margin)
+            return _judged(
+                test, Told("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=ask.margin
+            )
         ask = ask._replace(margin=None)
     if test.says == "same":
         found, jointly = same(one, ask), same(other, ask._replace(alpha=alpha))
     else:
         sign = SIGNS[test.says]
         found, jointly = directed(one, sign, ask), directed(other, sign, ask._replace(alpha=alpha))
-    more: dict[str, Any] = {"ours": _ours(test, outcome, figures, one), "margin": None if test.along_axis else ask.margin}
+    more: dict[str, Any] = {
+        "ours": _ours(test, outcome, figures, one),
+        "margin": None if test.along_axis else ask.margin,
+    }
     if test.says == "same" and ask.margin is not None:
         (shown,) = equivalence(JointIntervals(figures.columns), ask.margin)
         one = one._replace(p=shown.p)
@@ -303,7 +309,8 @@ def _judged(test: ClaimTest, told: Told, seen: Seen | None = None, **more: Any) 
 
 
 def _margin(study: StudyFolder, test: ClaimTest, figures: Figures) -> float | None:
-    """Return within what a difference counts as none: the test's own margin, half of the published effect, or the study's."""
+    """Return within what a difference counts as none: the test's own margin, half of the published effect, or the
+    study's."""
     if test.says == "inside":
         return None
     if test.margin is not None:

@@ -9,7 +9,8 @@ RESAMPLES = 9_999
 
 
 class Aggregate(NamedTuple):
-    """Hold a mean standardised difference (standard deviations of a pair), its 95 % interval, and how many data sets it comes from."""
+    """Hold a mean standardised difference (standard deviations of a pair), its 95 % interval, and how many data sets it
+    comes from."""
 
     mean: float
     low: float
@@ -20,9 +21,9 @@ class Aggregate(NamedTuple):
 def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
     """Return the mean over data sets of the paired differences in units of their standard deviation.
 
-    The interval draws data sets and, within each that was drawn, seeds anew, so it holds for another data set of the same
-    kind and not for these alone; the ends are percentiles. Raises ValueError for fewer than two data sets, for one with fewer than three pairs, and for one
-    whose differences are all equal: nothing then sets their scale.
+    The interval draws data sets and, within each that was drawn, seeds anew, so it holds for another data set of the
+    same kind and not for these alone; the ends are percentiles. Raises ValueError for fewer than two data sets, for one
+    with fewer than three pairs, and for one whose differences are all equal: nothing then sets their scale.
     """
     import numpy as np
 
@@ -32,7 +33,8 @@ def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
     for name, table in zip(differences, tables):
         if len(table) < 3 or np.ptp(table) == 0:
             raise ValueError(
-                f"{name} has {len(table)} pairs whose differences have a range of {np.ptp(table) if len(table) else 0:g}: "
+                f"{name} has {len(table)} pairs whose differences have a range of "
+                f"{np.ptp(table) if len(table) else 0:g}: "
                 "three pairs that differ are needed to set its scale. Run more seeds, or leave this data set out."
             )
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Compare every arm of a study with its baseline in one outcome: paired differences, joint tests, intervals, verdicts.
 
-Every difference is taken within a seed (arm − baseline), because within a seed all arms share initial weights and data order.
+Every difference is taken within a seed (arm − baseline), because within a seed all arms share initial weights and data
+order.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 def paired_differences(
     study: StudyFolder, name: str, higher_is_better: bool | None, margin: float | None = None
 ) -> dict[str, Difference]:
-    """Return, per arm other than the baseline, its paired difference in the outcome `name`, with everything that is said of it.
+    """Return, per arm other than the baseline, its paired difference in the outcome `name`, with everything that is
+    said of it.
 
     Seeds without a figure of either run are no pair; they are listed under `excluded`. Without a good direction
-    (`higher_is_better` None: train figures, gaps, heads) the verdict is "higher" or "lower". All arms of the study are one family.
+    (`higher_is_better` None: train figures, gaps, heads) the verdict is "higher" or "lower". All arms of the study are
+    one family.
     """
     import numpy as np
 
@@ -39,7 +42,9 @@ def paired_differences(
     if not others or not study.seeds:
         return {}
     apart = not_paired(study)
-    rows = [[math.nan if arm in apart else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds]
+    rows = [
+        [math.nan if arm in apart else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds
+    ]
     table = np.array(rows, dtype=float)
     alone, judged = joint_test(table).alone, _judged(table, margin)
     found = {}
@@ -67,7 +72,8 @@ def paired_differences(
 
 
 def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
-    """Return, by column, interval, the p that belongs to it, standard error and equivalence; columns that lost pairs by themselves."""
+    """Return, by column, interval, the p that belongs to it, standard error and equivalence; columns that lost pairs by
+    themselves."""
     found: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
     for columns in families(table):
         intervals = JointIntervals(table[:, columns])
@@ -81,9 +87,16 @@ def _unpaired(
 ) -> Difference:
     """Return the difference of an arm whose runs are no pairs with the baseline's: the means alone are compared."""
     values, others = ([value for value in found.values() if value is not None] for found in (ours, base))
-    entry: dict[str, Any] = {"by_seed": {}, "smallest_p": 0.0 if min(len(values), len(others)) > 1 else 1.0, "exact": False}
+    entry: dict[str, Any] = {
+        "by_seed": {},
+        "smallest_p": 0.0 if min(len(values), len(others)) > 1 else 1.0,
+        "exact": False,
+    }
     entry |= unpaired_difference(values, others, arms)
-    entry |= {"excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None], "paired": False}
+    entry |= {
+        "excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None],
+        "paired": False,
+    }
     if entry["p_corrected"] is None:
         text = "not paired, and cannot be decided with one seed" if entry["n"] else "no figure of finished runs"
         return Difference(**entry, verdict="undecided", verdict_text=text)
@@ -100,7 +113,8 @@ def _diverged(study: StudyFolder, arms: tuple[str, str], seed: int) -> bool:
 
 
 def _spread(pairs: list[float], bounds: Bounds, error: float) -> dict[str, Any]:
-    """Return the mean, its interval, and what would have been seen: the interval's half width says what |t| was asked for."""
+    """Return the mean, its interval, and what would have been seen: the interval's half width says what |t| was asked
+    for."""
     import statistics
 
     found: dict[str, Any] = {"mean": statistics.fmean(pairs) if pairs else None, "n": len(pairs)}

@@ -1,4 +1,5 @@
-"""Digests: a finished run says what its files and its result held, so that what was cut, edited or deleted since is seen."""
+"""Digests: a finished run says what its files and its result held, so that what was cut, edited or deleted since is
+seen."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def damage(folder: Path, written: dict[str, str | None] | None, *, checkpoint: b
     """Name each file that is no longer what the finished run wrote, and what became of it.
 
     A result that carries no digests is of a version that wrote none: nothing can be said about its files. The last
-    checkpoint is large, no report reads it, and it may be deleted to save room: it is looked at where that is asked for.
+    checkpoint is large, no report reads it, and it may be deleted to save room: it is looked at where that is asked
+    for.
     """
     if written is None:
         return []

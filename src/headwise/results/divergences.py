@@ -29,7 +29,8 @@ def diverged_runs(study: StudyFolder, arm: str) -> list[DivergedRun]:
 
 
 def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
-    """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms; empty when no run diverged.
+    """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms; empty when no
+    run diverged.
 
     Seeds in which either run is missing are no pair.
     """

@@ -10,7 +10,8 @@ ALPHA = 0.05
 
 
 class Equivalence(NamedTuple):
-    """Hold the margin within which the arm is shown to lie, and for a declared margin its p and whether it is equivalent."""
+    """Hold the margin within which the arm is shown to lie, and for a declared margin its p and whether it is
+    equivalent."""
 
     within: float | None
     p: float | None
@@ -18,9 +19,11 @@ class Equivalence(NamedTuple):
 
 
 def equivalence(intervals: JointIntervals, margin: float | None) -> list[Equivalence]:
-    """Return, for every arm, what two one-sided tests at 5 % show; `margin` is in the differences' unit, None when none is declared.
+    """Return, for every arm, what two one-sided tests at 5 % show; `margin` is in the differences' unit, None when none
+    is declared.
 
-    Both tests are the joint sign-flip test of the value at the margin, so that the arms declared equivalent are all right with 95 %. Schuirmann 1987, doi 10.1007/BF01068419.
+    Both tests are the joint sign-flip test of the value at the margin, so that the arms declared equivalent are all
+    right with 95 %. Schuirmann 1987, doi 10.1007/BF01068419.
     """
     import numpy as np
 

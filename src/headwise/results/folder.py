@@ -113,7 +113,8 @@ class StudyFolder:
         return [self.runs[arm, seed] for seed in self.seeds if (arm, seed) in self.runs]
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary outcome.
+        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary
+        outcome.
 
         The outcome "diverged" is 1 for a run that did and 0 for one that finished.
         """
@@ -161,8 +162,8 @@ class StudyFolder:
 def read_study(folder: str | Path) -> StudyFolder:
     """Return the study in `folder`.
 
-    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON or does not hold what it should, for a study
-    whose baseline is not among its arms, and for two results of the same arm and seed.
+    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON or does not hold what it
+    should, for a study whose baseline is not among its arms, and for two results of the same arm and seed.
     """
     path = Path(folder)
     if not (path / "study.json").is_file():
@@ -174,7 +175,8 @@ def read_study(folder: str | Path) -> StudyFolder:
         raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
     if study.ledger is not None and study.ledger != ledger_of(study.runs):
         raise ValueError(
-            f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the study again: "
+            f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
+            "study again: "
             "it writes the list anew and keeps the runs."
         )
     return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, study.runs)))
@@ -229,7 +231,8 @@ def _add(found: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:
     other = found.get(cell)
     if other is not None and other.result and run.result:
         raise ValueError(
-            f"{other.path} and {run.path} both hold a result of {run.arm} with seed {run.seed}: their configurations differ. "
+            f"{other.path} and {run.path} both hold a result of {run.arm} with seed {run.seed}: their configurations "
+            "differ. "
             "Move the one that does not belong to this study away."
         )
     if other is None or run.result:

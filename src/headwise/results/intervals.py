@@ -11,7 +11,8 @@ BOOTSTRAP_FROM = 20  # values; the percentile bootstrap of 5 values covers 84 %,
 
 
 def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM) -> Interval:
-    """Return the mean of `values` with its 95 % interval: Student's t below `bootstrap_from` values, the BCa bootstrap from there.
+    """Return the mean of `values` with its 95 % interval: Student's t below `bootstrap_from` values, the BCa bootstrap
+    from there.
 
     One value has no interval (None); none has no mean either.
     """

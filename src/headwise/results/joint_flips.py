@@ -1,8 +1,9 @@
 """Test all arms against the baseline at once: sign flips of whole seeds, the largest studentised mean, stepping down.
 
-Within a seed all arms share their baseline run, so their differences depend on one another. Flipping the sign of all differences
-of a seed together keeps that dependence, and one reference distribution (the largest |t| over arms) then serves every arm.
-Westfall and Young 1993, "Resampling-based multiple testing", algorithm 4.1; Romano and Wolf 2005, doi 10.1198/016214504000000539.
+Within a seed all arms share their baseline run, so their differences depend on one another. Flipping the sign of all
+differences of a seed together keeps that dependence, and one reference distribution (the largest |t| over arms) then
+serves every arm. Westfall and Young 1993, "Resampling-based multiple testing", algorithm 4.1; Romano and Wolf 2005, doi
+10.1198/016214504000000539.
 
 A table of differences is seeds × arms, NaN where a pair is missing.
 """
@@ -54,7 +55,8 @@ def flips(seeds: int, *, exact_up_to: int = EXACT_UP_TO, resamples: int = RESAMP
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the smallest two-sided p that so many pairs can give: 2/2ⁿ while all flips are counted. The number of arms has no part in it."""
+    """Return the smallest two-sided p that so many pairs can give: 2/2ⁿ while all flips are counted. The number of arms
+    has no part in it."""
     return max(2.0 ** (1 - pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1)) if pairs else 1.0
 
 
@@ -69,8 +71,8 @@ def seeds_for_a_verdict(alpha: float = 0.05) -> int:
 def joint_test(differences: Table) -> JointTest:
     """Return the p of every arm, alone and corrected for all arms by the step-down max-T procedure.
 
-    It holds the family's error when, under the null, the differences of a seed are as likely as their mirror image. An arm without
-    a pair has p 1.
+    It holds the family's error when, under the null, the differences of a seed are as likely as their mirror image. An
+    arm without a pair has p 1.
     """
     import numpy as np
 
@@ -95,10 +97,12 @@ def joint_test(differences: Table) -> JointTest:
 
 
 def joint_pairs_test(differences: Table) -> JointTest:
-    """Return the p of every arm whose differences are −1, 0 or 1: McNemar's exact test, corrected by joint flips of the least p.
+    """Return the p of every arm whose differences are −1, 0 or 1: McNemar's exact test, corrected by joint flips of the
+    least p.
 
-    In each flip the least p over the arms is the reference, stepping down (Westfall and Young 1993, algorithm 2.8). An arm with too
-    few pairs that differ has no small p in any flip, and costs the others nothing (Tarone 1990, doi 10.2307/2531456).
+    In each flip the least p over the arms is the reference, stepping down (Westfall and Young 1993, algorithm 2.8). An
+    arm with too few pairs that differ has no small p in any flip, and costs the others nothing (Tarone 1990, doi
+    10.2307/2531456).
     """
     import numpy as np
     from scipy import stats
@@ -129,7 +133,8 @@ def sign_flip(differences: list[float]) -> float:
 
 
 def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
-    """Return t² of the mean from the sum and the sum of squares, which no flip changes; 0 where every difference is 0."""
+    """Return t² of the mean from the sum and the sum of squares, which no flip changes; 0 where every difference is
+    0."""
     import numpy as np
 
     whole = pairs * squares

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def mcnemar(ours: Sequence[bool], base: Sequence[bool]) -> float:
-    """Return the two-sided p of McNemar's exact test: of the seeds in which one of both diverged, as many on either side.
+    """Return the two-sided p of McNemar's exact test: of the seeds in which one of both diverged, as many on either
+    side.
 
     McNemar 1947, doi 10.1007/BF02295996; exact by the binomial distribution.
     """

@@ -1,4 +1,5 @@
-"""The matrix of a study whose runs have several phases: each evaluation after each phase, for example an accuracy matrix."""
+"""The matrix of a study whose runs have several phases: each evaluation after each phase, for example an accuracy
+matrix."""
 
 from __future__ import annotations
 

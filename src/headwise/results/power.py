@@ -1,4 +1,5 @@
-"""Say what a comparison could have seen: the effect found with 80 % power, the margin it is within, and what pairing won."""
+"""Say what a comparison could have seen: the effect found with 80 % power, the margin it is within, and what pairing
+won."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ MOST_SEEDS = 100_000
 def detectable_effect(spread: float, pairs: int, critical: float, power: float = POWER) -> float:
     """Return the mean difference that would have passed |t| > `critical` with this power.
 
-    `spread` is the standard deviation of the differences, whose unit the result has; `critical` the value of |t| that the joint
-    test asked for. The power is that of the noncentral t distribution, as a mean over the spread that a sample may show: scipy's own is NaN far from 0.
+    `spread` is the standard deviation of the differences, whose unit the result has; `critical` the value of |t| that
+    the joint test asked for. The power is that of the noncentral t distribution, as a mean over the spread that a
+    sample may show: scipy's own is NaN far from 0.
     """
     from scipy import optimize
 
@@ -46,7 +48,8 @@ def power_of(effect: float, pairs: int, critical: float) -> float:
 
 
 def power_of_sameness(effect: float, margin: float, pairs: int, critical: float) -> float:
-    """Return the chance that two one-sided tests show the margin; effect and margin in standard deviations of the differences."""
+    """Return the chance that two one-sided tests show the margin; effect and margin in standard deviations of the
+    differences."""
     import numpy as np
     from scipy import stats
 
@@ -56,7 +59,8 @@ def power_of_sameness(effect: float, margin: float, pairs: int, critical: float)
 
 
 def seeds_needed(power: Callable[[int, float], float], critical: float, pairs: int, least: int) -> int | None:
-    """Return the least number of seeds, from `least` on, at which `power(pairs, critical)` reaches 80 %; None beyond 100,000.
+    """Return the least number of seeds, from `least` on, at which `power(pairs, critical)` reaches 80 %; None beyond
+    100,000.
 
     `critical` is the |t| that a test of `pairs` pairs asked for; with other numbers it is Student's at the same level.
     """

@@ -29,7 +29,8 @@ class Record(BaseModel):
 
 
 class MetricRecord(Record):
-    """Say what a metric is: its name in outcomes, its words, its unit ("%" for a share in [0, 1]) and its good direction."""
+    """Say what a metric is: its name in outcomes, its words, its unit ("%" for a share in [0, 1]) and its good
+    direction."""
 
     name: str
     label: str
@@ -80,9 +81,9 @@ class ClaimTest(Record):
     """Say what must be seen if a claim is true: of an arm, or along an axis, in one outcome.
 
     "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
-    strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run diverged.
-    With a `level` the arm is held against this published figure and no other arm; a figure of one setting says nothing of
-    another, so that `scale` names the only scale at which it is judged.
+    strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run
+    diverged. With a `level` the arm is held against this published figure and no other arm; a figure of one setting
+    says nothing of another, so that `scale` names the only scale at which it is judged.
 
     Example:
         >>> from headwise.study import ClaimTest
@@ -100,7 +101,8 @@ class ClaimTest(Record):
     level: float | None = None
     # published, in the outcome's unit; along an axis from its first value to its last
     effect: float | None = None
-    # within it a difference counts as none, in the outcome's unit; None: of "same" the study's own, else half of the effect
+    # within it a difference counts as none, in the outcome's unit; None: of "same" the study's own, else half of the
+    # effect
     margin: float | None = Field(default=None, gt=0)
     # the only scale at which it is judged; "": at every
     scale: str = ""
@@ -108,7 +110,10 @@ class ClaimTest(Record):
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
         if self.outcome == DIVERGED and self.says == "inside":
-            raise ValueError(f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, same, rises or falls, not 'inside'")
+            raise ValueError(
+                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, same, rises or falls, not "
+                "'inside'"
+            )
         if self.margin is not None and self.along_axis:
             raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")
         if self.level is not None and self.against != "baseline":
@@ -139,12 +144,15 @@ class ClaimTest(Record):
 
 
 class Claim(Record):
-    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show it.
+    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show
+    it.
 
     Example:
         >>> from headwise.study import Claim, ClaimTest
         >>> higher = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher", effect=0.005)
-        >>> Claim(text="DropHead helps.", source="arXiv 2004.13342", published={"gain": "+0.5 points"}, tests=(higher,)).needs
+        >>> Claim(
+        ...     text="DropHead helps.", source="arXiv 2004.13342", published={"gain": "+0.5 points"}, tests=(higher,)
+        ... ).needs
     """
 
     text: str
@@ -162,7 +170,8 @@ class Claim(Record):
 
 
 class Premise(Record):
-    """Hold what must be true for claims to mean anything, as tests like a claim's: that the baseline learned, that the failure arose.
+    """Hold what must be true for claims to mean anything, as tests like a claim's: that the baseline learned, that the
+    failure arose.
 
     Of the outcome "diverged" with a level the share of these runs decides; everything else must be shown.
 
@@ -181,7 +190,8 @@ class Premise(Record):
 
 
 class StudyRecord(Record):
-    """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came from."""
+    """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came
+    from."""
 
     format: Literal[1, 2] = 1
     # tells this study from another in the same folder; earlier versions wrote none
@@ -264,7 +274,8 @@ class StudyRecord(Record):
 
 
 class CellRecord(Record):
-    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final run."""
+    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final
+    run."""
 
     arm: str = Field(validation_alias=AliasChoices("arm", "method"))
     seed: int

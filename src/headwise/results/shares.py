@@ -1,8 +1,9 @@
 """Take shares for what they are, k of n: quotients in single precision break ties that are exact in counts.
 
-A share is stored as a quotient. Runs of earlier versions stored it in single precision, whose neighbours differ by 6e-8: two
-sign flips whose sums are equal in counts then differ in the eighth digit. The number n is recovered from the figures of all
-runs together: the least whole number over which every one of them is a quotient of whole numbers, to its own rounding.
+A share is stored as a quotient. Runs of earlier versions stored it in single precision, whose neighbours differ by
+6e-8: two sign flips whose sums are equal in counts then differ in the eighth digit. The number n is recovered from the
+figures of all runs together: the least whole number over which every one of them is a quotient of whole numbers, to its
+own rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Whole(NamedTuple):
 def whole_of(values: Sequence[float], rounding: float | None = None) -> Whole | None:
     """Return of how many all `values` are shares, or None where no number is found beyond chance.
 
-    `rounding` is the absolute error of a figure, for differences of shares; None: relative ones, double precision first.
+    `rounding` is the absolute error of a figure, for differences of shares; None: relative ones, double precision
+    first.
     """
     import numpy as np
 

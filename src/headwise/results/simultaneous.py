@@ -1,7 +1,8 @@
 """Return intervals of all arms' differences that hold together, by turning the joint sign-flip test around.
 
-A value belongs to an arm's interval when the test does not reject that the arm's difference is this value: its own differences
-are moved by it, those of the other arms are centred, and the largest studentised mean over all arms is the reference.
+A value belongs to an arm's interval when the test does not reject that the arm's difference is this value: its own
+differences are moved by it, those of the other arms are centred, and the largest studentised mean over all arms is the
+reference.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def families(differences: Table) -> list[list[int]]:
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the smallest two-sided p that so many pairs can give to a verdict; the number of arms has no part in it."""
+    """Return the smallest two-sided p that so many pairs can give to a verdict; the number of arms has no part in
+    it."""
     return max(smallest_p_of(pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1))
 
 
@@ -86,7 +88,8 @@ class JointIntervals:
         return (np.maximum(own, self._others) >= seen * (1 - ROUNDING)).mean(axis=0)
 
     def p_zero(self) -> list[float]:
-        """Return the p, per arm, by which its interval leaves 0 out: the interval of confidence 1 − alpha does where p < alpha."""
+        """Return the p, per arm, by which its interval leaves 0 out: the interval of confidence 1 − alpha does where p
+        < alpha."""
         return [float(one) for one in self.p(0 * self.means)]
 
     def bounds(self, alpha: float) -> list[Bounds]:

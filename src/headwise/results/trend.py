@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Trend(NamedTuple):
     """Hold how an outcome changes from one value of an axis to the next: the mean step over seeds, its p, and Page's p.
 
-    `p` is that of the sign-flip test of the seeds' slopes; `page` is that of Page's test for ordered alternatives, which looks at ranks alone. Both are two-sided.
+    `p` is that of the sign-flip test of the seeds' slopes; `page` is that of Page's test for ordered alternatives,
+    which looks at ranks alone. Both are two-sided.
     """
 
     step: float
@@ -28,8 +29,8 @@ class Trend(NamedTuple):
 def trend(outcomes: Table) -> Trend | None:
     """Return the trend of `outcomes` (seeds × values in their order); seeds with a missing figure are left out.
 
-    The slope of a seed is that of the straight line over the values' order: axes are mostly geometric. None with fewer than three
-    values or two seeds. Page 1963, doi 10.1080/01621459.1963.10500843.
+    The slope of a seed is that of the straight line over the values' order: axes are mostly geometric. None with fewer
+    than three values or two seeds. Page 1963, doi 10.1080/01621459.1963.10500843.
     """
     import numpy as np
 

@@ -67,7 +67,8 @@ STATISTICS |= {
         ImageToTextMass,
     )
 }
-# those of installed packages, after the names that they import from here; a module that is being imported registers its own
+# those of installed packages, after the names that they import from here; a module that is being imported registers its
+# own
 STATISTICS |= {
     name: load("headwise.statistics", name)
     for name, point in entry_points("headwise.statistics").items()

@@ -15,7 +15,8 @@ class Remedy(NamedTuple):
 # An alert on weights alone, where no training goes on, has the remedy "<alert> of weights" where it is another one.
 REMEDIES = {
     "entropy_collapse": Remedy(
-        "SigmaReparam or QKNorm bound it, and kept a vision transformer from diverging in docs/results/entropy-collapse; a lower learning rate or a longer "
+        "SigmaReparam or QKNorm bound it, and kept a vision transformer from diverging in "
+        "docs/results/entropy-collapse; a lower learning rate or a longer "
         "warm-up delays it",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
@@ -24,7 +25,8 @@ REMEDIES = {
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "over_smoothing": Remedy(
-        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures of NeuTRENO; a high cosine is a diagnosis and no score of quality",
+        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures of "
+        "NeuTRENO; a high cosine is a diagnosis and no score of quality",
         "Nguyen et al. 2023, arXiv 2312.00751; Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse": Remedy(
@@ -32,12 +34,14 @@ REMEDIES = {
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
     ),
     "low_rank": Remedy(
-        "weight decay on queries, keys, values and output lowers their rank, as docs/results/decay-lm measures: give them a smaller one "
+        "weight decay on queries, keys, values and output lowers their rank, as docs/results/decay-lm measures: give "
+        "them a smaller one "
         "(parameter_groups)",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite": Remedy(
-        "the training diverged: go back to an earlier checkpoint with a lower learning rate or clipped gradients; QKNorm or SigmaReparam "
+        "the training diverged: go back to an earlier checkpoint with a lower learning rate or clipped gradients; "
+        "QKNorm or SigmaReparam "
         "bound the logits from there",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
@@ -50,16 +54,19 @@ REMEDIES = {
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "sharp_head of a checkpoint": Remedy(
-        "nothing to do by itself: heads that read a fixed position, such as the token before, are sharp in healthy models. headwise.watch "
+        "nothing to do by itself: heads that read a fixed position, such as the token before, are sharp in healthy "
+        "models. headwise.watch "
         "tells while a model trains whether a head became so",
         "Voita et al. 2019, arXiv 1905.09418",
     ),
     "logit_growth of a checkpoint": Remedy(
-        "large logits lose digits in half precision: keep the softmax in fp32. QKNorm or QKClip bound them in the next run",
+        "large logits lose digits in half precision: keep the softmax in fp32. QKNorm or QKClip bound them in the "
+        "next run",
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "over_smoothing of a checkpoint": Remedy(
-        "a high cosine is a diagnosis and no score of quality: compare it with that of a model that is known to be good",
+        "a high cosine is a diagnosis and no score of quality: compare it with that of a model that is known to be "
+        "good",
         "Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse of a checkpoint": Remedy(
@@ -76,7 +83,8 @@ REMEDIES = {
         "heads that attend alike can be pruned to one", "Michel et al. 2019, arXiv 1905.10650"
     ),
     "rank_collapse of weights": Remedy(
-        "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be stored low-rank",
+        "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be "
+        "stored low-rank",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "logit_growth of weights": Remedy(
@@ -84,7 +92,8 @@ REMEDIES = {
         "Zhai et al. 2023, arXiv 2303.06296; Kimi K2 2025, arXiv 2507.20534",
     ),
     "low_rank_by_decay of weights": Remedy(
-        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more rank",
+        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more "
+        "rank",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite of weights": Remedy(
@@ -99,5 +108,6 @@ def remedy_for_weights(alert: str) -> Remedy:
 
 
 def remedy_for(alert: str, *, trains: bool) -> Remedy:
-    """Return what helps against an alert on activations, while a model trains or on a checkpoint that no longer does."""
+    """Return what helps against an alert on activations, while a model trains or on a checkpoint that no longer
+    does."""
     return REMEDIES[alert] if trains else REMEDIES[f"{alert} of a checkpoint"]

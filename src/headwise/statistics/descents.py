@@ -1,4 +1,5 @@
-"""Where attention would move each value, and where the descent on the nonlocal functional would: row by row, in blocks."""
+"""Where attention would move each value, and where the descent on the nonlocal functional would: row by row, in
+blocks."""
 
 import dataclasses
 
@@ -28,7 +29,8 @@ def pulled(weights: Tensor, values: Tensor) -> Tensor:
 
 
 class Descents:
-    """Compares Σ_j A_ij (v_i − v_j) under the layer's own weights with the same under a symmetric kernel, keys for queries."""
+    """Compares Σ_j A_ij (v_i − v_j) under the layer's own weights with the same under a symmetric kernel, keys for
+    queries."""
 
     def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype) -> None:
         self.queries, self.dtype = queries, dtype
@@ -42,8 +44,8 @@ class Descents:
     ) -> Tensor:
         """Return the cosine of both for a block of rows (b,H,r), 0 where one of them is 0.
 
-        `weights` (b,H,r,w) are the layer's own without each query's key; `own` (b,H,r,dv+2) and `values` hold v, its squared
-        norm and a one.
+        `weights` (b,H,r,w) are the layer's own without each query's key; `own` (b,H,r,dv+2) and `values` hold v, its
+        squared norm and a one.
         """
         block = SoftmaxBlock.of(self._logits, samples, rows, self._memory)
         other = without_own(block.weights(self.queries.valid[samples, :, rows].to(self.dtype)), index)

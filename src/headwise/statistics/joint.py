@@ -14,8 +14,8 @@ ONE_KIND = "its tokens are of one kind: there is no text beside an image"
 class TextToImageMass(Statistic):
     """Averages Σ_j A_ij over the keys j of the image, for the queries i of the text.
 
-    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text reads itself alone, 1 that it reads the image alone;
-    uniform weights give the image's share of the tokens.
+    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text reads itself alone, 1 that it reads the
+    image alone; uniform weights give the image's share of the tokens.
     """
 
     name = "text_to_image_mass"
@@ -35,8 +35,8 @@ class TextToImageMass(Statistic):
 class ImageToTextMass(Statistic):
     """Averages Σ_j A_ij over the keys j of the text, for the queries i of the image.
 
-    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text has no effect on the image in this head; uniform
-    weights give the text's share of the tokens.
+    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text has no effect on the image in this head;
+    uniform weights give the text's share of the tokens.
     """
 
     name = "image_to_text_mass"

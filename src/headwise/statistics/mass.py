@@ -11,8 +11,8 @@ from headwise.statistics.tally import Tally
 class SinkMass(Statistic):
     """Takes max_j mean_i A_ij, the mean weight of the key that receives most, and averages it over samples.
 
-    Attention sinks: Xiao et al. 2023, arXiv 2309.17453. 1/N is the least (no sink), 1 means every query looks at one key. On
-    a sample of the queries it is the ratio of the sample, marked `sampled`.
+    Attention sinks: Xiao et al. 2023, arXiv 2309.17453. 1/N is the least (no sink), 1 means every query looks at one
+    key. On a sample of the queries it is the ratio of the sample, marked `sampled`.
     """
 
     name = "sink_mass"
@@ -49,8 +49,9 @@ class PeakedRows(Statistic):
 class AttentionDistance(Statistic):
     """Averages Σ_j A_ij |i − j| over real queries, in tokens of the sequence as the layer sees it.
 
-    Dosovitskiy et al. 2021, arXiv 2010.11929, for images: here patches are counted in the order of the sequence, a class token
-    included, because a site does not know its grid. The weight of a learned sink is left out and the rest counts as one.
+    Dosovitskiy et al. 2021, arXiv 2010.11929, for images: here patches are counted in the order of the sequence, a
+    class token included, because a site does not know its grid. The weight of a learned sink is left out and the rest
+    counts as one.
     """
 
     name = "attention_distance"

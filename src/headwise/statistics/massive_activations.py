@@ -12,8 +12,9 @@ from headwise.statistics.tally import Tally
 class MassiveActivations(Statistic):
     """Divides the largest |x| of a sample's residual stream by its median |x|, where it enters the layer's block.
 
-    Sun et al. 2024, arXiv 2402.17762, who call an activation massive that is above 100 and about a thousand times the median. The
-    median is that of the real tokens' numbers, the lower one of two in the middle. A sample whose median is zero has no such figure.
+    Sun et al. 2024, arXiv 2402.17762, who call an activation massive that is above 100 and about a thousand times the
+    median. The median is that of the real tokens' numbers, the lower one of two in the middle. A sample whose median is
+    zero has no such figure.
     """
 
     name = "massive_activations"
@@ -35,7 +36,8 @@ class MassiveActivations(Statistic):
         if (real := reading.real_queries) is not None:
             largest = size.masked_fill(~real[..., None], 0)
             size = size.masked_fill(~real[..., None], torch.nan)
-        # in the stream's own precision, of which fp32 holds every number; NaN stands for padding alone, or for what diverged
+        # in the stream's own precision, of which fp32 holds every number; NaN stands for padding alone, or for what
+        # diverged
         median = size.flatten(1).nanmedian(-1).values.float()
         found = largest.flatten(1).amax(-1).float() / median
         known = (median > 0) | found.isnan() & ~median.isnan()

@@ -12,7 +12,8 @@ from headwise.statistics.tally import Tally
 class OutputNorm(Statistic):
     """Averages ‖o_i‖₂ of each head over real queries, before the output projection.
 
-    Always in full. A head whose norm is far below the others of its layer is dead or switched off (Michel et al. 2019, arXiv 1905.10650).
+    Always in full. A head whose norm is far below the others of its layer is dead or switched off (Michel et al. 2019,
+    arXiv 1905.10650).
     """
 
     name = "output_norm"

@@ -12,8 +12,8 @@ from headwise.statistics.tally import Tally
 class QueryNorm(Statistic):
     """Averages ‖q_i‖₂ over real queries, as the logits are made of them: after a rotation or a norm of the host.
 
-    Always in full. Together with `key_norm` it bounds the logits; their growth comes before that of the logits where training
-    diverges (Dehghani et al. 2023, arXiv 2302.05442).
+    Always in full. Together with `key_norm` it bounds the logits; their growth comes before that of the logits where
+    training diverges (Dehghani et al. 2023, arXiv 2302.05442).
     """
 
     name = "query_norm"
@@ -27,7 +27,8 @@ class QueryNorm(Statistic):
 
 
 class KeyNorm(Statistic):
-    """Averages ‖k_j‖₂ over the keys that a real query may see; heads that share keys have the same figure but for their masks.
+    """Averages ‖k_j‖₂ over the keys that a real query may see; heads that share keys have the same figure but for their
+    masks.
 
     Always in full. Dehghani et al. 2023, arXiv 2302.05442.
     """
@@ -43,7 +44,8 @@ class KeyNorm(Statistic):
 class ValueNorm(Statistic):
     """Averages ‖v_j‖₂ over the tokens whose keys a real query may see.
 
-    Always in full. A first token with a large key and a value near zero is an attention sink (Guo et al. 2024, arXiv 2410.13835).
+    Always in full. A first token with a large key and a value near zero is an attention sink (Guo et al. 2024, arXiv
+    2410.13835).
     """
 
     name = "value_norm"

@@ -13,8 +13,9 @@ from headwise.statistics.tally import Tally
 class Queries:
     """Names the queries that are read and how many they stand for.
 
-    `positions` (1,T) when all are read, else (B,R), sorted. `valid` (B,1|H,R) is 1 for a real query with a key. `population` (B,)
-    counts the real queries of each sample and `drawn` (B,) those read. `counts` (B|1,1|H,R) are the allowed keys.
+    `positions` (1,T) when all are read, else (B,R), sorted. `valid` (B,1|H,R) is 1 for a real query with a key.
+    `population` (B,) counts the real queries of each sample and `drawn` (B,) those read. `counts` (B|1,1|H,R) are the
+    allowed keys.
     """
 
     positions: Tensor
@@ -54,8 +55,8 @@ class Queries:
 
         `among` (T,) is 1 for the queries that count, where not all do.
 
-        A sample of queries is weighted to the number it stands for, so that the mean is unbiased; its variance is that of
-        sampling without replacement, sample by sample of the batch.
+        A sample of queries is weighted to the number it stands for, so that the mean is unbiased; its variance is that
+        of sampling without replacement, sample by sample of the batch.
         """
         counted = self.valid * (self.counts + extra >= least_keys)
         if among is not None:

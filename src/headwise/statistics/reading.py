@@ -35,7 +35,8 @@ class SiteFacts(NamedTuple):
 
 
 class LogitBlock(NamedTuple):
-    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may see whom.
+    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may
+    see whom.
 
     `samples` and `positions` (b|1, r) tell which samples and which of their queries these are.
     """
@@ -52,14 +53,16 @@ class LogitBlock(NamedTuple):
 class Reading:
     """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
 
-    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits; a key is allowed where it is above
-    `MASKED`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal` lets query i see the keys
-    up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the logits of one more column. For the
-    layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the model has one before it; `stream` (B,T,C) the
-    residual stream that entered the block around it; `final` (B,T,C) the stream that left the last block; `stream_obstacle` why one
-    of the two is missing; `output` (B,H,T,dv) per head before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is False on padding. `edit(logits, block)` takes
-    blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the softmax gets. `known_bound` is what the logits are taken to
-    stay below, where asking their device would hold it up. `text` is where the tokens of a text stand among those of an image.
+    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits; a key is allowed where it is
+    above `MASKED`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal`
+    lets query i see the keys up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the
+    logits of one more column. For the layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the
+    model has one before it; `stream` (B,T,C) the residual stream that entered the block around it; `final` (B,T,C) the
+    stream that left the last block; `stream_obstacle` why one of the two is missing; `output` (B,H,T,dv) per head
+    before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is
+    False on padding. `edit(logits, block)` takes blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the
+    softmax gets. `known_bound` is what the logits are taken to stay below, where asking their device would hold it up.
+    `text` is where the tokens of a text stand among those of an image.
     """
 
     q: Tensor
@@ -145,7 +148,8 @@ class Reading:
 
     @property
     def keeps_rows_alike(self) -> bool:
-        """Return whether every query of a sample sees the same keys with no bias, so that sums over keys serve all rows."""
+        """Return whether every query of a sample sees the same keys with no bias, so that sums over keys serve all
+        rows."""
         mask = self.mask
         alike = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
         return alike and not self.causal and self.softcap is None and self.edit is None
@@ -221,7 +225,8 @@ class Reading:
         return mask.gather(2, positions[:, None, :, None].expand(shape))
 
     def seen_keys(self, block: int = 1 << 22) -> Tensor:
-        """Marks the keys that at least one real query may see: (B|1, H|1, N) bool, reading the mask in blocks of rows."""
+        """Marks the keys that at least one real query may see: (B|1, H|1, N) bool, reading the mask in blocks of
+        rows."""
         device, mask = self.q.device, self.mask
         real = self.real_queries
         real = torch.ones(1, self.queries, dtype=torch.bool, device=device) if real is None else real

@@ -12,8 +12,8 @@ from headwise.statistics.tally import Tally
 class HeadRedundancy(Statistic):
     """Averages the cosine of a head's flattened attention map with those of the other heads of its layer.
 
-    Per sample ⟨A_h, A_g⟩ / (‖A_h‖‖A_g‖) over real queries, averaged over samples and the other heads; its mean over heads is the mean
-    over pairs. 1: the heads attend alike. The inner products are a Gram matrix summed block by block.
+    Per sample ⟨A_h, A_g⟩ / (‖A_h‖‖A_g‖) over real queries, averaged over samples and the other heads; its mean over
+    heads is the mean over pairs. 1: the heads attend alike. The inner products are a Gram matrix summed block by block.
     """
 
     name = "head_redundancy"
@@ -35,8 +35,9 @@ class HeadRedundancy(Statistic):
 class LayerRedundancy(Statistic):
     """Takes, for each head, the largest cosine of its map with a map of the layer before.
 
-    All H×H' pairs are averaged over samples first; the best match is chosen then. 1: the layer repeats what the one before attended
-    to; `layer_redundancy_mean` averages over all of them (Bhojanapalli et al. 2021, arXiv 2110.06821, reuse maps for this reason).
+    All H×H' pairs are averaged over samples first; the best match is chosen then. 1: the layer repeats what the one
+    before attended to; `layer_redundancy_mean` averages over all of them (Bhojanapalli et al. 2021, arXiv 2110.06821,
+    reuse maps for this reason).
     """
 
     name = "layer_redundancy"
@@ -63,8 +64,8 @@ class LayerRedundancy(Statistic):
 class LayerRedundancyMean(Statistic):
     """Averages, for each head, the cosines of its map with all maps of the layer before.
 
-    Its mean over heads is the mean over all H×H' pairs, as Bhojanapalli et al. 2021, arXiv 2110.06821, average; `layer_redundancy`
-    gives the best match instead. 1: all heads of both layers attend alike.
+    Its mean over heads is the mean over all H×H' pairs, as Bhojanapalli et al. 2021, arXiv 2110.06821, average;
+    `layer_redundancy` gives the best match instead. 1: all heads of both layers attend alike.
     """
 
     name = "layer_redundancy_mean"

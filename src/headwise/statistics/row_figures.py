@@ -50,9 +50,11 @@ def _elements(reading: Reading, rows: int, heads: int) -> int:
 class RowFigures:
     """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
 
-    `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens; `roughness`
-    Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel; `centred` the norm of the logits about their mean; `on_text` the weight on the keys of a text; `columns` the mean weight of each key; `gram`
-    inner products of the maps of two heads; `crossing` their cosines with the maps of the layer before.
+    `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens;
+    `roughness` Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric
+    kernel; `centred` the norm of the logits about their mean; `on_text` the weight on the keys of a text; `columns` the
+    mean weight of each key; `gram` inner products of the maps of two heads; `crossing` their cosines with the maps of
+    the layer before.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class RowFigures:
 
     def _prepare(self, size: int, logits: Logits) -> None:
         reading = self.reading
-        shapes = dict.fromkeys(("top", "entropy", "peak", "distance", "roughness", "descent", "centred", "on_text"), (size,))
+        shapes = dict.fromkeys(
+            ("top", "entropy", "peak", "distance", "roughness", "descent", "centred", "on_text"), (size,)
+        )
         shapes |= {"columns": (reading.keys,), "gram": (reading.heads,)}
         for name in self.needs - {"crossing"}:
             shape = (reading.batch, reading.heads, *shapes[name])
@@ -134,7 +138,8 @@ class RowFigures:
             self._descents = Descents(reading, self.queries, self.dtype)
 
     def _values_about_their_mean(self) -> Tensor:
-        """Stacks v − mean, its squared norm and a one (B,H|Hkv,N,dv+2); J does not change with the mean, rounding does."""
+        """Stacks v − mean, its squared norm and a one (B,H|Hkv,N,dv+2); J does not change with the mean, rounding
+        does."""
         v = self.reading.v.to(self.dtype)
         v = v - v.mean(2, keepdim=True)
         square = v.square().sum(-1, keepdim=True)
@@ -163,7 +168,8 @@ class RowFigures:
         return square.clamp_min(0).sqrt()
 
     def _read_rows(self, block: SoftmaxBlock, samples: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        """Reads what needs no weights; gives the weights (b,H,r,w) of real queries, and memory of their shape that is free."""
+        """Reads what needs no weights; gives the weights (b,H,r,w) of real queries, and memory of their shape that is
+        free."""
         needs, found = self.needs, self._found
         part = (samples, slice(None), rows)
         if "top" in needs:
@@ -204,7 +210,8 @@ class RowFigures:
         return positions[samples, rows] if positions.shape[0] > 1 else positions[:, rows]
 
     def _distance(self, weights: Tensor, spare: Tensor, samples: slice, rows: slice) -> Tensor:
-        """Averages |query − key| by the weight on keys; counted from the block's first row, so that rounding stays small."""
+        """Averages |query − key| by the weight on keys; counted from the block's first row, so that rounding stays
+        small."""
         positions = self._positions(samples, rows)
         keys = torch.arange(weights.shape[-1], device=weights.device)
         away = (keys - positions[:, None, :, None]).abs().to(self.dtype)

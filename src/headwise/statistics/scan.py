@@ -9,18 +9,20 @@ from headwise.core.masked import masked_logits
 from headwise.statistics.queries import Queries
 from headwise.statistics.reading import LogitBlock, Reading
 
-# Elements of one block of logits. RowFigures of long sequences are read in blocks that stay in the cache of a core between the
-# passes over them; many short samples are joined to larger ones, where the number of operators counts more.
+# Elements of one block of logits. RowFigures of long sequences are read in blocks that stay in the cache of a core
+# between the passes over them; many short samples are joined to larger ones, where the number of operators counts more.
 BLOCK = 1 << 19
 JOINED = 1 << 21
-# RowFigures below which a product with the keys reads them from memory again and again, and the most elements that this may cost.
+# RowFigures below which a product with the keys reads them from memory again and again, and the most elements that this
+# may cost.
 FEWEST_ROWS = 32
 LARGEST_BLOCK = 1 << 23
 # Times as large on a device whose kernels need that many elements to be busy; memory stays below a GiB.
 ON_A_DEVICE = 32
 # Logits of forbidden keys: finite, so that 0 · logit stays 0, and far below any float mask.
 FAR = -1.0e30
-# Rounding of fp32 logits is about 1e-7 of their size; beyond this size it may show in the fourth digit of a small entropy.
+# Rounding of fp32 logits is about 1e-7 of their size; beyond this size it may show in the fourth digit of a small
+# entropy.
 SAFE_LOGIT = 512.0
 
 
@@ -52,7 +54,8 @@ class Logits:
         return min(reading.keys, rows.stop) if reading.causal and not self.queries.sampled else reading.keys
 
     def block(self, samples: slice, rows: slice, scratch: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all are."""
+        """Return the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all
+        are."""
         reading, width = self.reading, self.width(rows)
         q = self.q[samples, :, rows].to(self.dtype)
         k = self.k[samples, :, :width]

@@ -12,7 +12,8 @@ NO_STREAM = "the host does not show the residual stream"
 
 
 def cosine(reading: Reading, tokens: Tensor) -> Tally:
-    """Averages the cosine between all pairs of different real tokens (B,T,C): (‖Σ x̂_i‖² − T) / (T(T − 1)), in O(T·C)."""
+    """Averages the cosine between all pairs of different real tokens (B,T,C): (‖Σ x̂_i‖² − T) / (T(T − 1)), in
+    O(T·C)."""
     unit = torch.nn.functional.normalize(reading.without_padding(tokens), dim=-1, eps=1e-30)
     together = unit.sum(1).square().sum(-1)
     # A token of zeros has no direction: it adds nothing to either sum.
@@ -37,9 +38,9 @@ def share_about_the_mean(reading: Reading, tokens: Tensor) -> Tally:
 class TokenCosine(Statistic):
     """Averages the cosine between all pairs of different real tokens that enter attention.
 
-    Where a norm stands before attention these are the normed tokens; `stream_cosine` reads the residual stream, as the paper's
-    figure does (Wang et al. 2022, arXiv 2203.05962). A diagnosis, not a score of quality: models with a higher cosine and a lower
-    loss exist (arXiv 2601.08131).
+    Where a norm stands before attention these are the normed tokens; `stream_cosine` reads the residual stream, as the
+    paper's figure does (Wang et al. 2022, arXiv 2203.05962). A diagnosis, not a score of quality: models with a higher
+    cosine and a lower loss exist (arXiv 2601.08131).
     """
 
     name = "token_cosine"
@@ -61,8 +62,9 @@ class TokenCosine(Statistic):
 class HighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that enter attention.
 
-    Where a norm stands before attention these are the normed tokens; `stream_high_frequency` reads the residual stream. Wang et al.
-    2022, arXiv 2203.05962: attention is a low-pass filter, and this is what it lets through. 0: all tokens are the same.
+    Where a norm stands before attention these are the normed tokens; `stream_high_frequency` reads the residual stream.
+    Wang et al. 2022, arXiv 2203.05962: attention is a low-pass filter, and this is what it lets through. 0: all tokens
+    are the same.
     """
 
     name = "high_frequency"
@@ -82,10 +84,11 @@ class HighFrequency(Statistic):
 
 
 class StreamCosine(Statistic):
-    """Averages the cosine between all pairs of different real tokens of the residual stream that enters the layer's block.
+    """Averages the cosine between all pairs of different real tokens of the residual stream that enters the layer's
+    block.
 
-    The stream is what attention's branch is added to, before any norm of the block: the figure of Wang et al. 2022, arXiv
-    2203.05962. `final_cosine` reads it behind the last block, `token_cosine` what enters attention itself.
+    The stream is what attention's branch is added to, before any norm of the block: the figure of Wang et al. 2022,
+    arXiv 2203.05962. `final_cosine` reads it behind the last block, `token_cosine` what enters attention itself.
     """
 
     name = "stream_cosine"
@@ -107,8 +110,8 @@ class StreamCosine(Statistic):
 class StreamHighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens of the residual stream that enters the layer's block.
 
-    Wang et al. 2022, arXiv 2203.05962. `final_high_frequency` reads it behind the last block, `high_frequency` what enters attention
-    itself.
+    Wang et al. 2022, arXiv 2203.05962. `final_high_frequency` reads it behind the last block, `high_frequency` what
+    enters attention itself.
     """
 
     name = "stream_high_frequency"
@@ -130,8 +133,8 @@ class StreamHighFrequency(Statistic):
 class FinalCosine(Statistic):
     """Averages the cosine between all pairs of different real tokens that leave the last block of a stack.
 
-    The end of the curve that `stream_cosine` draws, before any norm behind the stack: Wang et al. 2022, arXiv 2203.05962. Read at
-    the last attention layer alone: what leaves another block enters the next one.
+    The end of the curve that `stream_cosine` draws, before any norm behind the stack: Wang et al. 2022, arXiv
+    2203.05962. Read at the last attention layer alone: what leaves another block enters the next one.
     """
 
     name = "final_cosine"
@@ -153,7 +156,8 @@ class FinalCosine(Statistic):
 class FinalHighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that leave the last block of a stack.
 
-    The end of the curve that `stream_high_frequency` draws, before any norm behind the stack: Wang et al. 2022, arXiv 2203.05962.
+    The end of the curve that `stream_high_frequency` draws, before any norm behind the stack: Wang et al. 2022, arXiv
+    2203.05962.
     """
 
     name = "final_high_frequency"

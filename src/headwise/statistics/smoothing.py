@@ -11,8 +11,9 @@ from headwise.statistics.tally import Tally
 class NonlocalFunctional(Statistic):
     """Averages J_i = Σ_j A_ij ‖v_i − v_j‖² over real queries, then over the heads of the layer.
 
-    Nguyen et al. 2023, arXiv 2312.00751 (row-normalised). 0: every token sees only tokens like itself. Computed as ‖v_i‖² + (A‖v‖²)_i
-    − 2 v_i·(AV)_i about the mean value and without the key i itself, so that rounding stays below the figure.
+    Nguyen et al. 2023, arXiv 2312.00751 (row-normalised). 0: every token sees only tokens like itself. Computed as
+    ‖v_i‖² + (A‖v‖²)_i − 2 v_i·(AV)_i about the mean value and without the key i itself, so that rounding stays below
+    the figure.
     """
 
     name = "nonlocal_functional"
@@ -35,12 +36,12 @@ class NonlocalFunctional(Statistic):
 class GradientCosine(Statistic):
     """Averages cos(∇J_sym, ∇J_asym) over real queries: whether a step of attention lowers the nonlocal functional J.
 
-    Nguyen et al. 2023, arXiv 2312.00751, Table 4 and appendix E.1. J(u) = ½ Σ_ij k_ij ‖u_i − u_j‖² with the symmetric kernel
-    K_ij = k_ij + k_ji has ∂J/∂u_i = Σ_j K_ij (u_i − u_j). At u = v, with K_ij = exp(k_iᵀk_j·scale), this is the symmetric
-    gradient; with exp(q_iᵀk_j·scale) in its place, the asymmetric one, against which attention takes its step: divided by Σ_j of
-    its kernel it is v_i − (AV)_i. Each row's positive factor changes no cosine, so that both are read with normalised rows. 1: attention moves
-    each value straight down J; 0: not at all. In a layer whose queries stand for its keys it is 1 by definition. A query whose
-    values are all alike moves nowhere and counts as 0.
+    Nguyen et al. 2023, arXiv 2312.00751, Table 4 and appendix E.1. J(u) = ½ Σ_ij k_ij ‖u_i − u_j‖² with the symmetric
+    kernel K_ij = k_ij + k_ji has ∂J/∂u_i = Σ_j K_ij (u_i − u_j). At u = v, with K_ij = exp(k_iᵀk_j·scale), this is the
+    symmetric gradient; with exp(q_iᵀk_j·scale) in its place, the asymmetric one, against which attention takes its
+    step: divided by Σ_j of its kernel it is v_i − (AV)_i. Each row's positive factor changes no cosine, so that both
+    are read with normalised rows. 1: attention moves each value straight down J; 0: not at all. In a layer whose
+    queries stand for its keys it is 1 by definition. A query whose values are all alike moves nowhere and counts as 0.
     """
 
     name = "gradient_cosine"

@@ -13,8 +13,8 @@ WINDOW, FEWEST = 1000, 10
 class Spikes:
     """Gives each value's deviation from the mean of the values before it, in their standard deviations.
 
-    OLMo 2 2025 (arXiv 2501.00656) calls a value a spike that lies seven of these away from a rolling mean of 1,000 values, and the
-    share of such values the spike score.
+    OLMo 2 2025 (arXiv 2501.00656) calls a value a spike that lies seven of these away from a rolling mean of 1,000
+    values, and the share of such values the spike score.
 
     Args:
         window: how many values before are looked at.
@@ -26,8 +26,8 @@ class Spikes:
     def add(self, values: Iterable[float]) -> list[float | None]:
         """Return the deviation of each value, in its order.
 
-        None where fewer than ten values came before or none of them differs; NaN of a value that is not finite, which is not
-        counted among those before.
+        None where fewer than ten values came before or none of them differs; NaN of a value that is not finite, which
+        is not counted among those before.
         """
         return [self._next(value) for value in values]
 

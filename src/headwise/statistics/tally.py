@@ -58,7 +58,8 @@ class Tally:
         )
 
     def counted(self) -> Tensor:
-        """Return where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not finite."""
+        """Return where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not
+        finite."""
         return self.weight > 0 if self.kind == "mean" else self.total != self._nothing
 
     @property

@@ -11,7 +11,8 @@ from headwise.files.errors import StudyError
 
 BUILT_IN = {"digits": "headwise.studies.digits"}
 
-# What `pip install headwise-papers` brings, so that a missing package is told by name; a test of that package holds the list.
+# What `pip install headwise-papers` brings, so that a missing package is told by name; a test of that package holds the
+# list.
 PAPERS = (
     "alarms blog-cifar10 blog-cifar100 blog-sizes blog-sweeps blog-text-sst2 blog-text-wikitext2 collapse-with-norms "
     "decay-compress decay-decoupled decay-lm decay-pretrained decay-recall decay-vit entropy-collapse low-rank-toy "

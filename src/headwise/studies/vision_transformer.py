@@ -1,4 +1,5 @@
-"""The vision transformer of the built-in studies (Dosovitskiy et al. 2020, arXiv 2010.11929), with its norms where a study asks for them."""
+"""The vision transformer of the built-in studies (Dosovitskiy et al. 2020, arXiv 2010.11929), with its norms where a
+study asks for them."""
 
 from __future__ import annotations
 
@@ -47,13 +48,16 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Classify images (B, C, S, S) from a class token, with learned positions: (B, classes).
 
-    `norm="mlp"` is the blog's model: no norm before attention, projections without bias, a class token and positions drawn
-    from N(0, 1), and no position on the class token. `norm="none"` has no norm at all, not before the head either.
+    `norm="mlp"` is the blog's model: no norm before attention, projections without bias, a class token and positions
+    drawn from N(0, 1), and no position on the class token. `norm="none"` has no norm at all, not before the head
+    either.
 
     Example:
         >>> import torch
         >>> from headwise.study import VisionTransformer
-        >>> model = VisionTransformer(classes=10, image_size=8, channels=1, dim=16, depth=2, heads=2, head_dim=8, mlp_dim=32)
+        >>> model = VisionTransformer(
+        ...     classes=10, image_size=8, channels=1, dim=16, depth=2, heads=2, head_dim=8, mlp_dim=32
+        ... )
         >>> tuple(model(torch.rand(3, 1, 8, 8)).shape)
         (3, 10)
     """

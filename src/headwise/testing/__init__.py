@@ -1,4 +1,5 @@
-"""The contract of a method, as one call: `check_method(MyMethod)`, for methods of the package and of strangers alike."""
+"""The contract of a method, as one call: `check_method(MyMethod)`, for methods of the package and of strangers
+alike."""
 
 from headwise.testing.contract import check_method
 

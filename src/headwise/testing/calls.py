@@ -1,4 +1,5 @@
-"""One attention call of each kind, run through methods in either form: values, penalty and gradients, and their comparison."""
+"""One attention call of each kind, run through methods in either form: values, penalty and gradients, and their
+comparison."""
 
 from __future__ import annotations
 

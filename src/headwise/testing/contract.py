@@ -59,10 +59,12 @@ class Checked:
 
 
 def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool = False) -> list[Checked]:
-    """Run the contract of a method: both forms agree, neutral is neutral, masks hold, gradients flow, removal leaves no trace.
+    """Run the contract of a method: both forms agree, neutral is neutral, masks hold, gradients flow, removal leaves no
+    trace.
 
-    It needs no test runner and no other library than torch, and takes some seconds. Each check asks the method at its declared
-    `strong` and `neutral` settings. A layer that the method refuses is left out, and the result says so with the reason.
+    It needs no test runner and no other library than torch, and takes some seconds. Each check asks the method at its
+    declared `strong` and `neutral` settings. A layer that the method refuses is left out, and the result says so with
+    the reason.
 
     Args:
         cls: the class, not an instance.
@@ -73,9 +75,9 @@ def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool
         The checks that held, in order.
 
     Raises:
-        AssertionError: at the first check that fails, with its name, the kind of call or model, and the largest difference.
-        TypeError: where `cls` is no method class.
-        ValueError: where `skip` names no check, with the nearest name.
+        AssertionError: at the first check that fails, with its name, the kind of call or model, and the largest
+        difference. TypeError: where `cls` is no method class. ValueError: where `skip` names no check, with the nearest
+        name.
 
     Example:
         >>> import headwise
@@ -97,7 +99,9 @@ def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool
     done = [_class(check, cls) for check in OF_SETTINGS if check.__name__ not in skip]
     done += [_calls(check, cls, kinds) for check, kinds in OF_CALLS.items() if check.__name__ not in skip]
     refused = _refusals(cls)
-    return done + [_models(check, cls, names, refused) for check, names in OF_MODELS.items() if check.__name__ not in skip]
+    return done + [
+        _models(check, cls, names, refused) for check, names in OF_MODELS.items() if check.__name__ not in skip
+    ]
 
 
 def _check_arguments(cls: Any, skip: Collection[str]) -> None:

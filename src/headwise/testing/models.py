@@ -18,7 +18,8 @@ class Host:
     Attributes:
         make: makes the model.
         batch: makes positional and keyword arguments of a call.
-        unseen: (B, T) tokens that no other token may see, or None where each sees all; the model then takes x (B, T, C) first.
+        unseen: (B, T) tokens that no other token may see, or None where each sees all; the model then takes x (B, T, C)
+        first.
     """
 
     make: Callable[[], nn.Module]

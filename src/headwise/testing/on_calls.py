@@ -82,7 +82,9 @@ def masks_are_respected(cls: type[Method], kind: str) -> None:
     seen = ~unseen[:, None, :, None]
     for form in FORMS:
         a, b = (run([method], kind, form, inputs=x, training=training) for x in (before, after))
-        assert_close(b.out * seen, a.out * seen, f"output of the {form} form at tokens that cannot see what was changed")
+        assert_close(
+            b.out * seen, a.out * seen, f"output of the {form} form at tokens that cannot see what was changed"
+        )
         if kind == "padded":
             assert_close(b.penalty, a.penalty, f"penalty of the {form} form when padding changed")
 

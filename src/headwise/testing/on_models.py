@@ -31,7 +31,8 @@ def run(host: Host, model: nn.Module, seed: int = 3) -> Tensor:
 
 
 def assert_same(got: Tensor, wanted: Tensor, what: str, *, bits: bool = False) -> None:
-    """Raise AssertionError where two outputs differ in a bit, or else by more than rounding, with the largest difference."""
+    """Raise AssertionError where two outputs differ in a bit, or else by more than rounding, with the largest
+    difference."""
     got, wanted = got.detach(), wanted.detach()
     largest = float((got - wanted).abs().max())
     # Twice what two kernels of torch itself differ by on models of this size (1.0e-6 of the largest output).
@@ -40,7 +41,8 @@ def assert_same(got: Tensor, wanted: Tensor, what: str, *, bits: bool = False) -
 
 
 def neutral_changes_nothing(cls: type[Method], host: Host) -> None:
-    """Check that the neutral setting changes no bit where the same kernel runs, rounding elsewhere, and adds no loss."""
+    """Check that the neutral setting changes no bit where the same kernel runs, rounding elsewhere, and adds no
+    loss."""
     if cls.neutral is None:
         assert cls.no_neutral, f"{cls.__name__} declares no neutral setting and does not say why"
         return
@@ -60,7 +62,8 @@ def neutral_changes_nothing(cls: type[Method], host: Host) -> None:
 
 
 def strong_setting_acts(cls: type[Method], host: Host) -> None:
-    """Check that the strong setting moves the output, the loss or, after a step, the weights; in evaluation as declared."""
+    """Check that the strong setting moves the output, the loss or, after a step, the weights; in evaluation as
+    declared."""
     model = fresh(host)
     plain = {mode: run(host, model.train(mode)).detach() for mode in (True, False)}
     model, regularized = fit(cls, host, cls.strong, model)
@@ -168,7 +171,9 @@ def folding_keeps_the_bits(cls: type[Method], host: Host) -> None:
     if not stays:
         keys = {*model.state_dict()} ^ {*fresh(host).state_dict()}
         assert not keys, f"after fold() state-dict keys differ: {sorted(keys)}"
-        assert list(model.state_dict()) == list(fresh(host).state_dict()), "after fold() state-dict keys are in another order"
+        assert list(model.state_dict()) == list(fresh(host).state_dict()), (
+            "after fold() state-dict keys are in another order"
+        )
 
 
 def copied_models_stand_alone(cls: type[Method], host: Host) -> None:

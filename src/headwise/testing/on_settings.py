@@ -38,8 +38,12 @@ def declarations(cls: type[Method]) -> None:
 def _words(cls: type[Method]) -> None:
     said = cls.summary()
     # A dataclass without a docstring gets its signature for one.
-    assert said and not said.startswith(f"{cls.__name__}("), "it has no docstring: begin with one sentence that states the operation"
-    assert cls.neutral is not None or cls.no_neutral, "it has neither `neutral` nor `no_neutral`, which says why there is none"
+    assert said and not said.startswith(f"{cls.__name__}("), (
+        "it has no docstring: begin with one sentence that states the operation"
+    )
+    assert cls.neutral is not None or cls.no_neutral, (
+        "it has neither `neutral` nor `no_neutral`, which says why there is none"
+    )
     for name in ("acts", "over_layers", "cost"):
         (hint,) = typing.get_args(typing.get_type_hints(Method)[name])
         allowed = typing.get_args(hint)
@@ -50,7 +54,9 @@ def _stages(cls: type[Method]) -> None:
     for name in ("scores", "keep", "attend"):
         textbook = [stage for stage, twins in TWINS.items() if name in twins]
         stands = any(cls.overrides(stage) for stage in textbook)
-        assert stands or not callable(vars(cls).get(name)), f"{name} is never called: it is the fast form of {' or '.join(textbook)}"
+        assert stands or not callable(vars(cls).get(name)), (
+            f"{name} is never called: it is the fast form of {' or '.join(textbook)}"
+        )
     own = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")]
     for name in own:
         near = difflib.get_close_matches(name, EVERY_STAGE, n=1, cutoff=0.8)

@@ -43,7 +43,8 @@ def take(examples: Examples, index: Any) -> Examples:
 
 
 def first(examples: Examples, count: int) -> Examples:
-    """Return the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the data."""
+    """Return the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the
+    data."""
     return take(examples, torch.arange(min(count, size(examples)), device=place(examples)))
 
 
@@ -110,8 +111,8 @@ POOL = 64
 def lengths_of(task: Task, examples: Examples) -> Tensor | None:
     """Return each example's length on the CPU, None where all are alike.
 
-    Raises StudyError where `lengths` gives something else, where batches bounded by tokens have none, or where an example is
-    longer than a batch may be.
+    Raises StudyError where `lengths` gives something else, where batches bounded by tokens have none, or where an
+    example is longer than a batch may be.
     """
     name, count = type(task).__name__, size(examples)
     found = task.lengths(examples)
@@ -128,7 +129,8 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
     most = int(found.max())
     if task.tokens_per_batch is not None and most > task.tokens_per_batch:
         raise StudyError(
-            f"an example of {name} has {most} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise it, or leave "
+            f"an example of {name} has {most} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise it, "
+            "or leave "
             "such examples out of data()."
         )
     return found.cpu()

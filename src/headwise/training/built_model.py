@@ -28,5 +28,7 @@ def build_model(task: Task) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise StudyError(f"{owner}.model() gave {describe(found)}; give a torch.nn.Module.")
     if next(found.parameters(), None) is None:
-        raise StudyError(f"{owner}.model() gave a {type(found).__name__} without parameters: there is nothing to train.")
+        raise StudyError(
+            f"{owner}.model() gave a {type(found).__name__} without parameters: there is nothing to train."
+        )
     return found

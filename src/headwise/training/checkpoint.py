@@ -48,7 +48,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
-    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged, or of another run than `run`."""
+    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged, or of another run than
+    `run`."""
     for name in (COMING, CHECKPOINT, PREVIOUS):
         path = folder / name
         if not path.exists():
@@ -131,8 +132,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 def clear_damage(order: Order, note: Callable[[str], None]) -> None:
     """Make a finished run with damaged files one that is to be carried out; `note` is told which and why.
 
-    The metric stream and the result follow from the last checkpoint, from which the run ends again at once. Readings of the
-    heads stand nowhere else: without them, or with the files of another run, it starts from its beginning.
+    The metric stream and the result follow from the last checkpoint, from which the run ends again at once. Readings of
+    the heads stand nowhere else: without them, or with the files of another run, it starts from its beginning.
     """
     found = order.damage()
     if not found:

@@ -31,8 +31,8 @@ REPEATS = 3
 def flops_per_step(training: Training, examples: Examples) -> int:
     """Count the floating-point operations of one optimizer step by torch's counter: matrix products and attention.
 
-    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped. Where lengths differ
-    it is a step of batches of middle size.
+    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped. Where lengths
+    differ it is a step of batches of middle size.
     """
     task, regularized = training.task, training.regularized
     model = training.accelerator.unwrap_model(training.model)
@@ -46,7 +46,8 @@ def flops_per_step(training: Training, examples: Examples) -> int:
 
 
 def _middle_batch(training: Training, examples: Examples) -> Examples:
-    """Return the examples of one training batch; of the first epoch's batches the one of middle size where lengths differ."""
+    """Return the examples of one training batch; of the first epoch's batches the one of middle size where lengths
+    differ."""
     task, lengths = training.task, training.lengths
     if lengths is None:
         return first(examples, task.batch_size)
@@ -74,7 +75,8 @@ def inference_seconds(training: Training, evaluation: Evaluation, examples: Exam
 
 
 def seconds_per_step(history: list[EpochLine]) -> float | None:
-    """Return the median over epochs of the time of a step, without the steps that also read or measured; None where no time is known."""
+    """Return the median over epochs of the time of a step, without the steps that also read or measured; None where no
+    time is known."""
     found = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history

@@ -27,7 +27,8 @@ class Smoothed:
     least: float = math.inf
 
     def first_bad(self, task: Rule, losses: list[float], step: int) -> Divergence | None:
-        """Take the losses of the steps after `step`, counted from 1 over the run; give the first that shows a divergence."""
+        """Take the losses of the steps after `step`, counted from 1 over the run; give the first that shows a
+        divergence."""
         factor, weight = task.divergence_factor, task.divergence_smoothing
         for at, loss in enumerate(losses, step + 1):
             if not math.isfinite(loss):

@@ -44,7 +44,8 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
         examples = take(examples, slice(0, evaluation.limit))
     lengths, device = lengths_of(task, examples), place(examples)
     parts = evaluation_batches(task, size(examples), lengths, accelerator.process_index, accelerator.num_processes)
-    # the plain model: an evaluation may call more of it than its forward, and processes may have unequal numbers of batches
+    # the plain model: an evaluation may call more of it than its forward, and processes may have unequal numbers of
+    # batches
     model = accelerator.unwrap_model(training.model)
     if accelerator.num_processes > 1:
         _share_buffers(model)
@@ -73,7 +74,8 @@ def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterato
         raise
     except Exception as error:
         raise StudyError(
-            f"{type(task).__name__} fails in the evaluation {evaluation.name!r} of {describe(examples)}: {at_fault(task, error)}"
+            f"{type(task).__name__} fails in the evaluation {evaluation.name!r} of {describe(examples)}: "
+            f"{at_fault(task, error)}"
         ) from error
 
 
@@ -112,7 +114,8 @@ def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tens
             for value in (one, other)
         )
         raise StudyError(
-            f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every batch. Sum "
+            f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every "
+            "batch. Sum "
             "over examples and tokens first, or give Rows(tensor) to keep one row an example."
         )
     # a batch may give its sum on another device than the one before
@@ -142,7 +145,8 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
     foreign = sorted(set(numbers) - set(known))
     if foreign:
         raise StudyError(
-            f"{owner} gave the metric {foreign[0]!r}, which it does not declare; its metrics are {', '.join(known)}. Add "
+            f"{owner} gave the metric {foreign[0]!r}, which it does not declare; its metrics are {', '.join(known)}. "
+            "Add "
             f"Metric({foreign[0]!r}) to metrics, or leave it out."
         )
     return numbers
@@ -150,7 +154,8 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
 
 @contextmanager
 def _double_quotients() -> Iterator[None]:
-    """Let quotients of counts be in double precision: torch gives them in its default one, where a share is no longer k of n."""
+    """Let quotients of counts be in double precision: torch gives them in its default one, where a share is no longer k
+    of n."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -176,7 +181,8 @@ def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
         place, _, name = primary.rpartition("/")
         given = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
         raise StudyError(
-            f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave {given or 'no metric'}. Let "
+            f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave "
+            f"{given or 'no metric'}. Let "
             f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
         )
 
@@ -188,7 +194,8 @@ def _wide(value: Tensor | Rows) -> Tensor | Rows:
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Return every process the buffers of the first, whose model is the one that is kept: running means differ between them."""
+    """Return every process the buffers of the first, whose model is the one that is kept: running means differ between
+    them."""
     for buffer in model.buffers():
         # a view of another tensor cannot be sent as it lies
         whole = buffer.contiguous()

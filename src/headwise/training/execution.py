@@ -69,7 +69,8 @@ def _execute(order: Order, tell: Tell) -> RunResult:
 
 
 def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
-    """Read where the run stands; without the readings that its checkpoint knows it starts again, for they stand nowhere else."""
+    """Read where the run stands; without the readings that its checkpoint knows it starts again, for they stand nowhere
+    else."""
     state, tensors = load_state(order.folder, order.identity, note)
     if order.watch and not stands(order.folder, state.readings):
         note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
@@ -163,7 +164,8 @@ def _is_over(training: Training, state: RunState) -> bool:
 
 
 def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
-    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>; a loss that is no number is a divergence."""
+    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>; a loss that is no number is a
+    divergence."""
     wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
     found = measure(training, wanted, "phase")
     # those of the last phase are judged with all the others

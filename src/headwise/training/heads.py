@@ -32,10 +32,11 @@ EXAMPLES = 512
 
 @torch.no_grad()
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Return heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and "worst".
+    """Return heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and
+    "worst".
 
-    `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a layer is named by its place where several share a depth. At most 512
-    examples are read, the first ones.
+    `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a
+    layer is named by its place where several share a depth. At most 512 examples are read, the first ones.
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
@@ -123,9 +124,11 @@ STEPS = 1000
 
 
 def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Return rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its R².
+    """Return rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its
+    R².
 
-    Readings at which the mean is not above 0 have no logarithm and are left out; fewer than three others give no outcome.
+    Readings at which the mean is not above 0 have no logarithm and are left out; fewer than three others give no
+    outcome.
     """
     found: dict[str, float] = {}
     for name, course in _courses(stream, names).items():
@@ -158,7 +161,8 @@ def _courses(stream: Path, names: tuple[str, ...]) -> dict[str, dict[int, float]
 
 
 def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, float]:
-    """Return alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the divergence.
+    """Return alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the
+    divergence.
 
     Readings count steps from 0, the divergence from 1: a reading of step s saw the weights whose loss is the (s + 1)th.
     """

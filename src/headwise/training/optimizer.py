@@ -18,8 +18,8 @@ from headwise.regularizing.parameter_groups import parameter_groups, undecayed
 class LARS(torch.optim.Optimizer):
     """Scale the step of each matrix by trust·‖w‖/(‖g‖ + decay·‖w‖); vectors take plain steps of SGD.
 
-    You, Gitman and Ginsburg 2017, arXiv 1708.03888. As usual with it, gains and biases (fewer than two dimensions) are not
-    scaled: their norms say little. A matrix or gradient of zeros is not scaled either.
+    You, Gitman and Ginsburg 2017, arXiv 1708.03888. As usual with it, gains and biases (fewer than two dimensions) are
+    not scaled: their norms say little. A matrix or gradient of zeros is not scaled either.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ def _scale(parameter: Tensor, gradients: Tensor, group: dict[str, Any]) -> Tenso
 class MuonBesideAdamW(torch.optim.Optimizer):
     """Move the matrices of attention and MLPs by torch's Muon and everything else by AdamW, at one learning rate.
 
-    Muon: Jordan et al. 2024. Its steps are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one
-    rate and one decay mean the same to both. Embeddings, heads, norms, biases, gains and convolutions are AdamW's, as its authors advise.
+    Muon: Jordan et al. 2024. Its steps are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv
+    2502.16982), so that one rate and one decay mean the same to both. Embeddings, heads, norms, biases, gains and
+    convolutions are AdamW's, as its authors advise.
 
     Args:
         params: groups with a key "name", as `headwise.parameter_groups` gives them.
@@ -106,7 +107,8 @@ class MuonBesideAdamW(torch.optim.Optimizer):
             rest += [{**group, "params": others}] if others else []
         if not hidden:
             raise StudyError(
-                "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can be told in this model. "
+                "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can "
+                "be told in this model. "
                 "Take optimizer=adamw."
             )
         self._muon = torch.optim.Muon(
@@ -144,8 +146,8 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
 def share_at(recipe: Recipe, step: int, steps: int) -> float:
     """Return the share of the full learning rate in `step`, counted from 0, of a run of `steps` optimizer steps.
 
-    The warm-up ends at the full rate in its last step. Cosine and linear then go to `final_learning_rate`, which the step
-    after the last would reach. The inverse square root is Vaswani et al.'s, 2017: √(warm-up / steps so far).
+    The warm-up ends at the full rate in its last step. Cosine and linear then go to `final_learning_rate`, which the
+    step after the last would reach. The inverse square root is Vaswani et al.'s, 2017: √(warm-up / steps so far).
     """
     warm = warmup_steps(recipe, steps)
     if step < warm:
@@ -228,7 +230,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
-    """Return the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's decays."""
+    """Return the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's
+    decays."""
     apart = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
     try:
         return parameter_groups(

@@ -65,10 +65,11 @@ def describe_result(
     held: Held,
     outcomes: dict[str, float],
 ) -> RunResult:
-    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last step.
+    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last
+    step.
 
-    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number though
-    the loss is one.
+    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number
+    though the loss is one.
     """
     metrics: dict[str, float | None] = {}
     if divergence is None:
@@ -124,7 +125,8 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
 
 
 def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
-    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric that is none."""
+    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric
+    that is none."""
     for evaluation in held.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
@@ -153,7 +155,8 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
     undefined = [name for name, value in own.items() if not math.isfinite(value)]
     if undefined:
         raise StudyError(
-            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an undefined figure "
+            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an "
+            "undefined figure "
             "counts as, or leave it out."
         )
     return gaps | own

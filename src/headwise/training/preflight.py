@@ -88,7 +88,8 @@ def _listed(task: Task, member: Literal["evaluations", "phases"], kind: type[Any
 
 
 def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
-    """Refuse an evaluation whose outcomes would have no name of their own, a moment that does not exist, or no example."""
+    """Refuse an evaluation whose outcomes would have no name of their own, a moment that does not exist, or no
+    example."""
     owner, name = type(task).__name__, evaluation.name
     if evaluation.when not in MOMENTS:
         near = suggest(str(evaluation.when), list(MOMENTS))
@@ -97,11 +98,13 @@ def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
         )
     if evaluation.limit is not None and evaluation.limit < 1:
         raise StudyError(
-            f"{owner}: the evaluation {name!r} has the limit {evaluation.limit}; an evaluation takes at least 1 example."
+            f"{owner}: the evaluation {name!r} has the limit {evaluation.limit}; an evaluation takes at least 1 "
+            "example."
         )
     if not name or name.partition("/")[0] in OF_THE_CORE:
         raise StudyError(
-            f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the core's own. "
+            f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the "
+            "core's own. "
             "Choose another name."
         )
 
@@ -119,7 +122,8 @@ def _check_metrics(task: Task) -> None:
     for metric in task.all_metrics():
         if not metric.name or "/" in metric.name:
             raise StudyError(
-                f"{owner} names a metric {metric.name!r}; outcomes are <evaluation>/<metric>, so that it needs a name without '/'."
+                f"{owner} names a metric {metric.name!r}; outcomes are <evaluation>/<metric>, so that it needs a name "
+                "without '/'."
             )
 
 
@@ -177,7 +181,8 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
         )
         gave = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
         raise StudyError(
-            f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: {given}{gave}. "
+            f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: "
+            f"{given}{gave}. "
             f"{type(error).__name__}: {error}"
         ) from error
     finally:

@@ -1,7 +1,8 @@
-"""What is tried before a run takes its first step: its evaluations on a few examples, its summary, and every later phase.
+"""What is tried before a run takes its first step: its evaluations on a few examples, its summary, and every later
+phase.
 
-What would be told after hours is then told at once: a split that is not there, a count that raises, weights that the next
-phase does not find.
+What would be told after hours is then told at once: a split that is not there, a count that raises, weights that the
+next phase does not find.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ from headwise.training.splits import training_examples
 
 
 def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
-    """Fit each arm's methods onto a fresh model, as its runs will, and train it for two batches; give what a run of each takes.
+    """Fit each arm's methods onto a fresh model, as its runs will, and train it for two batches; give what a run of
+    each takes.
 
-    Entries have arm, layers (reached by the methods), of (layers with attention that a method may reach), seconds (of a step),
-    steps (of a run, None where it has several phases) and parameters.
+    Entries have arm, layers (reached by the methods), of (layers with attention that a method may reach), seconds (of a
+    step), steps (of a run, None where it has several phases) and parameters.
 
     Raises StudyError naming each arm that cannot be, and once what several have in common.
     """
@@ -68,9 +69,15 @@ def _try_arm(part: Part, configuration: RunConfiguration, device: torch.device, 
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
         whole = part.following is None
-        cost: dict[str, Any] = {"parameters": sum(one.numel() for one in model.parameters()), "steps": steps if whole else None, "seconds": None}
+        cost: dict[str, Any] = {
+            "parameters": sum(one.numel() for one in model.parameters()),
+            "steps": steps if whole else None,
+            "seconds": None,
+        }
         if trains:
-            cost["seconds"] = _step_seconds(part, model, handle, move(first_batch(task, train, task.batch_size), device), example)
+            cost["seconds"] = _step_seconds(
+                part, model, handle, move(first_batch(task, train, task.batch_size), device), example
+            )
         if handle is not None:
             handle.remove(discard=True)
     return {"arm": configuration.arm, **reach, **cost}

@@ -27,7 +27,8 @@ def fit_arm(
     arm = read_arm(text, Script(script="python"))
     if arm.timed and steps is None:
         raise StudyError(
-            f"{text} holds a schedule, and the length of the training is not known: run.regularize(model, steps=optimizer "
+            f"{text} holds a schedule, and the length of the training is not known: run.regularize(model, "
+            "steps=optimizer "
             "steps)."
         )
     found = fit(arm, model, example=example, seed=derive(seed, "methods"), steps=steps or 0)

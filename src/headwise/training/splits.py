@@ -17,7 +17,8 @@ from headwise.training.faults import at_fault
 def training_examples(
     task: Task, configuration: RunConfiguration, split: str = "train"
 ) -> tuple[Examples, Examples | None]:
-    """Return the training and validation examples; a trial without a validation split holds out part of the training."""
+    """Return the training and validation examples; a trial without a validation split holds out part of the
+    training."""
     train, validation = examples_of(task, split), examples_of(task, "validation")
     if train is None:
         raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs training examples.")
@@ -62,7 +63,8 @@ def examples_of(task: Task, split: str) -> Examples | None:
     wrong = fault(examples)
     if wrong is not None:
         raise StudyError(
-            f"{type(task).__name__}.data({split!r}) gave {describe(examples)}: {wrong}. Give (inputs, targets) or a dict of "
+            f"{type(task).__name__}.data({split!r}) gave {describe(examples)}: {wrong}. Give (inputs, targets) or a "
+            "dict of "
             "tensors, with the same number of examples, at least one, in every first dimension."
         )
     return examples

@@ -52,8 +52,8 @@ def shapes_of(model: nn.Module) -> Shapes:
 def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
     """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
 
-    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no place, and
-    where what the model names in `same_in_checkpoints` differs.
+    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no
+    place, and where what the model names in `same_in_checkpoints` differs.
     """
     mine = model.state_dict(keep_vars=True)
     wanted = check_carried(phase, model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, origin)
@@ -61,7 +61,8 @@ def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origi
     for name in set(getattr(model, "same_in_checkpoints", ())) & set(wanted):
         if not torch.equal(weights[name].cpu(), mine[name].cpu()):
             raise StudyError(
-                f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were learned on "
+                f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were "
+                "learned on "
                 "different ones. Start from another folder."
             )
     with torch.no_grad():
@@ -87,7 +88,8 @@ def check_carried(phase: Phase, model: nn.Module, given: Shapes, origin: str) ->
         more = f", and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         what = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
         raise StudyError(
-            f"phase {phase.name!r} cannot start from {origin}: {what}. Name the weights that both have in the phase's carry=."
+            f"phase {phase.name!r} cannot start from {origin}: {what}. Name the weights that both have in the phase's "
+            "carry=."
         )
     return wanted
 

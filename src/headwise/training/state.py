@@ -28,7 +28,8 @@ TIMES = "times.json"
 
 
 def save_times(folder: Path, state: RunState) -> None:
-    """Write the times of every epoch and the memory of a step; they need not survive a power cut, and so are not flushed."""
+    """Write the times of every epoch and the memory of a step; they need not survive a power cut, and so are not
+    flushed."""
     told = {str(line.epoch): [line.seconds, line.apart.steps, line.apart.seconds] for line in state.history}
     coming = folder / f"{TIMES}.partial"
     coming.write_text(as_line({"peak_memory": state.peak_memory, "epochs": told}), encoding="utf-8")
@@ -42,7 +43,8 @@ def without_times(state: RunState) -> RunState:
 
 
 def with_times(state: RunState, folder: Path) -> RunState:
-    """Return a state with its times back; an epoch whose time is lost counts for none. A state of version 0.1 has its own."""
+    """Return a state with its times back; an epoch whose time is lost counts for none. A state of version 0.1 has its
+    own."""
     found = read_json(folder / TIMES)
     told = found if isinstance(found, dict) else {}
     epochs = told.get("epochs")

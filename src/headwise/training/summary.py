@@ -17,7 +17,8 @@ def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
         own = {name: float(value) for name, value in task.summary(dict(outcomes)).items()}
     except Exception as error:
         raise StudyError(
-            f"{owner}.summary could not derive its outcomes from {', '.join(outcomes) or 'none'}: {at_fault(task, error)}"
+            f"{owner}.summary could not derive its outcomes from {', '.join(outcomes) or 'none'}: "
+            f"{at_fault(task, error)}"
         ) from error
     foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
     if foreign:

@@ -122,7 +122,8 @@ def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Ten
 def _step(
     training: Training, examples: Examples, group: tuple[Tensor, ...], augment: torch.Generator, number: int
 ) -> tuple[Tensor, Tensor | float, Tensor | float]:
-    """Take optimizer step `number`, counted from 1 over the run, on one or several batches; give loss, metric and weight."""
+    """Take optimizer step `number`, counted from 1 over the run, on one or several batches; give loss, metric and
+    weight."""
     task, accelerator, regularized = training.task, training.accelerator, training.regularized
     world, rank = accelerator.num_processes, accelerator.process_index
     # a process without an example takes one whose loss counts nothing: all must meet after every step
@@ -164,7 +165,8 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
         loss = task.loss(output, batch.targets)
         if not loss.requires_grad:
             raise StudyError(
-                f"{type(task).__name__}.loss gave {describe(loss)} that has no gradient, so that nothing would be learned: "
+                f"{type(task).__name__}.loss gave {describe(loss)} that has no gradient, so that nothing would be "
+                "learned: "
                 "compute it from the model's output, neither detached nor counted."
             )
         total = loss if regularized is None else loss + regularized.loss()
@@ -175,7 +177,8 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
 
 
 def _shares(training: Training, group: tuple[Tensor, ...], batches: list[Batch]) -> tuple[list[Any], Tensor | float]:
-    """Return each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the epoch's."""
+    """Return each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the
+    epoch's."""
     task, world = training.task, training.accelerator.num_processes
     rank = training.accelerator.process_index
     if type(task).weight is Task.weight:

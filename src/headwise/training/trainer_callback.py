@@ -101,7 +101,8 @@ class HeadwiseCallback(TrainerCallback):
             return
         if (self.methods or current().path is not None) and trainer.model_init is not None:
             raise ValueError(
-                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes others: "
+                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes "
+                "others: "
                 "call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
                 "compute_loss_func=handle.compute_loss_func()"
             )
@@ -125,7 +126,8 @@ class HeadwiseCallback(TrainerCallback):
         try:
             if self.base is not None:
                 raise ValueError(
-                    f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its compute_loss "
+                    f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its "
+                    "compute_loss "
                     "for another one"
                 )
             penalize(regularized, trainer)

@@ -62,7 +62,8 @@ def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callab
 
 
 def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) -> dict[str, float]:
-    """Return watched/<statistic>/least, /greatest and /last of the statistics that the task names: means over heads or matrices.
+    """Return watched/<statistic>/least, /greatest and /last of the statistics that the task names: means over heads or
+    matrices.
 
     Readings of a run that diverged count up to its divergence; one that is no number is left out.
     """

@@ -50,7 +50,8 @@ def told(alerts: list[Alert]) -> list[str]:
 
 
 class Judge:
-    """Turns the records of one reading into alerts: once when a figure passes its limit, and again only after it recovered.
+    """Turns the records of one reading into alerts: once when a figure passes its limit, and again only after it
+    recovered.
 
     Args:
         thresholds: the limits.
@@ -60,7 +61,8 @@ class Judge:
     def __init__(self, thresholds: Thresholds, at_once: bool = False) -> None:
         self.rules = [rule(thresholds) for rule in RULES]
         self.at_once = at_once
-        # By alert, statistic, site and head: the last step at which the figure was well, and whether its illness was told.
+        # By alert, statistic, site and head: the last step at which the figure was well, and whether its illness was
+        # told.
         self._healthy: dict[tuple[str, str, str, int | None], int] = {}
         self._told: set[tuple[str, str, str, int | None]] = set()
 

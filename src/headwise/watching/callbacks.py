@@ -16,13 +16,12 @@ except ImportError as error:
     raise ImportError("WatchCallback needs transformers: pip install 'headwise[hf]'") from error
 
 
-
 class WatchCallback(TrainerCallback):
     """Watches the model of a `transformers.Trainer`; takes what `headwise.watch` takes.
 
-    Steps are the trainer's optimizer steps, gradient accumulation included. `callback.watch` is the handle during and after
-    the training: its records stay readable. What `report_to` of the Trainer names gets the health beside the loss, each reading at its
-    own step; `log` is for other places, and `report=False` keeps it from there.
+    Steps are the trainer's optimizer steps, gradient accumulation included. `callback.watch` is the handle during and
+    after the training: its records stay readable. What `report_to` of the Trainer names gets the health beside the
+    loss, each reading at its own step; `log` is for other places, and `report=False` keeps it from there.
 
     Example:
         >>> import headwise

@@ -58,7 +58,8 @@ class Figures:
         )
 
     def records(self) -> Iterator[Record]:
-        """Return a dict per head; a value that is not finite stays as it is, a head of which nothing was counted is left out."""
+        """Return a dict per head; a value that is not finite stays as it is, a head of which nothing was counted is
+        left out."""
         for head, value in enumerate(self.values):
             if head in self.missing:
                 continue

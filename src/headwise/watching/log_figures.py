@@ -13,7 +13,8 @@ from headwise.files.health_records import Line, Record, alerts_among, figures_am
 from headwise.watching.alerts import told
 from headwise.watching.map_labels import labelled
 
-# from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours too
+# from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours
+# too
 COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 ABSENT = (255, 255, 255)
 NOT_FINITE = (255, 0, 0)
@@ -32,7 +33,8 @@ SQUARE, GAP = 14, 2
 
 
 def heat_map(records: Iterable[Record]) -> Tensor:
-    """Paint records of heads of one statistic and step: (height, width, 3) of uint8, with layers, heads and the scale beside it."""
+    """Paint records of heads of one statistic and step: (height, width, 3) of uint8, with layers, heads and the scale
+    beside it."""
     given = list(records)
     depths = {record["site"]: record["depth"] for record in sorted(given, key=lambda record: record["depth"])}
     lowest, highest = _ends(given)
@@ -50,8 +52,8 @@ def _ends(records: list[Record]) -> tuple[float, float]:
 def squares(given: list[Record]) -> Tensor:
     """Paint a square for each head, a row for each layer.
 
-    The first layer is on top, the first head on the left. Colours run from the lowest finite value (dark) to the highest (bright); red
-    is a value that is not finite, white a head that a layer does not have.
+    The first layer is on top, the first head on the left. Colours run from the lowest finite value (dark) to the
+    highest (bright); red is a value that is not finite, white a head that a layer does not have.
     """
     rows = list(dict.fromkeys(record["site"] for record in sorted(given, key=lambda record: record["depth"])))
     heads = 1 + max(record["head"] or 0 for record in given)
@@ -95,11 +97,12 @@ class Shown:
 def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Shown:
     """Return what is shown of the lines of one step.
 
-    `brief` shows six figures, the worrying end of `BRIEF` over all layers, two heat maps, and the number of alerts. Else:
+    `brief` shows six figures, the worrying end of `BRIEF` over all layers, two heat maps, and the number of alerts.
+    Else:
 
-    `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads `health/<statistic>/lowest` and
-    `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are. With `heads`, every head is a figure
-    `health/<statistic>/<site>/head<n>` too.
+    `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads
+    `health/<statistic>/lowest` and `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are.
+    With `heads`, every head is a figure `health/<statistic>/<site>/head<n>` too.
     """
     given = list(lines)
     by_layer: dict[str, list[float]] = {}

@@ -52,8 +52,8 @@ class Writer(Logger):
 class Run(Logger):
     """Anything with `log(dict, step)`: a run of wandb or trackio, or the module itself, or an object of one's own.
 
-    A wandb run gets its figures at the step it is at: it drops what is older, and a later step would move the axis of the user's own
-    curves. The figure `health/step` holds the optimizer's step there.
+    A wandb run gets its figures at the step it is at: it drops what is older, and a later step would move the axis of
+    the user's own curves. The figure `health/step` holds the optimizer's step there.
     """
 
     def __init__(self, target: Any) -> None:
@@ -132,7 +132,8 @@ class MLflowRun(Logger):
 
     Example:
         >>> import headwise
-        >>> log = headwise.MLflowRun(client=None, run_id="0f3c")  # client: an MlflowClient; then headwise.watch(model, log=log)
+        >>> # client: an MlflowClient; then headwise.watch(model, log=log)
+        >>> log = headwise.MLflowRun(client=None, run_id="0f3c")
         >>> log.run_id
         '0f3c'
     """
@@ -161,7 +162,8 @@ class MLflowRun(Logger):
 
 
 class Lightning(Logger):
-    """Anything with `log_metrics(dict, step)`, as the loggers of Lightning have; what is behind it takes pictures and alerts."""
+    """Anything with `log_metrics(dict, step)`, as the loggers of Lightning have; what is behind it takes pictures and
+    alerts."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -207,13 +209,15 @@ def logger_of(target: Any) -> Logger | None:
         return None
     if _takes_one_figure(log):
         raise TypeError(
-            f"{type(target).__name__}.log(name, value) takes one figure at a time: give its loggers, for example log=trainer.loggers"
+            f"{type(target).__name__}.log(name, value) takes one figure at a time: give its loggers, for example "
+            "log=trainer.loggers"
         )
     return Tracked(target) if isinstance(getattr(target, "trackers", None), list) else Run(target)
 
 
 def step_of_wandb(target: Any) -> int | None:
-    """Return the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else None."""
+    """Return the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else
+    None."""
     runs = [target, getattr(target, "run", None)]
     runs += [getattr(tracker, "tracker", None) for tracker in getattr(target, "trackers", None) or ()]
     # By the class alone: a `step` of other objects counts other things, an Accelerator's its micro batches.

@@ -34,8 +34,8 @@ class Log(ABC):
 class JsonLines(Log):
     """Appends each record as one line of JSON to a file; NaN and infinity are written as null.
 
-    The file is opened for each reading, so that a run that is killed loses nothing that was read. A reading that could not be
-    written to its end (a full disk) is taken back, so that the file holds whole lines alone.
+    The file is opened for each reading, so that a run that is killed loses nothing that was read. A reading that could
+    not be written to its end (a full disk) is taken back, so that the file holds whole lines alone.
 
     Example:
         >>> import os, tempfile, torch, headwise
@@ -90,7 +90,8 @@ def _plain(value: Any) -> Any:
 
 
 class Metrics(Log):
-    """Passes what is shown of a reading on to a logger: layer means, heat maps of the heads, alerts; every head where asked."""
+    """Passes what is shown of a reading on to a logger: layer means, heat maps of the heads, alerts; every head where
+    asked."""
 
     def __init__(self, target: Any, heads: bool = False) -> None:
         found = logger_of(target)
@@ -149,7 +150,8 @@ class TensorBoard(Metrics):
 
 
 def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
-    """Make logs of what a user gave: one or several of Log or of loggers; `heads` asks for every head in all of these, `brief` for six figures.
+    """Make logs of what a user gave: one or several of Log or of loggers; `heads` asks for every head in all of these,
+    `brief` for six figures.
 
     Raises:
         TypeError: where an object is neither.
@@ -168,7 +170,8 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
             made.append(Metrics(item, heads))
         else:
             raise TypeError(
-                "a log is JsonLines(path), TensorBoard(folder) or an object with log_metrics(dict, step) or log(dict, step): a wandb run, "
+                "a log is JsonLines(path), TensorBoard(folder) or an object with log_metrics(dict, step) or log(dict, "
+                "step): a wandb run, "
                 f"mlflow, trackio, a SummaryWriter, a logger of Lightning, an Accelerator; got {item!r}"
             )
     for log in made:
@@ -194,7 +197,8 @@ class Careful:
                 if id(log) not in self._told:
                     self._told.add(id(log))
                     _tell(
-                        f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training goes on"
+                        f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training "
+                        "goes on"
                     )
 
     def close(self) -> None:

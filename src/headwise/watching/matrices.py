@@ -26,7 +26,8 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Matrix:
-    """Name one matrix: a q, k, v or o block of an attention layer, or the weight of another linear layer or convolution."""
+    """Name one matrix: a q, k, v or o block of an attention layer, or the weight of another linear layer or
+    convolution."""
 
     name: str
     depth: int
@@ -52,7 +53,8 @@ class Matrix:
 
 
 class Matrices:
-    """Finds the matrices of linear layers and convolutions of a model, q, k and v blocks each by itself; embeddings are none."""
+    """Finds the matrices of linear layers and convolutions of a model, q, k and v blocks each by itself; embeddings are
+    none."""
 
     def __init__(self, model: nn.Module, sites: list[Site]) -> None:
         self.model = model
@@ -77,7 +79,8 @@ class Matrices:
 
     @torch.no_grad()
     def norms(self) -> dict[Matrix, float]:
-        """Return the spectral norm of each matrix that can be read; NaN where one is not finite. `missing` says why others are not."""
+        """Return the spectral norm of each matrix that can be read; NaN where one is not finite. `missing` says why
+        others are not."""
         norms = {}
         for one in self.found:
             if reason := one.unreadable():

@@ -1,4 +1,5 @@
-"""How good each alarm was found to be: its lead and its false alarms, from the file that the study of the alarms writes."""
+"""How good each alarm was found to be: its lead and its false alarms, from the file that the study of the alarms
+writes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def measured() -> dict[str, Any]:
 
 
 def in_words(alert: str) -> str:
-    """Return the share of faults that an alert caught, its median lead and its false alarms; that it was not measured, else."""
+    """Return the share of faults that an alert caught, its median lead and its false alarms; that it was not measured,
+    else."""
     found = measured().get(alert)
     if not found or not found["healthy_steps"]:
         return UNKNOWN

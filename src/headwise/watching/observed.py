@@ -18,8 +18,8 @@ from headwise.statistics.reading import LogitBlock
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:
     """Make the reading of one call whose output per head is `out` (B, H, T, Dv).
 
-    Logits are read as the softmax gets them: after the methods' edits, but before keys are dropped at random, which is noise
-    of one step and not the health of a head.
+    Logits are read as the softmax gets them: after the methods' edits, but before keys are dropped at random, which is
+    noise of one step and not the health of a head.
 
     Args:
         product: the spectral norms of W_QᵀW_K per head (H,), or why there are none.
@@ -88,7 +88,8 @@ class LogitEdit:
         return logits
 
     def _cut(self, block: LogitBlock, width: int) -> Tensor:
-        """Return the block of the whole call's edited logits: one of the methods needs the rows of all queries together."""
+        """Return the block of the whole call's edited logits: one of the methods needs the rows of all queries
+        together."""
         if self._whole is None:
             edited = made(self.call, self.call.q, self.call.k)
             for method in self.methods:

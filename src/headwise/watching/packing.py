@@ -1,4 +1,5 @@
-"""One collective per reading: every rank's tallies packed into one vector, gathered, and joined as each figure joins."""
+"""One collective per reading: every rank's tallies packed into one vector, gathered, and joined as each figure
+joins."""
 
 from __future__ import annotations
 

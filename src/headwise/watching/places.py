@@ -35,7 +35,8 @@ class Places:
     """Stands at the chosen sites of a model, and leaves them as they were.
 
     Raises:
-        ValueError: where a site asked for cannot be reached or is watched already, or none is left; nothing was changed then.
+        ValueError: where a site asked for cannot be reached or is watched already, or none is left; nothing was changed
+        then.
     """
 
     def __init__(self, model: nn.Module, where: Where) -> None:

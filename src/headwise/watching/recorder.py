@@ -94,7 +94,8 @@ class Recorder:
             self._add(site, read(reading, asked))
 
     def _bounded(self, site: Site, reading: Reading) -> Reading:
-        """Take the size of logits from the reading before where a training would have to wait for its device to tell it."""
+        """Take the size of logits from the reading before where a training would have to wait for its device to tell
+        it."""
         if not self.training or reading.q.device.type == "cpu" or not reading.q.numel() or not reading.k.numel():
             return reading
         # of which nothing is known is read with the care that large ones need
@@ -136,7 +137,8 @@ class Recorder:
             known[name] = known[name].add(tally) if name in known else tally
 
     def _draw(self, site: Site) -> torch.Generator | None:
-        """Return the generator of a call's sample of queries: another one for each step, site, call of the step and rank.
+        """Return the generator of a call's sample of queries: another one for each step, site, call of the step and
+        rank.
 
         Variances add up only over samples that are drawn independently.
         """
@@ -147,7 +149,8 @@ class Recorder:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.step} {site.index} {call} {rank()}".encode()))
 
     def _take_weights(self, site: Site) -> None:
-        """Read a site's weights once a step, inside a forward: there sharded weights are whole and every rank's are the same."""
+        """Read a site's weights once a step, inside a forward: there sharded weights are whole and every rank's are the
+        same."""
         if not self.weights.names:
             return
         if site.index not in self.of_weights:
@@ -157,7 +160,8 @@ class Recorder:
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
-        """Return the real queries; a cross attention has those of the self attention that ran before it in its stack."""
+        """Return the real queries; a cross attention has those of the self attention that ran before it in its
+        stack."""
         site = call.site
         if call.is_cross:
             real = self._real.get(site.stack)
@@ -168,7 +172,8 @@ class Recorder:
         return self._real[site.stack]
 
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
-        """Return the reading of the layer before in this forward, where its maps can be compared with those of this one."""
+        """Return the reading of the layer before in this forward, where its maps can be compared with those of this
+        one."""
         site = call.site
         if not {"layer_redundancy", "layer_redundancy_mean"} & set(self.names):
             return None

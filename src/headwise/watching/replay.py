@@ -33,7 +33,8 @@ class Replay:
         alerts: those that the file was written for.
         losses: by step: the loss then (None where it was not given) and now.
         records: every reading now.
-        differences: by step that was read then too: the largest relative difference of a reading, 0 where all have the same bits.
+        differences: by step that was read then too: the largest relative difference of a reading, 0 where all have the
+        same bits.
     """
 
     alerts: list[Alert]

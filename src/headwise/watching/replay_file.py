@@ -1,4 +1,5 @@
-"""Replay file: what it takes to run the steps before an alert again, kept while a model trains and written when one comes."""
+"""Replay file: what it takes to run the steps before an alert again, kept while a model trains and written when one
+comes."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ from headwise.regularizing.optimizer_steps import OptimizerSteps
 
 FORMAT = 1
 PLAIN = (bool, int, float, str, type(None))
-SHARDED = "keep= holds whole weights, and this model's are sharded over processes: leave keep out, and save checkpoints of your own"
+SHARDED = (
+    "keep= holds whole weights, and this model's are sharded over processes: leave keep out, and save checkpoints of "
+    "your own"
+)
 
 
 class Keeper:
-    """Keeps weights and optimizers of at least `last` steps ago, and of each step since its batch, random state and settings.
+    """Keeps weights and optimizers of at least `last` steps ago, and of each step since its batch, random state and
+    settings.
 
-    Memory: two copies of weights and optimizers, on their device. Nothing waits for a device before an alert is written.
+    Memory: two copies of weights and optimizers, on their device. Nothing waits for a device before an alert is
+    written.
 
     Args:
         last: steps that can be run again before an alert; up to twice as many are kept.
@@ -163,7 +169,8 @@ def plain(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {str(key): plain(value) for key, value in batch.items()}
     raise TypeError(
-        f"batch= names the examples of a step by numbers, texts or tensors, or lists or dicts of them, got {type(batch).__name__}"
+        "batch= names the examples of a step by numbers, texts or tensors, or lists or dicts of them, got "
+        f"{type(batch).__name__}"
     )
 
 

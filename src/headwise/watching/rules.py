@@ -21,16 +21,18 @@ class Thresholds:
     A figure that is NaN or infinite raises `not_finite` and no other alert, whatever the limits.
 
     Attributes:
-        entropy_share: entropy collapse, where a head's mean entropy falls below this share of log(allowed keys), having been
-            above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit, which reads once,
-            tells of every head below as sharp: nothing tells there whether it ever was otherwise.
+        entropy_share: entropy collapse, where a head's mean entropy falls below this share of log(allowed keys), having
+        been
+            above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit, which
+            reads once, tells of every head below as sharp: nothing tells there whether it ever was otherwise.
         max_logit: logit growth, where a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
         token_cosine: over-smoothing, where the mean cosine of the tokens that enter a layer exceeds this.
-        high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one vector.
-        effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this, having been above.
-        output_norm: a dead head, where a head's mean output norm is below this share of the largest of its layer, or zero.
-        redundancy: redundancy, where a head's mean cosine with the other maps of its layer exceeds this.
-        redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by themselves and are no alert.
+        high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one
+        vector. effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this,
+        having been above. output_norm: a dead head, where a head's mean output norm is below this share of the largest
+        of its layer, or zero. redundancy: redundancy, where a head's mean cosine with the other maps of its layer
+        exceeds this. redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by
+        themselves and are no alert.
 
     Example:
         >>> import torch, headwise
@@ -186,9 +188,13 @@ class RankCollapse(Rule):
     alert = "rank_collapse"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return an alert for each layer whose tokens are nearly equal: little of their norm is left without their mean."""
+        """Return an alert for each layer whose tokens are nearly equal: little of their norm is left without their
+        mean."""
         if (limit := self.thresholds.high_frequency) is not None:
-            says = f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, below {limit:.3%}"
+            says = (
+                f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, "
+                f"below {limit:.3%}"
+            )
             yield from _below(finite.get("high_frequency", ()), limit, says)
 
 
@@ -222,7 +228,10 @@ class DeadHead(Rule):
         for heads in layers.values():
             # The largest: where most heads of a layer are dead, its median is that of dead heads.
             largest = max(record["value"] for record in heads)
-            quiet = f"{{place}} says next to nothing: its mean output norm {{value:.3g}} is below {limit:.3g} of its layer's largest, {largest:.3g}"
+            quiet = (
+                f"{{place}} says next to nothing: its mean output norm {{value:.3g}} is below {limit:.3g} of its "
+                f"layer's largest, {largest:.3g}"
+            )
             for record in heads:
                 silent = record["value"] == 0
                 says = "{place} says nothing: its outputs are zero" if silent else quiet

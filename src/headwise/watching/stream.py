@@ -1,4 +1,5 @@
-"""Stream: the residual stream around a layer, read where it enters the layer's block and where it leaves the last one."""
+"""Stream: the residual stream around a layer, read where it enters the layer's block and where it leaves the last
+one."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def _first(values: Any) -> Tensor | None:
 def block_of(site: Site, model: nn.Module) -> tuple[nn.Module | None, str]:
     """Return the block around a site, or None and why it cannot be told.
 
-    A block is the nearest member of a list of modules of one class; T5's list of parts within a block is none. Where no list
-    is of one class, as in models that alternate kinds of layers, it is the nearest member of any list.
+    A block is the nearest member of a list of modules of one class; T5's list of parts within a block is none. Where no
+    list is of one class, as in models that alternate kinds of layers, it is the nearest member of any list.
     """
     if site.is_cross:
         return None, CROSS

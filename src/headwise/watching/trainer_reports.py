@@ -1,4 +1,5 @@
-"""Where a transformers.Trainer reports to: TensorBoard, wandb, MLflow and others that `report_to` names get the health too."""
+"""Where a transformers.Trainer reports to: TensorBoard, wandb, MLflow and others that `report_to` names get the health
+too."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def reports_of(callback: Any, args: Any, state: Any, control: Any) -> list[Repor
     if handler is None:
         if args.report_to:
             warnings.warn(
-                f"{type(callback).__name__} stands in no Trainer of its own, so that nothing of it goes to report_to={args.report_to}: "
+                f"{type(callback).__name__} stands in no Trainer of its own, so that nothing of it goes to "
+                f"report_to={args.report_to}: "
                 "give it in callbacks=[...], or give log=...",
                 HealthWarning,
                 stacklevel=3,

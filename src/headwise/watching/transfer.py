@@ -1,4 +1,5 @@
-"""What a device computed, brought to the CPU by one copy: each copy holds the training up until the device has caught up."""
+"""What a device computed, brought to the CPU by one copy: each copy holds the training up until the device has caught
+up."""
 
 from __future__ import annotations
 

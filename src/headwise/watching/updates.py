@@ -1,4 +1,5 @@
-"""Updates: what the gradient and the optimizer's step do to each group of parameters, and to each head's queries and keys."""
+"""Updates: what the gradient and the optimizer's step do to each group of parameters, and to each head's queries and
+keys."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Group:
 
 
 def groups(model: nn.Module, sites: list[Site]) -> list[Group]:
-    """Return the groups of a model's trained parameters: each attention layer, the rest of each block, and "outside"."""
+    """Return the groups of a model's trained parameters: each attention layer, the rest of each block, and
+    "outside"."""
     names = {module: name for name, module in model.named_modules()}
     made = [Group(site.name, site.depth) for site in sites]
     for site in sites:
@@ -149,7 +151,8 @@ class Updates:
 
     @torch.no_grad()
     def take(self, step: int) -> list[Figures]:
-        """Return the figures of the step that was read, all brought to the CPU by one copy, and forget what was kept."""
+        """Return the figures of the step that was read, all brought to the CPU by one copy, and forget what was
+        kept."""
         entropies = {site: self._entropy(site, *factors) for site, factors in self._factors.items()}
         ratios = {}
         for group, before in zip(self._groups, self._before, strict=False):

@@ -45,10 +45,11 @@ class Weights:
                     self._found[site] = str(error).splitlines()[0] + _sharded(site)
 
     def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str], Tensor | None]:
-        """Return the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all are finite.
+        """Return the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all
+        are finite.
 
-        The last is a 0-d flag on the weights' device, None where there is nothing to be finite: to look at it here would wait
-        for the device.
+        The last is a 0-d flag on the weights' device, None where there is nothing to be finite: to look at it here
+        would wait for the device.
         """
         found = self._found.get(site, "its weights were not looked for")
         if isinstance(found, str):
@@ -91,7 +92,8 @@ def _sharded(site: Site) -> str:
 
 @contextmanager
 def still(*modules: nn.Module) -> Iterator[None]:
-    """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in training."""
+    """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in
+    training."""
     owners = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
     # As a child: the attribute of a module may be a tensor for all that a type checker knows.
     lists = (owner.get_submodule("parametrizations") for owner in owners)

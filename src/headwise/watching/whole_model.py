@@ -1,4 +1,5 @@
-"""Figures of the whole model: norms, the sharpness of the loss, gradients and updates, read around an optimizer's step."""
+"""Figures of the whole model: norms, the sharpness of the loss, gradients and updates, read around an optimizer's
+step."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def names_with(statistics: list[str] | None, loss: Loss | None) -> list[str]:
 class WholeModel:
     """Reads the figures that belong to the model and not to a head, once in a step that is read.
 
-    They are read when torch's optimizer begins its step: at the weights, and with the learning rate, of that step, after the
-    forwards that train.
+    They are read when torch's optimizer begins its step: at the weights, and with the learning rate, of that step,
+    after the forwards that train.
 
     Args:
         names: of these figures.
@@ -81,12 +82,14 @@ class WholeModel:
         return found + self.updates.take(self._step)
 
     def unseen(self, step: int) -> str:
-        """Say once that no optimizer was seen to step though one was to be read; a scaler may leave out the very first steps."""
+        """Say once that no optimizer was seen to step though one was to be read; a scaler may leave out the very first
+        steps."""
         if not self.names or self._seen or step == 0 or self._told:
             return ""
         self._told = True
         return (
-            f"no step of an optimizer of torch was seen on this model, so that {', '.join(self.names)} are not read: call "
+            f"no step of an optimizer of torch was seen on this model, so that {', '.join(self.names)} are not read: "
+            "call "
             "optimizer.step(), uncompiled, before watch.step()"
         )
 

@@ -1,7 +1,8 @@
 """Alarms: how early each signal of a training warns of a fault, and how often it warns of nothing.
 
-Known faults are brought upon small trainings, each beside a healthy twin of the same seed; three times as many trainings are left alone. Thresholds are
-fixed on the runs of even seeds and reported on those of odd ones, then once on a family of models that had no part in it.
+Known faults are brought upon small trainings, each beside a healthy twin of the same seed; three times as many
+trainings are left alone. Thresholds are fixed on the runs of even seeds and reported on those of odd ones, then once on
+a family of models that had no part in it.
 
 Every run is a file of its own: a study that was cut goes on where it stood.
 """
@@ -17,7 +18,8 @@ from typing import Any
 
 TITLE = "Alarms: how early, and how often wrong?"
 QUESTION = (
-    "Which signal of a training warns of a fault before the loss shows it, how many steps before, how many faults does it catch, and how often "
+    "Which signal of a training warns of a fault before the loss shows it, how many steps before, how many faults "
+    "does it catch, and how often "
     "does it warn in a healthy training?"
 )
 # of each family; of the one held out

@@ -1,4 +1,5 @@
-"""The models that are made to fail: a character LM and a small ViT, whose attention faults can reach, and a family held out."""
+"""The models that are made to fail: a character LM and a small ViT, whose attention faults can reach, and a family held
+out."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ EVALUATED = 64
 
 
 class Attention(nn.Module):
-    """Attend by fused scaled dot-product attention, at a temperature, and with weights that are rounded up where a fault asks.
+    """Attend by fused scaled dot-product attention, at a temperature, and with weights that are rounded up where a
+    fault asks.
 
     Attributes:
         temperature: of the softmax; 1 for a healthy one.
@@ -124,7 +126,8 @@ class SmallViT(nn.Module):
 
 
 class Family(ABC):
-    """A kind of model with its data: what it is made of, a batch of each step, and a fixed batch that failing is judged on."""
+    """A kind of model with its data: what it is made of, a batch of each step, and a fixed batch that failing is judged
+    on."""
 
     name: str
     sizes: tuple[Size, ...]
@@ -223,7 +226,8 @@ class Shakespeare(Text):
 
 
 class Captions(Text):
-    """The held-out family: a Llama of transformers (rotary positions, RMS norms, gates, shared keys) on German captions."""
+    """The held-out family: a Llama of transformers (rotary positions, RMS norms, gates, shared keys) on German
+    captions."""
 
     name = "Llama (held out)"
     sizes = (Size(64, 2), Size(48, 3))

@@ -75,7 +75,8 @@ class Cell:
 
 
 def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
-    """Train once; return losses of every step, evaluations, readings by signal, and the alerts of the rules as shipped."""
+    """Train once; return losses of every step, evaluations, readings by signal, and the alerts of the rules as
+    shipped."""
     began = time.process_time()
     with torch.random.fork_rng([]):
         torch.manual_seed(cell.seed)
@@ -162,7 +163,8 @@ def _one(values: list[float], how: str) -> float | None:
 
 
 def written(value: float | None) -> float | None:
-    """Return a number as a file holds it: what is not finite as `BEYOND`, what is unknown as None, others to six digits."""
+    """Return a number as a file holds it: what is not finite as `BEYOND`, what is unknown as None, others to six
+    digits."""
     if value is None:
         return None
     return float(f"{value:.6g}") if math.isfinite(value) else BEYOND

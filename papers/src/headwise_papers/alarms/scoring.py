@@ -58,7 +58,8 @@ class Scored:
         return steps[over & ~np.concatenate([[False], over[:-1]])]
 
     def lead(self, alarms: np.ndarray) -> int | None:
-        """Return the steps from the first alarm since the fault began to the step at which the loss shows it; None where it shows first."""
+        """Return the steps from the first alarm since the fault began to the step at which the loss shows it; None
+        where it shows first."""
         if self.shows is None:
             return None
         inside = alarms[(alarms >= self.onset) & (alarms <= self.shows)]
@@ -66,7 +67,8 @@ class Scored:
 
 
 def scored(runs: Sequence[dict[str, Any]]) -> list[Scored]:
-    """Return runs with the step at which each fault shows in the loss, told from the healthy twin of the same seed and size."""
+    """Return runs with the step at which each fault shows in the loss, told from the healthy twin of the same seed and
+    size."""
     twins = {
         (run["family"], run["size"], run["seed"]): dict(map(tuple, run["evaluated"]))
         for run in runs
@@ -225,7 +227,8 @@ class Pair:
 
 
 def best_pair(fixing: Sequence[Scored], names: Sequence[str]) -> Pair | None:
-    """Return the pair that catches most on the half by which thresholds are fixed, at most so many false alarms there."""
+    """Return the pair that catches most on the half by which thresholds are fixed, at most so many false alarms
+    there."""
     fixed = thresholds(fixing, TARGET / 2)
     found: tuple[float, Pair] | None = None
     for at, first in enumerate(names):

@@ -56,7 +56,8 @@ def _number(value: float | None) -> float | None:
 
 
 def _forms(name: str, values: list[float | None]) -> Iterator[tuple[str, list[float | None]]]:
-    """Return the level, the slope over `SPAN` readings and the deviation from those before, turned so that larger is worse."""
+    """Return the level, the slope over `SPAN` readings and the deviation from those before, turned so that larger is
+    worse."""
     turn = -1.0 if name in FALLS else 1.0
     yield LEVEL, [_turned(one, turn) for one in values]
     scaled = [one if one is None or math.isinf(one) or name in SIGNED else math.log(max(one, 1e-12)) for one in values]

@@ -23,7 +23,8 @@ ARRAYS = ("features", "lengths", "names", "transcripts", "split")
 SOURCE = Source(
     folder="an4",
     files={NAME: "5c2f1a2d0958a4262686321525c1db73"},
-    by_hand=f"Its publisher has sound alone: give --data FOLDER with an4/{NAME}; its making is described in docs/data.md.",
+    by_hand=f"Its publisher has sound alone: give --data FOLDER with an4/{NAME}; its making is described in "
+    "docs/data.md.",
 )
 
 
@@ -49,8 +50,8 @@ def files(folder: Path | None) -> list[Path]:
 def read(folder: Path | None, split: str) -> list[Utterance]:
     """Read "train" or "test"; there is no validation split.
 
-    Raises StudyError for a file that is no such archive, lacks an array, or does not fit itself, and that counts and names
-    utterances without words or without frames.
+    Raises StudyError for a file that is no such archive, lacks an array, or does not fit itself, and that counts and
+    names utterances without words or without frames.
     """
     if split not in ("train", "test"):
         raise ValueError(f"There is no split {split!r}; there are train, test.")
@@ -81,7 +82,8 @@ def _read(path: Path) -> list[tuple[str, Utterance]]:
     ]
     if bad:
         raise StudyError(
-            f"{path}: {len(bad)} utterances have an empty transcript, no frames or no split: {', '.join(bad[:5])}. {AGAIN}"
+            f"{path}: {len(bad)} utterances have an empty transcript, no frames or no split: {', '.join(bad[:5])}. "
+            f"{AGAIN}"
         )
     return found
 

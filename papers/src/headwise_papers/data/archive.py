@@ -24,8 +24,9 @@ Read = Callable[[str], bytes]
 class Package:
     """Hold one download: a tar or zip archive, a gzipped file or a plain one, which the address's ending tells.
 
-    `members` says which member each file is, `made` how a file is made of the members where it is none. `checksum` is the
-    MD5 or SHA-256 of the download; None where its publisher gives none that lasts: then each file's own is what counts.
+    `members` says which member each file is, `made` how a file is made of the members where it is none. `checksum` is
+    the MD5 or SHA-256 of the download; None where its publisher gives none that lasts: then each file's own is what
+    counts.
     """
 
     addresses: tuple[str, ...]
@@ -58,7 +59,9 @@ class Source:
             cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             given = Path(cache) / "headwise"
         if given.is_file():
-            raise StudyError(f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder.")
+            raise StudyError(
+                f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder."
+            )
         holds = any((given / name).is_file() for name in self.files)
         return given if given.name == self.folder or holds else given / self.folder
 
@@ -70,7 +73,8 @@ class Source:
     def prepare(self, given: Path | None, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file, naming each corrupt one.
 
-        Raises StudyError for a download that fails or has the wrong checksum, and for files that differ from the official ones.
+        Raises StudyError for a download that fails or has the wrong checksum, and for files that differ from the
+        official ones.
         """
         folder = self.find_folder(given)
         missing = [name for name in self.files if not (folder / name).is_file()]

@@ -1,4 +1,5 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official binary files, or from the Python batches of an earlier download."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official binary files, or from the Python batches of an earlier
+download."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def _read(paths: tuple[Path, ...], labels: int, key: str, classes: int) -> tuple
 
 
 def binary_file(content: bytes, labels: int) -> tuple[Tensor, Tensor]:
-    """Return the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour and row."""
+    """Return the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour
+    and row."""
     if not content or len(content) % (labels + PIXELS):
         raise ValueError(f"its {len(content):,} bytes are no whole number of images of {labels + PIXELS:,} bytes")
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, labels + PIXELS)
@@ -182,6 +184,8 @@ def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"it is no Python batch ({error})") from error
     raw = pixels if isinstance(pixels, bytes) else pixels.encode("latin-1")
     if not classes or len(raw) != len(classes) * PIXELS:
-        raise ValueError(f"it holds {len(classes):,} classes and {len(raw):,} bytes of pixels, {PIXELS:,} for each are wanted")
+        raise ValueError(
+            f"it holds {len(classes):,} classes and {len(raw):,} bytes of pixels, {PIXELS:,} for each are wanted"
+        )
     images = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 3, 32, 32)
     return images, torch.tensor(classes)

@@ -1,4 +1,5 @@
-"""The photographs of frost that the frost corruption lays over images (Hendrycks & Dietterich 2019, arXiv 1903.12261)."""
+"""The photographs of frost that the frost corruption lays over images (Hendrycks & Dietterich 2019, arXiv
+1903.12261)."""
 
 from __future__ import annotations
 
@@ -39,5 +40,6 @@ def files(folder: Path | None) -> list[Path]:
 
 
 def read(folder: Path | None) -> list[np.ndarray]:
-    """Read the six photographs, (H, W, 3) uint8 each in red, green, blue; of those with transparency the colours alone."""
+    """Read the six photographs, (H, W, 3) uint8 each in red, green, blue; of those with transparency the colours
+    alone."""
     return [read_picture(path) for path in SOURCE.paths(folder)]

@@ -1,4 +1,5 @@
-"""Multi30k (Elliott et al. 2016, arXiv 1605.00459): captions of pictures in German and English, sentence by sentence."""
+"""Multi30k (Elliott et al. 2016, arXiv 1605.00459): captions of pictures in German and English, sentence by
+sentence."""
 
 from __future__ import annotations
 

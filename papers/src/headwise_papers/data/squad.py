@@ -1,6 +1,8 @@
-"""SQuAD 1.1's development questions (Rajpurkar et al. 2016, arXiv 1606.05250): passages, and answers that stand in them.
+"""SQuAD 1.1's development questions (Rajpurkar et al. 2016, arXiv 1606.05250): passages, and answers that stand in
+them.
 
-Read from the official file, or from one rebuilt from the official site's pages, in which each answer's place is the first at which it occurs.
+Read from the official file, or from one rebuilt from the official site's pages, in which each answer's place is the
+first at which it occurs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ REBUILT = Source(folder="squad", files={"dev-v1.1.rebuilt.json": "de529e443e02b0
 
 @dataclass(frozen=True)
 class Question:
-    """Hold a question on a passage: its article's title, and every annotator's answer with the character it begins at."""
+    """Hold a question on a passage: its article's title, and every annotator's answer with the character it begins
+    at."""
 
     article: str
     context: str
@@ -58,8 +61,8 @@ def files(folder: Path | None) -> list[Path]:
 def read(folder: Path | None) -> list[Question]:
     """Read all questions in the file's order, so that those of an article stand together.
 
-    Raises StudyError for what is no such JSON, and that counts and names questions without an answer or whose answer does not stand
-    in its passage at the place given.
+    Raises StudyError for what is no such JSON, and that counts and names questions without an answer or whose answer
+    does not stand in its passage at the place given.
     """
     (path,) = files(folder)
     try:
@@ -80,7 +83,8 @@ def read(folder: Path | None) -> list[Question]:
     if wrong or not questions:
         first = f", first {wrong[0].question!r}" if wrong else ""
         raise StudyError(
-            f"{path}: {len(wrong)} of {len(questions)} questions have no answer that stands in its passage{first}. {AGAIN}"
+            f"{path}: {len(wrong)} of {len(questions)} questions have no answer that stands in its passage{first}. "
+            f"{AGAIN}"
         )
     return questions
 

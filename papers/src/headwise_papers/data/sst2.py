@@ -1,7 +1,7 @@
 """SST-2 (Socher et al. 2013, as in GLUE, arXiv 1804.07461): sentences of film reviews, negative or positive.
 
-GLUE keeps the labels of its test sentences to itself. They stand in the treebank that its archive carries along, from which the
-labelled test file is made.
+GLUE keeps the labels of its test sentences to itself. They stand in the treebank that its archive carries along, from
+which the labelled test file is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SPLITS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test-labeled.t
 
 
 def label_test(read: Read) -> bytes:
-    """Make the labelled test file: each test sentence of GLUE with the label that the treebank gives the same phrase."""
+    """Make the labelled test file: each test sentence of GLUE with the label that the treebank gives the same
+    phrase."""
     values = [line.split("|")[1] for line in _lines(read("SST-2/original/sentiment_labels.txt"))[1:]]
     phrases = {}
     for line in _lines(read("SST-2/original/dictionary.txt")):

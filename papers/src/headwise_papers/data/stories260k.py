@@ -31,7 +31,8 @@ HEADER = struct.Struct("7i")
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Hold the weights of one layer, as llama2.c keeps them: rotary positions turn neighbouring rows of queries and keys.
+    """Hold the weights of one layer, as llama2.c keeps them: rotary positions turn neighbouring rows of queries and
+    keys.
 
     Attributes:
         q: (H, d, C).
@@ -57,7 +58,8 @@ def files(folder: Path | None) -> list[Path]:
 
 
 def read(folder: Path | None) -> list[Attention]:
-    """Read the attention layers, from the first to the last; raise StudyError where the file is no such model or ends early."""
+    """Read the attention layers, from the first to the last; raise StudyError where the file is no such model or ends
+    early."""
     path = SOURCE.find_folder(folder) / NAME
     try:
         content = path.read_bytes()

@@ -1,7 +1,7 @@
 """SemEval STS 2012 (Agirre et al. 2012): pairs of sentences with their similarity from 0 to 5, without its MSRvid part.
 
-The video part's text needs an agreement with its publisher, so that it is not in the public copy; a figure over these parts is not the
-published one over five.
+The video part's text needs an agreement with its publisher, so that it is not in the public copy; a figure over these
+parts is not the published one over five.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Pretrained attention: are its factors balanced, and its Frobenius and nuclear norms nearly identical, as weight decay would have them?
+"""Pretrained attention: are its factors balanced, and its Frobenius and nuclear norms nearly identical, as weight decay
+would have them?
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show so of LLaMA-2 7B. Here stories260K and all-MiniLM-L6-v2 stand beside random
-weights of the same shapes, and beside their own weights with one factor rotated. `headwise audit` reads the same of any checkpoint.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show so of LLaMA-2 7B. Here stories260K and all-MiniLM-L6-v2
+stand beside random weights of the same shapes, and beside their own weights with one factor rotated. `headwise audit`
+reads the same of any checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from headwise_papers.decay_pretrained.models import MODELS, compare, drawn, load
 
 TITLE = "Balance and nuclear norms of pretrained attention"
 QUESTION = (
-    "In pretrained models, are the norms of rows of W_Q and W_K, of W_V and P, and the Frobenius and nuclear norms of every head nearly "
+    "In pretrained models, are the norms of rows of W_Q and W_K, of W_V and P, and the Frobenius and nuclear norms of "
+    "every head nearly "
     "identical, and more so than in random weights of the same shapes?"
 )
 
@@ -29,7 +32,8 @@ def run(
     progress: Callable[[str], None] | None = None,
     data: Path | None = None,
 ) -> dict[str, Any]:
-    """Read both models, and `seeds` draws of each reference (10 by default), and return the findings; `jobs` and `device` change nothing."""
+    """Read both models, and `seeds` draws of each reference (10 by default), and return the findings; `jobs` and
+    `device` change nothing."""
     say, seeds = progress or (lambda text: None), seeds or 10
     rows: list[presentation.Row] = []
     for model in MODELS:

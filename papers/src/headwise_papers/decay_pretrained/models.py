@@ -46,7 +46,8 @@ def drawn(product: Product, seed: int, at: int) -> Product:
 
 
 def rotated(product: Product, seed: int, at: int) -> Product:
-    """Return the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the factors stay."""
+    """Return the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the
+    factors stay."""
     import torch
 
     generator = torch.Generator().manual_seed(1000 * seed + at)
@@ -55,7 +56,8 @@ def rotated(product: Product, seed: int, at: int) -> Product:
 
 
 def compare(products: list[Product]) -> dict[tuple[str, str], Compared]:
-    """Compare norms of rows, and Frobenius with nuclear norms, over all heads of a model; by product and second norm."""
+    """Compare norms of rows, and Frobenius with nuclear norms, over all heads of a model; by product and second
+    norm."""
     from headwise.auditing.balances import balances_of, compared
 
     records = {

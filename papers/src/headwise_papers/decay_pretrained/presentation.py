@@ -41,7 +41,8 @@ class Row:
         return interval([one["deviation"] for one in getattr(self, reference)])
 
     def nearer(self, reference: str) -> bool | None:
-        """Return whether the model's norms are nearer to equal than a reference's; None where the interval holds them."""
+        """Return whether the model's norms are nearer to equal than a reference's; None where the interval holds
+        them."""
         found = self.away(reference)
         if found.low is None or found.high is None or found.low <= self.own["deviation"] <= found.high:
             return None
@@ -60,16 +61,23 @@ def paragraphs(rows: list[Row], draws: int) -> list[str]:
     }
     words = "; ".join(f"{row.own['first']} against {row.own['second']}, {row.name}" for row in identical)
     return [
-        f"{len(identical)} of {len(rows)} comparisons (two products and two kinds of norms in each model) differ by at most {NEARLY:.0%} of "
+        f"{len(identical)} of {len(rows)} comparisons (two products and two kinds of norms in each model) differ by "
+        f"at most {NEARLY:.0%} of "
         f"the mean, which is called nearly identical here{f': {words}' if words else ''}.",
-        f"Against random weights of the same shapes ({draws} draws) the norms are nearer to equal in {counts['random', True]} comparisons and "
-        f"farther from it in {counts['random', False]}. Random weights of one size are nearly balanced by themselves: their rows have about the "
-        "same norm and, in a wide layer, nearly right angles. That norms are nearly identical is therefore no evidence of weight decay "
+        f"Against random weights of the same shapes ({draws} draws) the norms are nearer to equal in "
+        f"{counts['random', True]} comparisons and "
+        f"farther from it in {counts['random', False]}. Random weights of one size are nearly balanced by themselves: "
+        "their rows have about the "
+        "same norm and, in a wide layer, nearly right angles. That norms are nearly identical is therefore no "
+        "evidence of weight decay "
         "by itself; what random weights lack is the correlation.",
-        f"Against the model's own weights with one factor rotated ({draws} draws), which keeps all norms and spectra of the factors, they are "
-        f"nearer to equal in {counts['rotated', True]} comparisons and farther from it in {counts['rotated', False]}; where they are nearer, "
+        f"Against the model's own weights with one factor rotated ({draws} draws), which keeps all norms and spectra "
+        "of the factors, they are "
+        f"nearer to equal in {counts['rotated', True]} comparisons and farther from it in {counts['rotated', False]}; "
+        "where they are nearer, "
         "training has aligned the factors.",
-        "Rotary positions stand between queries and keys of stories260K, where only the traces of rotary pairs would balance, and its heads "
+        "Rotary positions stand between queries and keys of stories260K, where only the traces of rotary pairs would "
+        "balance, and its heads "
         "share keys and values in pairs; MiniLM was distilled and fine-tuned, with what decay is not known here.",
     ]
 

@@ -1,4 +1,5 @@
-"""The tasks of the league's worlds: tasks of the studies, with the controls that everybody forgets as settings, and calibration.
+"""The tasks of the league's worlds: tasks of the studies, with the controls that everybody forgets as settings, and
+calibration.
 
 A control must change the same model by the same recipe, so that it stands beside the methods as an arm.
 """
@@ -57,7 +58,8 @@ class Controls(Task):
         return [Phase(phase.name, phase.data, changes={**length, "stop_at": 1.0})]
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Return the loss; while training, mixed with that of uniform targets (Szegedy et al. 2016, arXiv 1512.00567)."""
+        """Return the loss; while training, mixed with that of uniform targets (Szegedy et al. 2016, arXiv
+        1512.00567)."""
         loss: Tensor = super().loss(output, targets)
         if not self.label_smoothing or not torch.is_grad_enabled():
             return loss
@@ -133,7 +135,8 @@ class Utterances(Controls, Speech):
     """Write down AN4's utterances; SpecAugment is part of the plain recipe."""
 
     def uniform_loss(self, output: Tensor, targets: Any) -> Tensor:
-        """Return the cross entropy of uniform targets over the real frames, in nats a frame: CTC has no target of its own there."""
+        """Return the cross entropy of uniform targets over the real frames, in nats a frame: CTC has no target of its
+        own there."""
         frames = targets["frames"].to(output.device)
         real = torch.arange(output.shape[1], device=output.device) < frames[:, None]
         return -output.float().mean(-1)[real].mean()

@@ -1,8 +1,9 @@
 """The factorised toy of weight decay and low rank: L2 on the factors against the nuclear norm on the product.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Target M with known singular values, ½‖ABᵀ − M‖² + λ/2(‖A‖² + ‖B‖²) under
-gradient flow (classical Runge–Kutta steps), against ½‖W − M‖² + λ‖W‖_* by proximal gradient steps; then two scalars under torch's
-AdamW and Adam with L2, direct and as products of factors. Float64 on the CPU, whatever the device.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Target M with known singular values, ½‖ABᵀ − M‖² + λ/2(‖A‖² +
+‖B‖²) under gradient flow (classical Runge–Kutta steps), against ½‖W − M‖² + λ‖W‖_* by proximal gradient steps; then two
+scalars under torch's AdamW and Adam with L2, direct and as products of factors. Float64 on the CPU, whatever the
+device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headwise_papers.low_rank_toy.gradient_flow import STRENGTHS, flow
 
 TITLE = "Weight decay on factors is a nuclear norm on their product"
 QUESTION = (
-    "Does L2 on the factors A and B act as the nuclear norm on ABᵀ: the same singular values, a balance ‖AᵀA − BᵀB‖ that decays as "
+    "Does L2 on the factors A and B act as the nuclear norm on ABᵀ: the same singular values, a balance ‖AᵀA − BᵀB‖ "
+    "that decays as "
     "e^{−2λt}, and, for AdamW, only when ε is large?"
 )
 
@@ -31,7 +33,8 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Carry out the toy on `seeds` random problems (5 by default) and return its findings; `jobs` and `device` change nothing."""
+    """Carry out the toy on `seeds` random problems (5 by default) and return its findings; `jobs` and `device` change
+    nothing."""
     say = progress or (lambda text: None)
     seeds = seeds or 5
     flows = []

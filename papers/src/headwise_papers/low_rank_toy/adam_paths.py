@@ -14,10 +14,11 @@ ADAM_STEPS = 3000
 
 
 def two_scalars(epsilon: float, factorised: bool) -> dict[str, Any]:
-    """Minimise the loss of two scalars with AdamW and with Adam + L2 of strength ε·λ; return the paths, ends and fixed points.
+    """Minimise the loss of two scalars with AdamW and with Adam + L2 of strength ε·λ; return the paths, ends and fixed
+    points.
 
-    `factorised` writes each scalar as a product of two parameters, so that L2 on them acts as L1 on the scalar. "residual" is how far
-    AdamW's end is from its fixed point λw = −g/(|g| + ε), per parameter, at most.
+    `factorised` writes each scalar as a product of two parameters, so that L2 on them acts as L1 on the scalar.
+    "residual" is how far AdamW's end is from its fixed point λw = −g/(|g| + ε), per parameter, at most.
     """
     import torch
 
@@ -66,7 +67,8 @@ def _descend(parts: list[Tensor], optimizer: torch.optim.Optimizer) -> list[list
 
 
 def regularized_optimum(strength: float, factorised: bool) -> list[float]:
-    """Return the minimum of the two-scalar loss with λ/2·‖w‖² (direct) or λ·‖w‖₁ (factorised), by coordinate descent."""
+    """Return the minimum of the two-scalar loss with λ/2·‖w‖² (direct) or λ·‖w‖₁ (factorised), by coordinate
+    descent."""
     (h, c), (_, k) = CURVATURE
     pull = [h * OPTIMUM[0] + c * OPTIMUM[1], c * OPTIMUM[0] + k * OPTIMUM[1]]
     w = [0.0, 0.0]

@@ -19,7 +19,10 @@ Found = dict[str, Any]
 def claims(flows: list[Found], paths: list[Found]) -> list[Found]:
     """Return the claims of the source's figures on the factorised toy, each with what was seen and its verdict."""
     decaying = [found for found in flows if found["strength"] > 0]
-    apart = {key: max(abs(x - y) for one in decaying for x, y in zip(one["end"], one[key])) for key in ("thresholded", "nuclear")}
+    apart = {
+        key: max(abs(x - y) for one in decaying for x, y in zip(one["end"], one[key]))
+        for key in ("thresholded", "nuclear")
+    }
     course = max(one["law_error"] for one in flows)
     gaps = [abs(one["course"][-1]["gap"]) for one in decaying]
     left = min(one["course"][-1]["gap"] for one in flows if one["strength"] == 0)

@@ -21,20 +21,28 @@ def paragraphs(flows: list[Found], unhalved: list[Found], paths: list[Found], se
     )
     large, small, product = scalars[max(DECAYS)], scalars[min(DECAYS)], products[max(DECAYS)]
     return [
-        f"Trained with L2 on the factors, the product's singular values end within {off:.1e} of max(s − λ, 0), and within {nuclear:.1e} of "
-        f"those of the nuclear-norm problem solved by itself ({seeds} random problems, λ of {', '.join(f'{x:g}' for x in STRENGTHS if x)}).",
-        f"‖AᵀA − BᵀB‖ follows its start times e^(−2λt) to a relative error of at most {max(f['law_error'] for f in flows):.1e}, down to "
+        f"Trained with L2 on the factors, the product's singular values end within {off:.1e} of max(s − λ, 0), and "
+        f"within {nuclear:.1e} of "
+        f"those of the nuclear-norm problem solved by itself ({seeds} random problems, λ of "
+        f"{', '.join(f'{x:g}' for x in STRENGTHS if x)}).",
+        "‖AᵀA − BᵀB‖ follows its start times e^(−2λt) to a relative error of at most "
+        f"{max(f['law_error'] for f in flows):.1e}, down to "
         f"{LAW_UNTIL:.0e} of the start. The gap ½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_* ends at no more than "
         f"{max(f['course'][-1]['gap'] for f in decaying):.1e} with λ > 0; without decay it stays at "
         f"{min(f['course'][-1]['gap'] for f in flows if f['strength'] == 0):.2f} or more. At most "
         f"{max(f['bound_used'] for f in flows):.2f} of its bound √‖AᵀA − BᵀB‖_*·(‖A‖_* + ‖B‖_*)/2 is used on the way.",
-        f"With the loss ‖ABᵀ − M‖² without its ½, as a figure of the paper prints it, λ = 0.5 takes off λ/2: the singular values end within "
+        "With the loss ‖ABᵀ − M‖² without its ½, as a figure of the paper prints it, λ = 0.5 takes off λ/2: the "
+        "singular values end within "
         f"{_largest(unhalved, 'thresholded'):.1e} of max(s − λ/2, 0).",
-        f"Two scalars: AdamW with ε = {large['epsilon']:g} and decay {DECAYS[large['epsilon']]:g} ends {large['distance']:.4f} from Adam with "
-        f"L2 of strength ελ = {large['strength']:g}; with ε = {small['epsilon']:g} a decay of {DECAYS[small['epsilon']]:g} ends "
-        f"{_from_optimum(small):.1e} from the minimum without any decay (it circles its fixed point in steps as long as its rate, so the "
+        f"Two scalars: AdamW with ε = {large['epsilon']:g} and decay {DECAYS[large['epsilon']]:g} ends "
+        f"{large['distance']:.4f} from Adam with "
+        f"L2 of strength ελ = {large['strength']:g}; with ε = {small['epsilon']:g} a decay of "
+        f"{DECAYS[small['epsilon']]:g} ends "
+        f"{_from_optimum(small):.1e} from the minimum without any decay (it circles its fixed point in steps as long "
+        "as its rate, so the "
         "table's last column is not small there). As products of two factors, with the large ε, AdamW ends at "
-        f"{_point(product['AdamW']['end'])} and Adam with L2 at {_point(product['Adam + L2']['end'])}; the minimum with L1 on the product "
+        f"{_point(product['AdamW']['end'])} and Adam with L2 at {_point(product['Adam + L2']['end'])}; the minimum "
+        "with L1 on the product "
         f"is {_point(product['solution'])}.",
     ]
 

@@ -1,8 +1,9 @@
-"""What NeuTRENO costs in inference: operations, memory and time of a DeiT-tiny with it, over those of the same model without; no training.
+"""What NeuTRENO costs in inference: operations, memory and time of a DeiT-tiny with it, over those of the same model
+without; no training.
 
-Nguyen et al. 2023, arXiv 2312.00751, section G.4. DeiT-tiny on images of 224 pixels: 12 layers, width 192, 3 heads, 197 tokens. All figures are
-ratios of one model's two forms in one run. Times are those of the processor (on a GPU: of the clock), taken in turns, in every other round the
-second form first.
+Nguyen et al. 2023, arXiv 2312.00751, section G.4. DeiT-tiny on images of 224 pixels: 12 layers, width 192, 3 heads, 197
+tokens. All figures are ratios of one model's two forms in one run. Times are those of the processor (on a GPU: of the
+clock), taken in turns, in every other round the second form first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure both forms, their times in `seeds` rounds (12 by default), and return the findings; `jobs` changes nothing."""
+    """Measure both forms, their times in `seeds` rounds (12 by default), and return the findings; `jobs` changes
+    nothing."""
     say, rounds = progress or (lambda text: None), seeds or 12
     measured = [measuring.measure(batch, rounds, device, say) for batch in measuring.BATCHES]
     return {

@@ -28,7 +28,8 @@ TRIES = 5
 
 
 class Cost(NamedTuple):
-    """Hold what one forward takes: operations of matrix products and attention, elements that all others write, bytes."""
+    """Hold what one forward takes: operations of matrix products and attention, elements that all others write,
+    bytes."""
 
     flops: int
     others: int

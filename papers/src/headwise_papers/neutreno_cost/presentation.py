@@ -54,14 +54,20 @@ def paragraphs(measured: list[dict[str, Any]]) -> list[str]:
     """Return the sentences of the findings, the answer first."""
     one, many = measured[0], measured[-1]
     return [
-        f"For one image NeuTRENO takes {one['operations']:.4f} times the operations of the plain model, {one['memory']:.3f} times the memory and "
-        f"{one['time']:.3f} times the time {_interval(one)}; in batches of {many['batch']} images {many['memory']:.3f} times the memory and "
+        f"For one image NeuTRENO takes {one['operations']:.4f} times the operations of the plain model, "
+        f"{one['memory']:.3f} times the memory and "
+        f"{one['time']:.3f} times the time {_interval(one)}; in batches of {many['batch']} images "
+        f"{many['memory']:.3f} times the memory and "
         f"{many['time']:.3f} times the time {_interval(many)}.",
-        "Operations are those of matrix products and attention, by torch's counter; NeuTRENO adds none of these. What it adds is element-wise: "
-        f"{one['others']:.2f} times the elements that all other operations write. Beside them the calls of the method and of its host take time, "
+        "Operations are those of matrix products and attention, by torch's counter; NeuTRENO adds none of these. What "
+        "it adds is element-wise: "
+        f"{one['others']:.2f} times the elements that all other operations write. Beside them the calls of the method "
+        "and of its host take time, "
         "which counts most for one image.",
-        "Memory is the most that one forward holds beside its input, with the weights; the first layer's values are held until the last layer.",
-        f"A count agrees within {COUNTED:g}, a time where its interval lies within {TIMED:g} of 1. The publication gives the ratios and not what it "
+        "Memory is the most that one forward holds beside its input, with the weights; the first layer's values are "
+        "held until the last layer.",
+        f"A count agrees within {COUNTED:g}, a time where its interval lies within {TIMED:g} of 1. The publication "
+        "gives the ratios and not what it "
         "counts as memory, nor how many samples it takes at once.",
     ]
 

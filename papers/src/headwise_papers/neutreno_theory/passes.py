@@ -1,4 +1,5 @@
-"""Values that pass through one layer's attention again and again, and how far each statement of the theory is from the numbers."""
+"""Values that pass through one layer's attention again and again, and how far each statement of the theory is from the
+numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def stationary_of(attention: Tensor) -> Tensor:
 
 
 def walk_error(seed: int, kind: str) -> float:
-    """Return how far u after four passes is from the mean value of all walks of four steps, each walk followed (Lemma 1)."""
+    """Return how far u after four passes is from the mean value of all walks of four steps, each walk followed (Lemma
+    1)."""
     import torch
 
     kernel, values = layer(seed, kind, tokens=WALKERS)
@@ -84,7 +86,8 @@ def spreads(attention: Tensor, values: Tensor, strength: float) -> list[float]:
 
 
 def fixed_point_error(attention: Tensor, values: Tensor, strength: float) -> float | None:
-    """Return how far u after all passes is from λ((1 + λ)I − A)⁻¹u⁰, relative to its size; None where the passes do not converge.
+    """Return how far u after all passes is from λ((1 + λ)I − A)⁻¹u⁰, relative to its size; None where the passes do not
+    converge.
 
     They do where no eigenvalue of A − λI is 1 or more in size.
     """
@@ -106,7 +109,8 @@ def functional(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def step_error(kernel: Tensor, values: Tensor) -> float:
-    """Return how far attention is from u − ∇J/ΣK, with J's gradient by autograd; the symmetric part of a kernel is what J sees."""
+    """Return how far attention is from u − ∇J/ΣK, with J's gradient by autograd; the symmetric part of a kernel is what
+    J sees."""
     u = values.clone().requires_grad_()
     functional(u, kernel).backward()  # type: ignore[no-untyped-call]  # torch's own
     assert u.grad is not None

@@ -29,7 +29,8 @@ def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             f"largest difference {walk:.1e} over {len(found)} layers, every walk of {STEPS} steps followed",
         ),
         _claim(
-            "The walk has one stationary distribution, and without the fidelity term every token becomes its mean (Lemma 2).",
+            "The walk has one stationary distribution, and without the fidelity term every token becomes its mean "
+            "(Lemma 2).",
             mean < EXACT,
             f"after {LIMIT:,} passes every token is within {mean:.1e} of it, in {len(found)} layers",
         ),
@@ -41,12 +42,14 @@ def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         _claim(
             "Symmetric attention is one step of gradient descent on J, which falls from layer to layer.",
             step < EXACT and falls == len(symmetric),
-            f"u − ∇J/ΣK within {step:.1e} of attention; J fell in each of {FOLLOWED - 1} passes in {falls} of {len(symmetric)} layers",
+            f"u − ∇J/ΣK within {step:.1e} of attention; J fell in each of {FOLLOWED - 1} passes in {falls} of "
+            f"{len(symmetric)} layers",
         ),
         _claim(
             "With the fidelity term tokens do not converge to a constant (Proposition 1).",
             kept > 0.01 and end < EXACT,
-            f"at λ = 0.6 at least {kept:.1%} of the spread stays, and the end is within {end:.1e} of λ((1 + λ)I − A)⁻¹u⁰",
+            f"at λ = 0.6 at least {kept:.1%} of the spread stays, and the end is within {end:.1e} of λ((1 + λ)I − "
+            "A)⁻¹u⁰",
         ),
     ]
 
@@ -78,14 +81,18 @@ def paragraphs(found: list[dict[str, Any]], claims: list[dict[str, Any]]) -> lis
     falling = sum(_falls(one) for one in attention)
     share = _span([one["step_error"] for one in attention], ".2f")
     return [
-        f"{agree} of {len(claims)} statements of the theory hold in numbers: without the fidelity term all tokens become the stationary mean, "
+        f"{agree} of {len(claims)} statements of the theory hold in numbers: without the fidelity term all tokens "
+        "become the stationary mean, "
         f"with λ = 0.6 {kept} of their spread stays.",
         f"The spread falls by the second eigenvalue of A at each pass, {seconds} in size in random layers.",
-        f"The fidelity term has a limit of its own: with A held, the passes converge only while λ < 1 + the least eigenvalue of A. At λ = 2 they "
+        "The fidelity term has a limit of its own: with A held, the passes converge only while λ < 1 + the least "
+        "eigenvalue of A. At λ = 2 they "
         f"grow without bound in {grown} of {len(found)} layers.",
-        f"Attention's own kernel is not symmetric. There the step is no gradient step of J, from which it is away by {share}, and J fell in every "
+        "Attention's own kernel is not symmetric. There the step is no gradient step of J, from which it is away by "
+        f"{share}, and J fell in every "
         f"one of {FOLLOWED - 1} passes in {falling} of {len(attention)} layers.",
-        "How alike the tokens of whole random models grow, without and with NeuTRENO, is the study oversmoothing-at-init.",
+        "How alike the tokens of whole random models grow, without and with NeuTRENO, is the study "
+        "oversmoothing-at-init.",
     ]
 
 

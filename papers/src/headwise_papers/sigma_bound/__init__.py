@@ -1,6 +1,7 @@
 """The entropy floor of Theorem 3.1, and how fast spectral norms grow with the width; no data, no training to an end.
 
-Zhai et al. 2023, arXiv 2303.06296. Float64 on the CPU for the floor, whatever the device; a few steps of Adam on random images for the norms.
+Zhai et al. 2023, arXiv 2303.06296. Float64 on the CPU for the floor, whatever the device; a few steps of Adam on random
+images for the norms.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 TITLE = "The entropy floor and the growth of spectral norms"
 QUESTION = (
-    "Is the entropy floor reached, does the least entropy fall exponentially with the spectral norm, and does SigmaReparam keep the growth of "
+    "Is the entropy floor reached, does the least entropy fall exponentially with the spectral norm, and does "
+    "SigmaReparam keep the growth of "
     "spectral norms from depending on the width?"
 )
 
@@ -25,7 +27,8 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Minimise entropies, and take a few steps of Adam on `seeds` random models of each width (10 by default); `jobs` and `device` change nothing."""
+    """Minimise entropies, and take a few steps of Adam on `seeds` random models of each width (10 by default); `jobs`
+    and `device` change nothing."""
     from headwise_papers.sigma_bound import presentation
     from headwise_papers.sigma_bound.least_entropy import BEYOND, TOKENS, least_entropies
     from headwise_papers.sigma_bound.update_growth import ARMS, WIDTHS, moves

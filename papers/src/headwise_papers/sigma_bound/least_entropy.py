@@ -1,4 +1,5 @@
-"""The least entropy that optimisation reaches, over logits of bounded norm and over inputs and weights that make them."""
+"""The least entropy that optimisation reaches, over logits of bounded norm and over inputs and weights that make
+them."""
 
 from __future__ import annotations
 

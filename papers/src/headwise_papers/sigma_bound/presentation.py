@@ -24,7 +24,8 @@ Grown = dict[tuple[str, str], Interval]
 
 
 def exponents(moved: list[Moved]) -> Grown:
-    """Return the exponent in the width of both figures of each arm, and of SigmaReparam − plain, with intervals over models."""
+    """Return the exponent in the width of both figures of each arm, and of SigmaReparam − plain, with intervals over
+    models."""
     found: Grown = {}
     seeds = sorted({seed for _, seed, *_ in moved})
     for at, what in ((3, UPDATE), (4, CHANGE)):
@@ -72,13 +73,18 @@ def paragraphs(least: list[Least], grown: Grown) -> list[str]:
     """Say what was found, the answer first."""
     off = _off(least)
     return [
-        f"Optimisation reaches the entropy floor to {max(off):.0e} of it, over logits of bounded norm and over inputs and weights alike, and never "
-        f"passes below it. The spectral norms of a small transformer change with its width to the power {_span(grown[PLAIN, CHANGE])} in "
+        f"Optimisation reaches the entropy floor to {max(off):.0e} of it, over logits of bounded norm and over inputs "
+        "and weights alike, and never "
+        "passes below it. The spectral norms of a small transformer change with its width to the power "
+        f"{_span(grown[PLAIN, CHANGE])} in "
         f"{growth.STEPS} steps of Adam, and to the power {_span(grown[OURS, CHANGE])} with SigmaReparam.",
-        f"An exponent within ±{FLAT:g} counts as none. Updates themselves grow alike in both: with the width to the power "
-        f"{_span(grown[PLAIN, UPDATE])} and {_span(grown[OURS, UPDATE])}. SigmaReparam holds the norm at gamma, which one step moves by at most the learning rate; what is "
+        f"An exponent within ±{FLAT:g} counts as none. Updates themselves grow alike in both: with the width to the "
+        "power "
+        f"{_span(grown[PLAIN, UPDATE])} and {_span(grown[OURS, UPDATE])}. SigmaReparam holds the norm at gamma, which "
+        "one step moves by at most the learning rate; what is "
         "left comes of the power iteration, which takes one turn a step while a wide matrix moves far.",
-        "The norms are exact ones of what the layers compute with, means over the matrices inside the blocks; the floor's minima are found by L-BFGS from "
+        "The norms are exact ones of what the layers compute with, means over the matrices inside the blocks; the "
+        "floor's minima are found by L-BFGS from "
         f"{floor.STARTS} random starts each.",
     ]
 

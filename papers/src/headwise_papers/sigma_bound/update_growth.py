@@ -19,7 +19,8 @@ ARMS = {"plain": None, "SigmaReparam": SigmaReparam(layers="all")}
 def moves(seed: int, width: int, arm: str) -> tuple[float, float]:
     """Take ten steps of Adam on one batch of random images and classes; give two means over the matrices of the blocks.
 
-    The spectral norm of a matrix's first update, and by how much its spectral norm changed after all: of what the layers compute with.
+    The spectral norm of a matrix's first update, and by how much its spectral norm changed after all: of what the
+    layers compute with.
     """
     torch.manual_seed(seed)
     model = VisionTransformer(

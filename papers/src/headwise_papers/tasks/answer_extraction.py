@@ -1,4 +1,5 @@
-"""Answers that stand in a passage: a pretrained encoder finds their first and last token, on SQuAD's development questions."""
+"""Answers that stand in a passage: a pretrained encoder finds their first and last token, on SQuAD's development
+questions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from headwise_papers.tasks.pretrained import load_encoder, pretrained_files
 
 
 class Targets(NamedTuple):
-    """Hold what windows are judged by: first and last token of the answer (N, 2), the question's number (N,), places (N, T, 2)."""
+    """Hold what windows are judged by: first and last token of the answer (N, 2), the question's number (N,), places
+    (N, T, 2)."""
 
     tokens: Tensor
     number: Tensor
@@ -30,8 +32,8 @@ class Targets(NamedTuple):
 class AnswerExtraction(Task):
     """Fine-tune a pretrained encoder to find the answer of a question in its passage; train and test share no article.
 
-    Exact match and F1 by the official rules, best over the annotators' answers. A passage that does not fit is read in several
-    windows, of which the surest gives the answer.
+    Exact match and F1 by the official rules, best over the annotators' answers. A passage that does not fit is read in
+    several windows, of which the surest gives the answer.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -81,7 +83,8 @@ class AnswerExtraction(Task):
         return F.cross_entropy(output.flatten(0, 1), targets.tokens.flatten())
 
     def count(self, output: Tensor, targets: Targets) -> Sums:
-        """Keep the surest answer of each window: its question, how sure it is, its first character and the one behind it."""
+        """Keep the surest answer of each window: its question, how sure it is, its first character and the one behind
+        it."""
         sure, first, last = surest(output.double(), targets.places[..., 0] >= 0, self.answer_tokens)
         each = torch.arange(len(sure), device=sure.device)
         found = (targets.number, sure, targets.places[each, first, 0], targets.places[each, last, 1])
@@ -111,7 +114,8 @@ class AnswerExtraction(Task):
         return [Evaluation("train", when="never"), Evaluation("validation", when="end")]
 
     def phases(self) -> list[Phase]:
-        """Fine-tune everything but the table of words, half of all weights, which a few hundred questions hardly touch."""
+        """Fine-tune everything but the table of words, half of all weights, which a few hundred questions hardly
+        touch."""
         return [Phase("fine-tune", learn=("encoder.encoder.*", "encoder.embeddings.LayerNorm.*", "head.*"))]
 
     def files(self) -> list[Path]:
@@ -139,7 +143,8 @@ class Extractor(nn.Module):
 def surest(logits: Tensor, allowed: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sum of logits, the first and the last token (B,) of the best span of at most `longest` allowed tokens.
 
-    How sure it is, against the class token's sum, which says that the window has no answer (Devlin et al. 2018, arXiv 1810.04805).
+    How sure it is, against the class token's sum, which says that the window has no answer (Devlin et al. 2018, arXiv
+    1810.04805).
     """
     first, last = logits.masked_fill(~allowed[:, None], float("-inf")).unbind(1)
     spans = first[:, :, None] + last[:, None, :]

@@ -1,4 +1,5 @@
-"""Exact match and F1 of answers in words, by the rules of SQuAD's official evaluation (Rajpurkar et al. 2016, arXiv 1606.05250)."""
+"""Exact match and F1 of answers in words, by the rules of SQuAD's official evaluation (Rajpurkar et al. 2016, arXiv
+1606.05250)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The blog's claims (Meindl 2023), sentence by sentence, each with what must be seen of it; the blog's studies share them.
+"""The blog's claims (Meindl 2023), sentence by sentence, each with what must be seen of it; the blog's studies share
+them.
 
-The blog shows curves of one seed and few figures, so that no effect has a published size. Where it says "similar" or "no
-significant effect", a margin says what counts as none; the margins were fixed before the reported runs.
+The blog shows curves of one seed and few figures, so that no effect has a published size. Where it says "similar" or
+"no significant effect", a margin says what counts as none; the margins were fixed before the reported runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ IDLE = (
 )
 OTHERS = (*IDLE, DECORRELATION)
 ALL = (*DROPOUT, *OTHERS)
-# margins of "same": accuracies as shares, losses in nats; DRAMATIC is what a dramatic change exceeds, AROUND what "around 60 %" leaves open
+# margins of "same": accuracies as shares, losses in nats; DRAMATIC is what a dramatic change exceeds, AROUND what
+# "around 60 %" leaves open
 TEST_ACCURACY, TRAIN_ACCURACY, TRAIN_LOSS, DRAMATIC, AROUND = 0.015, 0.01, 0.05, 0.1, 0.05
 Tests = tuple[ClaimTest, ...]
 
@@ -47,17 +49,20 @@ def claim(where: str, text: str, *said: Tests, published: dict[str, str] | None 
 
 
 def results(where: str, similar: float) -> tuple[Claim, ...]:
-    """Return what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats are similar."""
+    """Return what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats
+    are similar."""
     return (
         claim(
             where,
-            "Only the two dropout methods cannot memorise the training examples; all others reach the plain model's accuracy on them.",
+            "Only the two dropout methods cannot memorise the training examples; all others reach the plain model's "
+            "accuracy on them.",
             say(DROPOUT, "lower", "train/accuracy"),
             say(OTHERS, "same", "train/accuracy", TRAIN_ACCURACY),
         ),
         claim(
             where,
-            "While they act, as in the blog's curves of training, the two dropout methods keep the model from perfect accuracy on the training examples.",
+            "While they act, as in the blog's curves of training, the two dropout methods keep the model from perfect "
+            "accuracy on the training examples.",
             say(DROPOUT, "lower", f"{ACTING}/accuracy"),
         ),
         claim(where, "The two dropout methods have a much lower test loss.", say(DROPOUT, "lower", "test/loss")),
@@ -74,7 +79,8 @@ def improved(where: str) -> Claim:
     """Return the claim of who improves the test accuracy and who leaves it."""
     return claim(
         where,
-        "The two dropout methods and Decorrelation improve the test accuracy; the others are about the same as without regularization.",
+        "The two dropout methods and Decorrelation improve the test accuracy; the others are about the same as "
+        "without regularization.",
         say((*DROPOUT, DECORRELATION), "higher", "test/accuracy"),
         say(IDLE, "same", "test/accuracy", TEST_ACCURACY),
     )
@@ -139,7 +145,8 @@ def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Cl
     return (
         claim(
             "results on CIFAR-100",
-            "With more emphasis on the added loss, the models with Decorrelation (told first) and with Norm have a higher training loss.",
+            "With more emphasis on the added loss, the models with Decorrelation (told first) and with Norm have a "
+            "higher training loss.",
             tuple(rising),
         ),
         claim(
@@ -150,7 +157,8 @@ def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Cl
         ),
         claim(
             "conclusion",
-            "Noise needs other parameters to have an effect: in units of the standard deviation, more of it lowers the test loss.",
+            "Noise needs other parameters to have an effect: in units of the standard deviation, more of it lowers "
+            "the test loss.",
             (ClaimTest(arm=noise, outcome="test/loss", says="falls"),),
             say(IDLE[1:2], "same", "test/loss", similar),
         ),

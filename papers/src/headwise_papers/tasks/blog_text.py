@@ -1,4 +1,5 @@
-"""The blog's methods on text: its block on words, padded for the sentences of SST-2 and causal for the articles of WikiText-2."""
+"""The blog's methods on text: its block on words, padded for the sentences of SST-2 and causal for the articles of
+WikiText-2."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class WordAttention(nn.Module):
 
 
 class WordBlock(nn.Module):
-    """Add attention, then an MLP on its normed input: the blog's block; `norm="pre"` norms what enters attention too."""
+    """Add attention, then an MLP on its normed input: the blog's block; `norm="pre"` norms what enters attention
+    too."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int, causal: bool, norm: NormPlace) -> None:
         super().__init__()
@@ -77,7 +79,8 @@ class WordModel(nn.Module):
         self.head = nn.Linear(dim, outputs)
 
     def forward(self, words: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return logits of each place (B, T, outputs) where causal, else of the first, the class word (B, outputs); `real` (B, T) says what is no padding."""
+        """Return logits of each place (B, T, outputs) where causal, else of the first, the class word (B, outputs);
+        `real` (B, T) says what is no padding."""
         x = self.words(words) + self.positions[: words.shape[1]]
         allowed = None if real is None else real[:, None, None, :]
         for block in self.blocks:
@@ -86,7 +89,8 @@ class WordModel(nn.Module):
 
 
 class Words(Task):
-    """Hold what both tasks on text share: the model's shape, and training examples evaluated with the methods at work too."""
+    """Hold what both tasks on text share: the model's shape, and training examples evaluated with the methods at work
+    too."""
 
     vocabulary: int = 2000
     longest: int = 64
@@ -103,7 +107,8 @@ class Words(Task):
         return WordModel(words=self.vocabulary + 3, outputs=outputs, causal=causal, **shape)
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate the training examples with the methods at work too; validation, which only trials need, at the end."""
+        """Evaluate the training examples with the methods at work too; validation, which only trials need, at the
+        end."""
         return [Evaluation("validation", limit=500), Evaluation(ACTING, split="train", output=in_training_mode)]
 
 

@@ -1,4 +1,5 @@
-"""Byte-pair encoding trained on a corpus: the same text gives the same vocabulary, which a model can carry as a number."""
+"""Byte-pair encoding trained on a corpus: the same text gives the same vocabulary, which a model can carry as a
+number."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class BytePairs:
         self.coder = _trained(lines, size)
         if (found := self.coder.get_vocab_size()) != size:
             raise StudyError(
-                f"vocabulary={size}, and the training text has only {found} byte pairs that recur. Choose {found} or fewer."
+                f"vocabulary={size}, and the training text has only {found} byte pairs that recur. Choose {found} or "
+                "fewer."
             )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -49,7 +51,8 @@ class BytePairs:
 
     @cached_property
     def digest(self) -> Tensor:
-        """Return four numbers that tell this vocabulary from every other, to be kept with the weights that are learned on it."""
+        """Return four numbers that tell this vocabulary from every other, to be kept with the weights that are learned
+        on it."""
         whole = hashlib.sha256(self.coder.to_str().encode()).digest()
         return torch.tensor([int.from_bytes(whole[at : at + 7], "big") for at in range(0, 28, 7)])
 

@@ -1,4 +1,5 @@
-"""Causal attention with separate projections, as the studies of weight decay and low rank read it: no bias, no rotation."""
+"""Causal attention with separate projections, as the studies of weight decay and low rank read it: no bias, no
+rotation."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class CharacterLM(Task):
         return CharacterModel(CHARACTERS, self.context, self.dim, self.heads, self.depth, self.mlp_ratio)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train, the last 10 % to test."""
+        """Return characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train,
+        the last 10 % to test."""
         text = tinyshakespeare.read(self.folder)
         known = sorted(set(text))
         if len(known) != CHARACTERS:

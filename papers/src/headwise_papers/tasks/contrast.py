@@ -114,7 +114,8 @@ class Contrast(Task):
 
 
 class ContrastModel(nn.Module):
-    """Encode views by the class token of a vision transformer, then project or classify them: one tensor for each view."""
+    """Encode views by the class token of a vision transformer, then project or classify them: one tensor for each
+    view."""
 
     def __init__(self, encoder: VisionTransformer, head: nn.Module, frozen_patch: bool) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ from headwise_papers.data import frost
 from headwise_papers.data.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from headwise_papers.tasks.cifar import Cifar
 
-# Errors of the plain model on each corruption, by which the mean corruption error (mCE) is scaled: means over the search's seeds 1000 and 1001,
-# 300 steps. The same numbers for every arm and seed, as AlexNet's are for ImageNet-C.
+# Errors of the plain model on each corruption, by which the mean corruption error (mCE) is scaled: means over the
+# search's seeds 1000 and 1001, 300 steps. The same numbers for every arm and seed, as AlexNet's are for ImageNet-C.
 REFERENCE: dict[str, float] = {
     "gaussian_noise": 0.627,
     "shot_noise": 0.628,
@@ -42,8 +42,8 @@ REFERENCE: dict[str, float] = {
 class CorruptedCifar(Cifar):
     """Classify CIFAR-10; the outcomes "corrupted/..." are of test images under the fifteen corruptions of CIFAR-10-C.
 
-    Each corruption's error is the mean over its five severities, `error` the mean over the corruptions, and `mce` the mean of these errors over
-    the reference's (Hendrycks & Dietterich 2019, arXiv 1903.12261, equation 1).
+    Each corruption's error is the mean over its five severities, `error` the mean over the corruptions, and `mce` the
+    mean of these errors over the reference's (Hendrycks & Dietterich 2019, arXiv 1903.12261, equation 1).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -74,7 +74,8 @@ class CorruptedCifar(Cifar):
         return [Evaluation("train", when="never"), Evaluation("test", limit=self.clean_images), corrupted]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 3, 32, 32) as bytes, and classes; of "corrupted", (B, 2): the class, and which corruption it is."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; of "corrupted", (B, 2): the class, and which corruption
+        it is."""
         if split != "corrupted":
             return super().data(split)
         _, classes = cast(tuple[Tensor, Tensor], super().data("test"))
@@ -113,7 +114,8 @@ class CorruptedCifar(Cifar):
 
 @functools.lru_cache(maxsize=1)
 def corrupted_images(name: str, folder: Path | None, count: int, seed: int) -> Tensor:
-    """Return the first `count` test images under each corruption and severity in turn, (75·count, 3, 32, 32); made once in a process."""
+    """Return the first `count` test images under each corruption and severity in turn, (75·count, 3, 32, 32); made once
+    in a process."""
     images, _ = cast(tuple[Tensor, Tensor], Cifar(name=name).located(folder).data("test"))
     pixels, photographs = images[:count].permute(0, 2, 3, 1).numpy(), frost.read(folder)
     made = [

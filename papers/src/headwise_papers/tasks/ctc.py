@@ -16,7 +16,8 @@ def frames_needed(labels: Sequence[int]) -> int:
 
 
 def best_path(scores: Tensor, frames: Tensor) -> list[list[int]]:
-    """Return the labels of each example along its best path: scores (B, T, labels), the first `frames` (B,) of which count."""
+    """Return the labels of each example along its best path: scores (B, T, labels), the first `frames` (B,) of which
+    count."""
     found = []
     for path, count in zip(scores.argmax(-1).tolist(), frames.tolist(), strict=True):
         before = [BLANK, *path[: count - 1]]

@@ -29,7 +29,8 @@ def encoder_and_decoder(encoder: int, decoder: int) -> tuple[DeepNorm, DeepNorm]
 
 @torch.no_grad()
 def initialise(layer: nn.Module, beta: float) -> None:
-    """Draw the weights of a layer anew: Xavier's normal, with gain `beta` in MLP, value and output projections, 1 in q and k."""
+    """Draw the weights of a layer anew: Xavier's normal, with gain `beta` in MLP, value and output projections, 1 in q
+    and k."""
     for module in layer.modules():
         if isinstance(module, nn.MultiheadAttention):
             for part, gain in zip(module.in_proj_weight.chunk(3), (1.0, 1.0, beta), strict=True):

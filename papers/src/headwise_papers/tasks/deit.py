@@ -1,4 +1,5 @@
-"""Images of CIFAR-10 read by a DeiT-like transformer (Touvron et al. 2021, arXiv 2012.12877), the model of NeuTRENO's experiments."""
+"""Images of CIFAR-10 read by a DeiT-like transformer (Touvron et al. 2021, arXiv 2012.12877), the model of NeuTRENO's
+experiments."""
 
 from __future__ import annotations
 
@@ -51,10 +52,11 @@ PUBLISHED: dict[str, Any] = {
 
 
 class DeiT(Task):
-    """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned positions.
+    """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned
+    positions.
 
-    With `adapt` a run has a second phase, a third as long, with a learning rate of its own, and the arm's methods act in it
-    alone: a plain model is trained first and adapted then.
+    With `adapt` a run has a second phase, a third as long, with a learning rate of its own, and the arm's methods act
+    in it alone: a plain model is trained first and adapted then.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -122,7 +124,8 @@ class DeiT(Task):
 
 
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Flip half of the images (B, C, S, S) and move each by up to 4 pixels; what comes in is black (-1 after scaling)."""
+    """Flip half of the images (B, C, S, S) and move each by up to 4 pixels; what comes in is black (-1 after
+    scaling)."""
     count, size = len(images), images.shape[-1]
     flips = torch.rand(count, generator=generator) < 0.5
     moves = torch.randint(2 * SHIFT + 1, (2, count), generator=generator)

@@ -19,7 +19,8 @@ def edits(said: Sequence[object], meant: Sequence[object]) -> int:
 
 
 def count_errors(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
-    """Return the sums of a batch of sentences: edits and lengths of the references, in letters (spaces count) and in words."""
+    """Return the sums of a batch of sentences: edits and lengths of the references, in letters (spaces count) and in
+    words."""
     pairs = list(zip(said, meant, strict=True))
     found = {
         "letter_edits": sum(edits(one, other) for one, other in pairs),

@@ -16,7 +16,8 @@ RGB = torch.linalg.inv(YIQ)
 def view(
     images: Tensor, generator: torch.Generator, *, least_area: float, colour: float, grey: float, jitter: float = 0.8
 ) -> Tensor:
-    """Return one random view of each image (B, 3, S, S) in [0, 1]: SimCLR's, without blur, as Chen et al. 2020 do on CIFAR.
+    """Return one random view of each image (B, 3, S, S) in [0, 1]: SimCLR's, without blur, as Chen et al. 2020 do on
+    CIFAR.
 
     Draws are made on the CPU from `generator`. The hue is turned in YIQ, where torchvision goes through HSV.
 
@@ -24,9 +25,8 @@ def view(
         images: in [0, 1].
         generator: of the draws.
         least_area: of the image's area, for the crop; its sides are 3:4 to 4:3.
-        colour: strength; brightness, contrast and saturation change by up to 0.8 times it, the hue by 0.2 times a whole turn.
-        grey: share of views without colour.
-        jitter: share of views with other colours.
+        colour: strength; brightness, contrast and saturation change by up to 0.8 times it, the hue by 0.2 times a whole
+        turn. grey: share of views without colour. jitter: share of views with other colours.
     """
     images = flip(crop(images, generator, least_area), generator)
     count = len(images)

@@ -1,4 +1,5 @@
-"""Incremental learning of CIFAR-100: five tasks of twenty classes, one after the other, each seen once and never again."""
+"""Incremental learning of CIFAR-100: five tasks of twenty classes, one after the other, each seen once and never
+again."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ TASKS, EACH = 5, 20
 class Incremental(Task):
     """Learn five tasks of twenty classes in five phases of one model, whose head has twenty outputs for each task.
 
-    Which task an image is of is known in training and evaluation, so that an answer is one of its twenty classes. After every
-    phase all tasks are evaluated: "after 3/task 1/accuracy" is an entry of the accuracy matrix. The mean over tasks after the last
-    phase decides; forgetting is the mean fall of each earlier task from its best (Chaudhry et al. 2018, arXiv 1801.10112).
+    Which task an image is of is known in training and evaluation, so that an answer is one of its twenty classes. After
+    every phase all tasks are evaluated: "after 3/task 1/accuracy" is an entry of the accuracy matrix. The mean over
+    tasks after the last phase decides; forgetting is the mean fall of each earlier task from its best (Chaudhry et al.
+    2018, arXiv 1801.10112).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -61,7 +63,8 @@ class Incremental(Task):
         ]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one ("test 3")."""
+        """Return images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one
+        ("test 3")."""
         if split == "validation":
             return None
         part, _, task = split.partition(" ")
@@ -90,7 +93,8 @@ class Incremental(Task):
         return {"weight": torch.tensor(len(targets)), "loss": loss, "accuracy": (own.argmax(-1) == wanted).sum()}
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return forgetting: how far each task but the last has fallen from its best after an earlier phase, on the mean."""
+        """Return forgetting: how far each task but the last has fallen from its best after an earlier phase, on the
+        mean."""
         last = TASKS - 1
         falls = [
             max(outcomes[_entry(phase, task)] for phase in range(task, last)) - outcomes[_entry(last, task)]

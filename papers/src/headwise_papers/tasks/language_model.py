@@ -1,4 +1,5 @@
-"""A small causal language model on WikiText-2 (Merity et al. 2016, arXiv 1609.07843), judged by segments and by a sliding window."""
+"""A small causal language model on WikiText-2 (Merity et al. 2016, arXiv 1609.07843), judged by segments and by a
+sliding window."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ UNKNOWN, NOT_COUNTED = 0, -100
 class LanguageModel(Task):
     """Predict the next word of WikiText-2, or its next character.
 
-    Words beyond the most frequent ones of the training text are all read, predicted and counted as one unknown word, so that
-    perplexities compare at the same `vocabulary` alone. The share of unknown words is an outcome.
+    Words beyond the most frequent ones of the training text are all read, predicted and counted as one unknown word, so
+    that perplexities compare at the same `vocabulary` alone. The share of unknown words is an outcome.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -68,7 +69,8 @@ class LanguageModel(Task):
         return CausalTransformer(self.vocabulary, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding window."""
+        """Return segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding
+        window."""
         codes = self._codes("test" if split == "window" else split)
         if split == "window":
             return sliding(codes if self.window_words is None else codes[: self.window_words + 1], self.context)
@@ -114,7 +116,8 @@ class LanguageModel(Task):
 
 
 def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Return windows (N, context) that move by one word; only their last word counts, and all words of the first window.
+    """Return windows (N, context) that move by one word; only their last word counts, and all words of the first
+    window.
 
     Al-Rfou et al. 2019 (arXiv 1808.04444): every counted word but the first ones is predicted from a whole context.
     """

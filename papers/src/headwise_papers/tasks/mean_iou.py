@@ -24,7 +24,8 @@ def confusion(predicted: Tensor, labels: Tensor, classes: int, ignored: int) -> 
 
 
 def mean_iou(confusion: Tensor) -> Tensor:
-    """Return the mean over classes of their intersection over union; a class neither there nor predicted is left out."""
+    """Return the mean over classes of their intersection over union; a class neither there nor predicted is left
+    out."""
     right = confusion.diag()
     union = confusion.sum(0) + confusion.sum(1) - right
     present = union > 0

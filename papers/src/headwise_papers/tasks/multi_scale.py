@@ -1,4 +1,5 @@
-"""Multi-scale segmentation: class shares averaged over rescaled and mirrored images, large ones seen through a sliding window."""
+"""Multi-scale segmentation: class shares averaged over rescaled and mirrored images, large ones seen through a sliding
+window."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Masks = Callable[[Tensor], Tensor]
 def multi_scale(model: Masks, images: Tensor, scales: Iterable[float], patch: int, pixels: Sequence[int]) -> Tensor:
     """Return the share of each class at `pixels` (rows, columns) of images (B, 3, H, W): (B, classes, rows, columns).
 
-    Every scale is seen as it is and mirrored, and the shares are averaged (Strudel et al. 2021, arXiv 2105.05633). Scaled sizes are
-    whole patches; what is larger than H × W is seen through windows of that size.
+    Every scale is seen as it is and mirrored, and the shares are averaged (Strudel et al. 2021, arXiv 2105.05633).
+    Scaled sizes are whole patches; what is larger than H × W is seen through windows of that size.
     """
     size = images.shape[2:]
     found = []
@@ -50,7 +51,8 @@ def through_windows(model: Masks, images: Tensor, window: Sequence[int], patch: 
 
 
 def window_starts(whole: int, part: int) -> list[int]:
-    """Return where windows of `part` begin on a side of `whole`: evenly, the first at the start and the last at the end."""
+    """Return where windows of `part` begin on a side of `whole`: evenly, the first at the start and the last at the
+    end."""
     if whole <= part:
         return [0]
     steps = -(-2 * (whole - part) // part)

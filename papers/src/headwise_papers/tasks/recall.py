@@ -61,7 +61,8 @@ class AssociativeRecall(Task):
 
 
 class AttentionAlone(nn.Module):
-    """Layers of attention with a norm before each and nothing else between: the logits (B, asked, values) of the last tokens."""
+    """Layers of attention with a norm before each and nothing else between: the logits (B, asked, values) of the last
+    tokens."""
 
     def __init__(self, symbols: int, values: int, tokens: int, asked: int, dim: int, heads: int, depth: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Segmenter (Strudel et al. 2021, arXiv 2105.05633): a vision transformer whose decoder makes masks from class tokens."""
+"""Segmenter (Strudel et al. 2021, arXiv 2105.05633): a vision transformer whose decoder makes masks from class
+tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Encoder(nn.Module):
 
 
 class MaskDecoder(nn.Module):
-    """Attend over patches and one token for each class; a mask is the product of a patch and a class: (B, classes, N)."""
+    """Attend over patches and one token for each class; a mask is the product of a patch and a class: (B, classes,
+    N)."""
 
     def __init__(self, classes: int, dim: int, depth: int, heads: int) -> None:
         super().__init__()

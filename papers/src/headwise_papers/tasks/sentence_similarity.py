@@ -24,8 +24,8 @@ BEST_SCORE = 5.0
 class SentenceSimilarity(Task):
     """Fine-tune a pretrained encoder so that the cosine of two sentences tells how alike people find them.
 
-    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); what decides is
-    Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
+    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); what
+    decides is Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (

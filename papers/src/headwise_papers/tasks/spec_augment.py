@@ -1,4 +1,5 @@
-"""SpecAugment: bands of frequencies and stretches of time that a batch does not show (Park et al. 2019, arXiv 1904.08779)."""
+"""SpecAugment: bands of frequencies and stretches of time that a batch does not show (Park et al. 2019, arXiv
+1904.08779)."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def spec_augment(
 ) -> Tensor:
     """Return features (B, T, F) with masked parts at 0, which is the mean of normalised features; without time warping.
 
-    `bands` masks of 0 to `band` coefficients each, and `stretches` masks of 0 to `stretch` frames each, but of at most `share`
-    of an utterance's own frames (`lengths`). Draws are made on the CPU from `generator`.
+    `bands` masks of 0 to `band` coefficients each, and `stretches` masks of 0 to `stretch` frames each, but of at most
+    `share` of an utterance's own frames (`lengths`). Draws are made on the CPU from `generator`.
     """
     lengths = lengths.cpu()
     count, _, coefficients = features.shape
@@ -34,7 +35,8 @@ def spec_augment(
 
 
 def _masks(sizes: Tensor, most: Tensor, number: int, places: int, generator: torch.Generator) -> Tensor:
-    """Return (B, places), True in `number` stretches of 0 to `most` (B,) places that lie within the first `sizes` (B,)."""
+    """Return (B, places), True in `number` stretches of 0 to `most` (B,) places that lie within the first `sizes`
+    (B,)."""
     draws = torch.rand(2, number, len(sizes), generator=generator)
     width = (draws[0] * (most.clamp(max=sizes) + 1)).long()
     start = (draws[1] * (sizes - width + 1)).long()

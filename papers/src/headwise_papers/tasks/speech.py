@@ -66,7 +66,8 @@ class Speech(Task):
         return SpeechEncoder(an4.CEPSTRA, LETTERS, **self.model_dump(include=names))
 
     def data(self, split: str) -> dict[str, Tensor] | None:
-        """Return normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation split."""
+        """Return normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation
+        split."""
         if split == "validation":
             return None
         return examples(self.folder, split, self.stride, self.longest)
@@ -123,8 +124,8 @@ def spell(labels: Sequence[int]) -> str:
 def examples(folder: Path | None, split: str, stride: int, longest: int) -> dict[str, Tensor]:
     """Read a split of AN4 as padded tensors, each coefficient of an utterance with mean 0 and deviation 1 over time.
 
-    Raises StudyError, naming the utterances, for an empty transcript, a letter that is none of `LETTERS`, more than `longest`
-    frames, and a transcript that CTC cannot reach in the frames that are left.
+    Raises StudyError, naming the utterances, for an empty transcript, a letter that is none of `LETTERS`, more than
+    `longest` frames, and a transcript that CTC cannot reach in the frames that are left.
     """
     found = an4.read(folder, split)
     refuse(found, stride, longest)
@@ -151,7 +152,8 @@ def refuse(utterances: Sequence[an4.Utterance], stride: int, longest: int) -> No
             for fault, names in faults.items()
         )
         raise StudyError(
-            f"utterances that cannot be learned: {told}. Leave them out of the data, or set longest (now {longest}) higher or stride "
+            f"utterances that cannot be learned: {told}. Leave them out of the data, or set longest (now {longest}) "
+            "higher or stride "
             f"(now {stride}) lower."
         )
 

@@ -13,10 +13,11 @@ KERNEL = 7
 
 
 class SpeechEncoder(nn.Module):
-    """Score CTC's blank and letters (B, frames, 1 + letters) as log probabilities from features (B, T, F) and their lengths (B,).
+    """Score CTC's blank and letters (B, frames, 1 + letters) as log probabilities from features (B, T, F) and their
+    lengths (B,).
 
-    A gated convolution of stride `stride` makes `shorter(lengths, stride)` frames; sinusoids are their positions. A pre-LN stack
-    ends in a norm of its own.
+    A gated convolution of stride `stride` makes `shorter(lengths, stride)` frames; sinusoids are their positions. A
+    pre-LN stack ends in a norm of its own.
     """
 
     # a checkpoint of other letters is refused, though as many may fit

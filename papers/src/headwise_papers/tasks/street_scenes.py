@@ -52,14 +52,16 @@ class StreetScenes(Task):
         return Segmenter(classes=CLASSES, size=(HEIGHT, WIDTH), **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed order."""
+        """Return images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed
+        order."""
         images, labels = camvid.read(self.folder, split)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         # the drives lie one after the other, and the first images stand for all where fewer are seen
         return (images[order], labels[order]) if split == "test" else (images, labels)
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
-        """Scale bytes to [-1, 1]; in training, enlarge, cut and mirror at random; keep every stride-th pixel's class."""
+        """Scale bytes to [-1, 1]; in training, enlarge, cut and mirror at random; keep every stride-th pixel's
+        class."""
         images, labels = examples[0].float().div_(127.5).sub_(1.0), examples[1]
         if generator is not None:
             pairs = [self._seen(*pair, generator) for pair in zip(images, labels, strict=True)]

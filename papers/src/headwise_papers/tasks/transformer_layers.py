@@ -1,4 +1,5 @@
-"""Encoder and decoder layers whose norm stands before a branch, after the sum, or after a sum that weighs its input (DeepNorm)."""
+"""Encoder and decoder layers whose norm stands before a branch, after the sum, or after a sum that weighs its input
+(DeepNorm)."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class DecoderLayer(nn.Module):
         self.sum3 = Residual(dim, norm, scale, dropout, layer_drop)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """Return (B, T, D) from (B, T, D) and the memory (B, S, D), whose padding (B, S) is True; `causal` (T, T) hides."""
+        """Return (B, T, D) from (B, T, D) and the memory (B, S, D), whose padding (B, S) is True; `causal` (T, T)
+        hides."""
         x = self.sum1(x, lambda y: self.self_attn(y, y, y, attn_mask=causal, need_weights=False)[0])
         cross = self.multihead_attn
         x = self.sum2(x, lambda y: cross(y, memory, memory, key_padding_mask=padding, need_weights=False)[0])

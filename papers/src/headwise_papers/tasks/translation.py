@@ -148,7 +148,8 @@ def coder_of(folder: Path | None, vocabulary: int) -> BytePairs:
 
 @cache
 def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> dict[str, Tensor]:
-    """Read a split as tokens of both sides; raise StudyError, with the line, for a sentence of more than `longest` tokens."""
+    """Read a split as tokens of both sides; raise StudyError, with the line, for a sentence of more than `longest`
+    tokens."""
     sides = list(zip(*multi30k.read(folder, split), strict=True))
     found: dict[str, Tensor] = {}
     for name, lines in zip(("source", "target"), sides, strict=True):
@@ -157,7 +158,8 @@ def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> 
         if long:
             most = max(map(len, coded))
             raise StudyError(
-                f"{len(long)} sentences of the {name} of {split} have more than longest={longest} tokens, first in line {long[0]}. "
+                f"{len(long)} sentences of the {name} of {split} have more than longest={longest} tokens, first in "
+                f"line {long[0]}. "
                 f"Set longest={most}, or leave them out of the data."
             )
         found[name] = nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in coded], True, PAD)

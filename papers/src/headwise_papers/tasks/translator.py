@@ -75,7 +75,8 @@ class Translator(nn.Module):
 
 
 def greedy(model: nn.Module, source: Tensor, longest: int) -> Tensor:
-    """Write the likeliest token at each step, (B, at most `longest`), until every sentence has ended; PAD follows END."""
+    """Write the likeliest token at each step, (B, at most `longest`), until every sentence has ended; PAD follows
+    END."""
     memory = model(source)
     written = torch.full_like(source[:, :1], BEGIN)
     ended = torch.zeros_like(written, dtype=torch.bool)

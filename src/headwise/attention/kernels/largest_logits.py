@@ -19,7 +19,8 @@ ENTRIES_ON_CPU, ENTRIES = 1 << 22, 1 << 26
 def largest_logits(
     q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None
 ) -> Tensor:
-    """Return the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No gradient.
+    """Return the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No
+    gradient.
 
     Args:
         q, k: (B, H, T, D), (B, H, N, D).
@@ -53,7 +54,8 @@ def _order(q: Tensor, k: Tensor) -> Tensor:
 def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
     """Return the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
 
-    That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at SHARP.
+    That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at
+    SHARP.
     """
     shared = q.dim() == 4 and q.shape[1] == k.shape[1] and q.dtype == k.dtype
     if shared and q.device.type == "cpu" and has_flash():

@@ -13,10 +13,11 @@ from torch import Tensor
 from headwise.core.masked import allowed_keys, masked_logits
 from headwise.core.precision import at_least_fp32
 
-# Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of few
-# queries and heads take smaller blocks, so that memory stays that of their tensors.
+# Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of
+# few queries and heads take smaller blocks, so that memory stays that of their tensors.
 BLOCK, LEAST = 1 << 19, 1 << 18
-# Queries of one block: with fewer, the sums over queries are written too often; with more, causal blocks hold too much of nothing.
+# Queries of one block: with fewer, the sums over queries are written too often; with more, causal blocks hold too much
+# of nothing.
 ROWS = 256
 
 
@@ -36,8 +37,8 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
 def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
     """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, in the memory of what comes in.
 
-    It keeps its digits where entropy collapses. Of each row: `log_total` log Z, `fall` sum(e D) and `total` Z = sum(e), with
-    D = s - max(s) and e = exp(D).
+    It keeps its digits where entropy collapses. Of each row: `log_total` log Z, `fall` sum(e D) and `total` Z = sum(e),
+    with D = s - max(s) and e = exp(D).
     """
     return log_total.sub_(fall.div_(total))
 
@@ -49,7 +50,8 @@ def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
 
 
 def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Cut (B, H, T) queries into (samples, heads, queries) so that a block fits a cache (on other devices: one sample at least).
+    """Cut (B, H, T) queries into (samples, heads, queries) so that a block fits a cache (on other devices: one sample
+    at least).
 
     Few heads with many queries each: sums over queries are then written seldom.
     """
@@ -74,9 +76,9 @@ def attend_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv), and each row's (B, H, T) in fp32 or wider.
 
-    With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient of
-    the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by block.
-    One operator, so that a compiled graph holds one node instead of every block.
+    With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient
+    of the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by
+    block. One operator, so that a compiled graph holds one node instead of every block.
 
     Args:
         q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).
@@ -111,7 +113,8 @@ def attend_rows_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from there."""
+    """Return the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from
+    there."""
     gradients = (g_out, g_lse, g_entropy, g_square)
     kernels = _kernels(*saved[:3])
     with torch.autocast(saved[0].device.type, enabled=False):

@@ -1,8 +1,9 @@
 """The row statistics' operator as Triton kernels: one pass over the keys forward, two backward, O(T) memory.
 
-The formulas are those of `row_statistics`. Forward keeps, per query, the running maximum m and sums of e = exp(s - m), of
-e (s - m) and of e^2; a new maximum m' scales them by a = exp(m - m'), and the second becomes a (u + (m - m') z). Backward
-computes the logits again from the log-sum-exp: one kernel for the queries' gradient, one for that of keys and values.
+The formulas are those of `row_statistics`. Forward keeps, per query, the running maximum m and sums of e = exp(s - m),
+of e (s - m) and of e^2; a new maximum m' scales them by a = exp(m - m'), and the second becomes a (u + (m - m') z).
+Backward computes the logits again from the log-sum-exp: one kernel for the queries' gradient, one for that of keys and
+values.
 """
 
 # Triton reads the annotations of a kernel as types of its own.
@@ -55,7 +56,8 @@ def _rows_of(at, row, column, s0, s1, ROWS, COLUMNS, UPCAST: tl.constexpr):
 
 @triton.jit
 def _place(blocks, heads):
-    """Return the block of rows, the sample and the head of this program; the blocks of one head run beside each other."""
+    """Return the block of rows, the sample and the head of this program; the blocks of one head run beside each
+    other."""
     place = tl.program_id(0) // blocks
     return tl.program_id(0) % blocks, place // heads, place % heads
 
@@ -130,7 +132,8 @@ def queries_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of those."""
+    """Return the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of
+    those."""
     block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
     query = block * BT + tl.arange(0, BT)
@@ -289,7 +292,8 @@ def backward(
 
 def _grid(x: Tensor, rows: int) -> tuple[int]:
     """Return one program for each block of rows of each head and sample of x (B, H, T, D)."""
-    # Along one axis: CUDA takes 2^31 - 1 programs along the first and 65,535 along the others, fewer than windowed models have heads.
+    # Along one axis: CUDA takes 2^31 - 1 programs along the first and 65,535 along the others, fewer than windowed
+    # models have heads.
     return (triton.cdiv(x.shape[2], rows) * x.shape[0] * x.shape[1],)
 
 
@@ -301,7 +305,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
 def _common(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, tuple[int, ...], dict[str, Any]]:
-    """Return the mask as a kernel reads it, the strides of q, k, v and mask, and what is fixed when a kernel is compiled."""
+    """Return the mask as a kernel reads it, the strides of q, k, v and mask, and what is fixed when a kernel is
+    compiled."""
     kind = NO_MASK if mask is None else ALLOWED if mask.dtype == torch.bool else ADDED
     # Without a mask any address will do: it is never read.
     said = q if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask

@@ -1,8 +1,9 @@
-"""Layers of diffusers: an object beside the weights, the processor, computes their attention, and is followed to the call it makes.
+"""Layers of diffusers: an object beside the weights, the processor, computes their attention, and is followed to the
+call it makes.
 
-A processor calls `F.scaled_dot_product_attention`, or the library's own `dispatch_attention_fn`, which calls the same for torch's
-backends. So the calls are served as those of any other module that makes them; what is told here is where they are made, and which
-tokens meet: in joint attention those of a text stand beside those of an image.
+A processor calls `F.scaled_dot_product_attention`, or the library's own `dispatch_attention_fn`, which calls the same
+for torch's backends. So the calls are served as those of any other module that makes them; what is told here is where
+they are made, and which tokens meet: in joint attention those of a text stand beside those of an image.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from headwise.projections.adapted import base_of
 from headwise.projections.names import HEAD_DIM, HEADS, QK_NORMS, first_number
 
 DEPTH = 2
-SET = "call {model}.set_attn_processor(...) with one that calls F.scaled_dot_product_attention, such as diffusers' {known}"
+SET = (
+    "call {model}.set_attn_processor(...) with one that calls F.scaled_dot_product_attention, such as diffusers' "
+    "{known}"
+)
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
@@ -57,7 +61,13 @@ def processor_of(module: nn.Module) -> Any:
 def _code(processor: Any) -> Any:
     """Return the function that a processor runs."""
     own = type(processor).__dict__.get("__call__")
-    return own if inspect.isfunction(own) else forward_of(processor) if isinstance(processor, nn.Module) else type(processor).__call__
+    return (
+        own
+        if inspect.isfunction(own)
+        else forward_of(processor)
+        if isinstance(processor, nn.Module)
+        else type(processor).__call__
+    )
 
 
 def _functions(processor: Any) -> list[Any]:
@@ -71,7 +81,10 @@ def _around(model: nn.Module, name: str) -> nn.Module | None:
 
 def _describe(name: str, module: nn.Module, processor: Any) -> Site:
     site = Site(name, module, host="diffusers", is_cross=_is_cross(name, module))
-    query, key = (base_of(layer) if isinstance(layer, nn.Module) else None for layer in (getattr(module, n, None) for n in ("to_q", "to_k")))
+    query, key = (
+        base_of(layer) if isinstance(layer, nn.Module) else None
+        for layer in (getattr(module, n, None) for n in ("to_q", "to_k"))
+    )
     site.heads, site.head_dim = first_number(module, HEADS), first_number(module, HEAD_DIM)
     if isinstance(query, nn.Linear):
         site.hidden = query.in_features
@@ -104,10 +117,17 @@ def _unreachable(module: nn.Module, processor: Any, model: str) -> str:
     known = "JointAttnProcessor2_0" if getattr(module, "add_q_proj", None) is not None else "AttnProcessor2_0"
     remedy = SET.format(model=model, known=known)
     if isinstance(processor, nn.Module) and next(processor.parameters(), None) is not None:
-        return f"its processor {kind} holds weights and attends to tokens of its own (an IP-Adapter, custom diffusion): unload it, or {remedy}"
+        return (
+            f"its processor {kind} holds weights and attends to tokens of its own (an IP-Adapter, custom diffusion): "
+            f"unload it, or {remedy}"
+        )
     if used & {NAME, dispatch.NAME}:
         return ""
     if reason := without_softmax(module) or ("Linear" in kind and "a linear form"):
-        return reason if "softmax" in reason else f"its processor {kind} computes {reason} of attention, which has no softmax: leave it as it is"
+        return (
+            reason
+            if "softmax" in reason
+            else f"its processor {kind} computes {reason} of attention, which has no softmax: leave it as it is"
+        )
     what = "an explicit softmax" if "get_attention_scores" in used else "its attention by a kernel of its own"
     return f"its processor {kind} computes {what} and calls neither F.{NAME} nor {dispatch.NAME}: {remedy}"

@@ -1,8 +1,8 @@
 """The stand-in for diffusers' `dispatch_attention_fn`, by which its processors call a backend.
 
-torch's backends end in `F.scaled_dot_product_attention`, whose own stand-in serves them. The others (flash, sage, xformers, flex) do
-not: their calls are served here, with the layout (B, T, H, D) turned to (B, H, T, D). Where a method acts on the call its attention
-is headwise's own; where nothing acts the backend runs.
+torch's backends end in `F.scaled_dot_product_attention`, whose own stand-in serves them. The others (flash, sage,
+xformers, flex) do not: their calls are served here, with the layout (B, T, H, D) turned to (B, H, T, D). Where a method
+acts on the call its attention is headwise's own; where nothing acts the backend runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def stand_in(layer: nn.Module) -> None:
     if library is None:
         return
     processor: Any = layer.processor
-    for function in reached(type(processor).__call__ if not isinstance(processor, nn.Module) else type(processor).forward, type(processor), DEPTH):
+    for function in reached(
+        type(processor).__call__ if not isinstance(processor, nn.Module) else type(processor).forward,
+        type(processor),
+        DEPTH,
+    ):
         space = function.__globals__
         if space is not vars(library) and space.get(NAME) is getattr(library, NAME):
             _plain[:] = [getattr(library, NAME)]
@@ -70,7 +74,8 @@ def routed(
     backend: Any = None,
     parallel_config: Any = None,
 ) -> Tensor:
-    """Stand in for `dispatch_attention_fn`: calls of a fitted layer that reach none of torch's backends go through its methods."""
+    """Stand in for `dispatch_attention_fn`: calls of a fitted layer that reach none of torch's backends go through its
+    methods."""
     plain = partial(_plain[0], query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs)
     plain = partial(plain, backend=backend, parallel_config=parallel_config)
     if parallel_config is None and _backend(backend) in TORCH:
@@ -91,7 +96,9 @@ def routed(
         return out.transpose(1, 2)
     _refuse(fitted, attention_kwargs, parallel_config, backend)
     mask = _mask(attn_mask, q, k)
-    return call.serve(adapter, q, k, v, original, mask=mask, dropout=dropout_p, causal=is_causal, scale=scale).transpose(1, 2)
+    return call.serve(
+        adapter, q, k, v, original, mask=mask, dropout=dropout_p, causal=is_causal, scale=scale
+    ).transpose(1, 2)
 
 
 def _backend(given: Any) -> str:
@@ -103,10 +110,13 @@ def _backend(given: Any) -> str:
 def _refuse(fitted: FittedLayer, settings: dict[str, Any] | None, parallel: Any, backend: Any) -> None:
     name = fitted.site.name
     if parallel is not None:
-        raise RuntimeError(f"{name} cannot be reached: {CONTEXT_PARALLEL.replace('context_parallel', 'enable_parallelism()')}")
+        raise RuntimeError(
+            f"{name} cannot be reached: {CONTEXT_PARALLEL.replace('context_parallel', 'enable_parallelism()')}"
+        )
     if settings:
         raise RuntimeError(
-            f"{name} calls the attention backend {_backend(backend)!r} with {', '.join(sorted(settings))}, which is known to that "
+            f"{name} calls the attention backend {_backend(backend)!r} with {', '.join(sorted(settings))}, which is "
+            "known to that "
             f"backend alone: call set_attention_backend('native') on the model, or {LEAVE_OUT}"
         )
 

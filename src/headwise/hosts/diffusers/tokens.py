@@ -1,4 +1,5 @@
-"""Other tokens: which text meets an image in a call of a layer of diffusers, and where it stands among queries and keys."""
+"""Other tokens: which text meets an image in a call of a layer of diffusers, and where it stands among queries and
+keys."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ TEXT = re.compile(r"encoder|txt|text|context|_t$")
 
 @functools.lru_cache(maxsize=256)
 def text_first(function: Any) -> bool | None:
-    """Return whether code puts a text's tokens before an image's where it joins both to one sequence, or None where it joins none.
+    """Return whether code puts a text's tokens before an image's where it joins both to one sequence, or None where it
+    joins none.
 
     Read from its source: of two things that are joined, one is named as a text's and the other is not.
     """
@@ -72,7 +74,8 @@ class OtherTokens:
         self.around.put(_length(module, args, kwargs))
 
     def at(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where the text stands among the tokens of this call, whether it came apart from the image, and whether the keys are others."""
+        """Return where the text stands among the tokens of this call, whether it came apart from the image, and whether
+        the keys are others."""
         own, around = self.own.take(), self.around.take()
         if own is not None:
             joined = queries == keys and queries > own

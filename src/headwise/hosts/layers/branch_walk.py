@@ -31,10 +31,10 @@ class Way:
     Attributes:
         last: the dropout or norm module that it passed last.
         before_norm: what it had passed last before its first norm, where it passed one.
-        normed: whether it passed a norm; one that stands in no sum with the residual is the next part's, not the branch's.
-        moved: whether its tokens may lie in another layout than the projection's.
-        barred: why nothing can stand behind what it passed last.
-        closed: whether it has entered another module, behind which it is no longer the branch.
+        normed: whether it passed a norm; one that stands in no sum with the residual is the next part's, not the
+        branch's. moved: whether its tokens may lie in another layout than the projection's. barred: why nothing can
+        stand behind what it passed last. closed: whether it has entered another module, behind which it is no longer
+        the branch.
     """
 
     last: nn.Module | None = None
@@ -49,10 +49,14 @@ class Way:
         before = self.before_norm if self.normed else self.last
         barred = ""
         if norm is None:
-            barred = f"normalises the attention branch by a function call in {where}, behind which nothing can stand: {LEAVE_OUT}"
+            barred = (
+                f"normalises the attention branch by a function call in {where}, behind which nothing can stand: "
+                f"{LEAVE_OUT}"
+            )
         elif self.moved:
             barred = (
-                f"may bring the tokens of the attention branch into another layout before it normalises them in {where}: "
+                "may bring the tokens of the attention branch into another layout before it normalises them in "
+                f"{where}: "
                 f"{LEAVE_OUT}"
             )
         return replace(self, last=norm, before_norm=before, normed=True, barred=barred)
@@ -67,7 +71,8 @@ class Way:
 
 
 class BranchEnd(Exception):
-    """Ends the walk: the branch was seen to pass this module last, or none, or something behind which nothing can stand."""
+    """Ends the walk: the branch was seen to pass this module last, or none, or something behind which nothing can
+    stand."""
 
     def __init__(self, module: nn.Module | None = None, barred: str = "") -> None:
         super().__init__()
@@ -108,7 +113,8 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 class Walk:
-    """Walks the code of one module with the names that hold the branch, which its child `name` makes, having come `way`."""
+    """Walks the code of one module with the names that hold the branch, which its child `name` makes, having come
+    `way`."""
 
     def __init__(self, module: nn.Module, name: str, way: Way) -> None:
         self.module, self.name, self.way = module, name, way
@@ -118,7 +124,8 @@ class Walk:
         self.entered: set[Any] = set()
 
     def through(self, function: Any) -> Way | None:
-        """Return the way by which the function gives the branch back, or None; raises BranchEnd where the branch ends in it."""
+        """Return the way by which the function gives the branch back, or None; raises BranchEnd where the branch ends
+        in it."""
         node = _parsed(function)
         if node is None:
             self._unread(function)
@@ -248,7 +255,8 @@ class Walk:
         return way if word in SAME_TOKENS else replace(way, moved=True)
 
     def _own_part(self, e: ast.Call, target: Any, way: Way | None) -> Way | None:
-        """Follow the branch through a part of the module that is called with it, or into a method in which the child is called."""
+        """Follow the branch through a part of the module that is called with it, or into a method in which the child is
+        called."""
         if way is None:
             if inspect.ismethod(target) and target.__self__ is self.module:
                 return self._own(target.__func__)
@@ -259,8 +267,8 @@ class Walk:
             return replace(way, last=target, barred="")
         if norms(target):
             return way.through_norm(target, self.where)
-        # Any other module, or a function kept on the module, may compute anything from the branch. Whether a norm before it
-        # was the branch's own, the sum that follows tells.
+        # Any other module, or a function kept on the module, may compute anything from the branch. Whether a norm
+        # before it was the branch's own, the sum that follows tells.
         if not way.normed:
             raise way.lost()
         return replace(way, closed=True)

@@ -42,7 +42,8 @@ def _class_of(layer: nn.Module | type) -> Any:
 
 
 def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
-    """Return a forward's function and what it calls by name, a few levels deep: own methods, functions of its modules."""
+    """Return a forward's function and what it calls by name, a few levels deep: own methods, functions of its
+    modules."""
     queue, seen = [(function, depth)], set()
     while queue:
         current, left = queue.pop(0)
@@ -86,7 +87,8 @@ def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
 
 
 def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
-    """Return whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few levels deep."""
+    """Return whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few
+    levels deep."""
     return target in _names(forward_of(layer), _class_of(layer), depth)
 
 

@@ -26,7 +26,10 @@ def looks_like_attention(module: nn.Module) -> bool:
 def over_channels(module: nn.Module) -> str:
     """Say why no method has a meaning on a layer that attends over channels; empty where it attends over tokens."""
     if re.search(r"^XCA$|channel_?att", type(module).__name__, re.IGNORECASE):
-        return "it attends from channel to channel, not from token to token, where no method has a meaning: leave it as it is"
+        return (
+            "it attends from channel to channel, not from token to token, where no method has a meaning: leave it as "
+            "it is"
+        )
     return ""
 
 
@@ -35,7 +38,8 @@ def without_softmax(module: nn.Module) -> str:
     kind = type(module).__name__
     if re.search(r"delta|linear_?att|lightning|retention|mamba|gla(?![a-z])", kind, re.IGNORECASE):
         return (
-            f"it is a {kind}, which carries a state from token to token in the place of a softmax over keys: there are no attention "
+            f"it is a {kind}, which carries a state from token to token in the place of a softmax over keys: there "
+            "are no attention "
             "weights, so that no method has a meaning; methods stand on layers with full attention"
         )
     return ""
@@ -52,7 +56,8 @@ def is_cross(name: str, module: nn.Module) -> bool:
 
 
 def attends_across(name: str, module: nn.Module) -> bool:
-    """Return whether queries are other tokens than keys: cross attention, a class token's own attention, a pool's latents."""
+    """Return whether queries are other tokens than keys: cross attention, a class token's own attention, a pool's
+    latents."""
     if is_cross(name, module):
         return True
     if re.search(r"class_?att|att(entio)?n_?pool|resampler|perceiver", type(module).__name__, re.IGNORECASE):
@@ -63,14 +68,16 @@ def attends_across(name: str, module: nn.Module) -> bool:
 
 
 def shifts_windows(modules: Iterable[nn.Module]) -> bool:
-    """Return whether one of an attention module and the blocks around it shifts its windows, as every second one of Swin does."""
+    """Return whether one of an attention module and the blocks around it shifts its windows, as every second one of
+    Swin does."""
     # timm keeps the shift it returns to when the input grows as its target.
     sizes = (getattr(module, name, 0) for module in modules for name in ("shift_size", "target_shift_size"))
     return any(any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0 for size in sizes)
 
 
 def other_positions(module: nn.Module) -> bool:
-    """Return whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with absolute ones."""
+    """Return whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with
+    absolute ones."""
     config = getattr(module, "config", None)
     if getattr(config, "alibi", False) is True:
         return True

@@ -46,7 +46,8 @@ class Hooks:
         return x if edited is tokens else from_tokens(module, edited, x.shape)
 
     def follow(self, output: nn.Module, last: nn.Module | None) -> list[Any]:
-        """Hook the output projection, or the dropout or norm that its result passes last before the residual; give the handles."""
+        """Hook the output projection, or the dropout or norm that its result passes last before the residual; give the
+        handles."""
         if last is None:
             return [output.register_forward_hook(self.after)]
         # One dropout may serve several calls of a layer: the first one after the projection is the branch's.
@@ -69,10 +70,12 @@ class Hooks:
         return output if edited is tokens else from_tokens(module, edited, output.shape)
 
     def check_output(self) -> None:
-        """Raise RuntimeError where the output projection did not run as a module, so that the `branch` stages were passed by."""
+        """Raise RuntimeError where the output projection did not run as a module, so that the `branch` stages were
+        passed by."""
         if self.inside and not self.left:
             raise RuntimeError(
-                f"{self.fitted.site.name} never called its output projection as a module, so that what acts after it did "
+                f"{self.fitted.site.name} never called its output projection as a module, so that what acts after it "
+                "did "
                 f"nothing; call the projection itself, not its weight, or {LEAVE_OUT}"
             )
 

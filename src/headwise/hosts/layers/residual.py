@@ -47,7 +47,8 @@ def obstacle(site: Site) -> str | None:
 
 
 def _climb(model: nn.Module, name: str, way: Way) -> tuple[str, Way]:
-    """Follow the result of a module through the module around it; give that one's name and the way where the result leaves it."""
+    """Follow the result of a module through the module around it; give that one's name and the way where the result
+    leaves it."""
     above, _, own = name.rpartition(".")
     parent = model.get_submodule(above)
     if not isinstance(parent, nn.Sequential | nn.ModuleList):

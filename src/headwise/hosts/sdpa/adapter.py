@@ -1,4 +1,5 @@
-"""Any module that calls `F.scaled_dot_product_attention` or `flex_attention`: timm, nanoGPT-like models, torchtitan, your own."""
+"""Any module that calls `F.scaled_dot_product_attention` or `flex_attention`: timm, nanoGPT-like models, torchtitan,
+your own."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, firs
 
 NAME = "scaled_dot_product_attention"
 OFF = (
-    "its fused attention is switched off (fused_attn=False), so that it computes an explicit softmax: switch it on, for timm "
+    "its fused attention is switched off (fused_attn=False), so that it computes an explicit softmax: switch it on, "
+    "for timm "
     "with timm.layers.set_fused_attn(True, experimental=True) before the model is made"
 )
 
@@ -39,7 +41,8 @@ class Tokens(Protocol):
         ...
 
     def at(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
+        than the queries."""
         ...
 
 
@@ -55,7 +58,8 @@ class SdpaAdapter:
         stand_in: Callable[[nn.Module], None] | None = None,
         step_aside: Callable[[], None] | None = None,
     ) -> None:
-        """Make the adapter of a site; hosts with further ways to attention give what stands in for them and what takes it back."""
+        """Make the adapter of a site; hosts with further ways to attention give what stands in for them and what takes
+        it back."""
         self.site, self.tokens = site, tokens
         self.stand_in, self.step_aside = stand_in, step_aside
         # As the module declares them: the site's own number may be what an example showed.
@@ -99,7 +103,8 @@ class SdpaAdapter:
         _give_back_with(self)
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
+        than the queries."""
         return (None, False, False) if self.tokens is None else self.tokens.at(queries, keys)
 
     def enter(self, module: nn.Module, args: Any) -> None:

@@ -1,4 +1,5 @@
-"""Which keys of a call of the function are the queries' own tokens: static caches keep empty places behind them, which the mask alone tells."""
+"""Which keys of a call of the function are the queries' own tokens: static caches keep empty places behind them, which
+the mask alone tells."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from headwise.core.masked import visible
 def newest_last(
     fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
+    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has
+    them.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
     """

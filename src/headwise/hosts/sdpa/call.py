@@ -1,4 +1,5 @@
-"""The stand-in for `torch.nn.functional.scaled_dot_product_attention`: calls inside a fitted site go through its methods."""
+"""The stand-in for `torch.nn.functional.scaled_dot_product_attention`: calls inside a fitted site go through its
+methods."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from headwise.hosts.sdpa.shape import SERVED, Shape, broadcast, with_causality
 
 
 class _Standing:
-    """Whether `routed` stands in the function's place, and what stood there before; calls outside of fitted sites go there.
+    """Whether `routed` stands in the function's place, and what stood there before; calls outside of fitted sites go
+    there.
 
     `plain` stays after the function was given back: a garbage collection may do that while a call is on its way.
     """

@@ -1,8 +1,9 @@
-"""The stand-in for flex attention: where a module's code names `flex_attention`, calls inside a fitted site go through its methods.
+"""The stand-in for flex attention: where a module's code names `flex_attention`, calls inside a fitted site go through
+its methods.
 
-Models import the function by name, and compile it: it is replaced in each place that a site's code reads it from, a module's
-globals, a class or the layer itself, and put back when the last site is gone. Its `score_mod` and `block_mask` become the mask of the
-call, a dense one: flex attention's own sparse kernel runs where nothing acts.
+Models import the function by name, and compile it: it is replaced in each place that a site's code reads it from, a
+module's globals, a class or the layer itself, and put back when the last site is gone. Its `score_mod` and `block_mask`
+become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _put(holder: Any, name: str, value: Any) -> None:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Return where the code of a module's forward reads flex attention from: the holder, the name there, the function."""
+    """Return where the code of a module's forward reads flex attention from: the holder, the name there, the
+    function."""
     if LIBRARY not in sys.modules or type(module).__module__.startswith("torch."):
         return
     library, words = vars(sys.modules[LIBRARY]), set[str]()
@@ -132,12 +134,14 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse(fitted: FittedLayer, asked: list[str]) -> None:
     if torch.compiler.is_compiling():
         raise RuntimeError(
-            f"{fitted.site.name} calls flex_attention in a compiled graph, where its masks cannot be read: compile the parts of the model "
+            f"{fitted.site.name} calls flex_attention in a compiled graph, where its masks cannot be read: compile "
+            "the parts of the model "
             f"around it, call F.scaled_dot_product_attention in it, or {LEAVE_OUT}"
         )
     if asked:
         raise RuntimeError(
-            f"{fitted.site.name} calls flex_attention with {', '.join(asked)}, which is known of its own kernel alone: leave it out, or {LEAVE_OUT}"
+            f"{fitted.site.name} calls flex_attention with {', '.join(asked)}, which is known of its own kernel "
+            f"alone: leave it out, or {LEAVE_OUT}"
         )
 
 
@@ -201,7 +205,8 @@ def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
         same = torch.isclose(found - score, first, rtol=1e-4, atol=1e-4) | (found == first) & first.isinf()
         if not same.all():
             raise RuntimeError(
-                f"the score_mod of {fitted.site.name} does more than to add a bias to the scores, which methods and readings cannot take into "
+                f"the score_mod of {fitted.site.name} does more than to add a bias to the scores, which methods and "
+                "readings cannot take into "
                 f"account: write a soft cap as headwise.SoftCap and a mask as block_mask, or {LEAVE_OUT}"
             )
     return first

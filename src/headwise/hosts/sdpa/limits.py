@@ -16,7 +16,8 @@ from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEA
 
 
 class Limits:
-    """The reasons why methods on a site would refuse calls that are causal, pooled, in windows, or whose rows are unknown.
+    """The reasons why methods on a site would refuse calls that are causal, pooled, in windows, or whose rows are
+    unknown.
 
     What the module did not declare is seen in its calls alone; each reason is asked for once, when the site is fitted.
     """
@@ -43,11 +44,16 @@ class Limits:
             )
 
     def check_tokens(self, site: Site, apart: bool, across: bool) -> None:
-        """Raise RuntimeError where a method has no meaning on a call with other tokens, which it was not declared to have."""
+        """Raise RuntimeError where a method has no meaning on a call with other tokens, which it was not declared to
+        have."""
         if across and self.across is not None:
-            raise RuntimeError(f"{site.name} is called with other tokens for its keys, and there {self.across}; {LEAVE_OUT}")
+            raise RuntimeError(
+                f"{site.name} is called with other tokens for its keys, and there {self.across}; {LEAVE_OUT}"
+            )
         if apart and self.joint is not None:
-            raise RuntimeError(f"{site.name} is called with a text beside its tokens, and there {self.joint}; {LEAVE_OUT}")
+            raise RuntimeError(
+                f"{site.name} is called with a text beside its tokens, and there {self.joint}; {LEAVE_OUT}"
+            )
 
 
 def _as(site: Site, **facts: Any) -> Site:
@@ -96,7 +102,8 @@ def _unknown(fitted: FittedLayer, limits: Limits, rows: int, samples: int | None
     start = f"{fitted.site.name} is called with {rows} rows"
     if samples is None:
         return (
-            f"{start}, which are windows, and the batch of the whole model is not known here, while {limits.per_sample} acts per "
+            f"{start}, which are windows, and the batch of the whole model is not known here, while "
+            f"{limits.per_sample} acts per "
             f"sample; call the whole model on tensors, not a part of it, or {LEAVE_OUT}"
         )
     why = (

@@ -41,8 +41,8 @@ class _Open:
 class _Current:
     """The innermost site whose forward runs now: the last one entered, and by thread.
 
-    What compiled code writes to a thread's own storage is lost at the end of its graph: it uses `top`, which code in eager
-    mode keeps up to date too.
+    What compiled code writes to a thread's own storage is lost at the end of its graph: it uses `top`, which code in
+    eager mode keeps up to date too.
     """
 
     top: _Open | None = None
@@ -66,7 +66,8 @@ def enter(adapter: Limited, module: nn.Module) -> None:
 
 
 def leave(adapter: Limited) -> bool:
-    """Say that they no longer are, and whether there was one; sites inside that an exception left open are closed too."""
+    """Say that they no longer are, and whether there was one; sites inside that an exception left open are closed
+    too."""
     mine = current.top if torch.compiler.is_compiling() else getattr(current.mine, "top", None)
     while mine is not None and mine.adapter is not adapter:
         mine = mine.outer
@@ -91,8 +92,8 @@ def serving() -> Limited | None:
         if current.top is not None:
             current.top.called = True
         return None if current.top is None else current.top.adapter
-    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site; another thread may have
-    # entered a site since. The thread's own stack tells.
+    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site; another thread may
+    # have entered a site since. The thread's own stack tells.
     top = _running(current.top) or _running(getattr(current.mine, "top", None))
     if top is None:
         if current.top is not None and current.top.thread in (None, threading.get_ident()):
@@ -124,7 +125,8 @@ def _running(top: _Open | None) -> _Open | None:
 def _runs(module: nn.Module) -> bool:
     """Return whether a module's call lies on this thread's stack: a note alone may be stale, or another thread's.
 
-    Read are the frames of nn.Module's own call and their `self`; a call costs some microseconds for each level of modules.
+    Read are the frames of nn.Module's own call and their `self`; a call costs some microseconds for each level of
+    modules.
     """
     frame: FrameType | None = sys._getframe(_OWN_FRAMES)
     while frame is not None:

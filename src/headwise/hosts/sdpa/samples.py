@@ -14,8 +14,8 @@ from headwise.hosts.sdpa.adapter import SdpaAdapter
 from headwise.hosts.sdpa.shape import FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR
 
 Calls = list[tuple[Tensor, Tensor, Tensor, int]]
-# Of a tensor's largest entry: above what another order of sums does to rows that did not change, far below what a changed sample
-# does to its own.
+# Of a tensor's largest entry: above what another order of sums does to rows that did not change, far below what a
+# changed sample does to its own.
 MOVED = 1e-5
 
 

@@ -16,7 +16,10 @@ from headwise.core.site import Site
 SERVED = ("fused", "diffusers")
 # What an example showed of a site's rows, kept on it as `rows`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
-EXAMPLE = f"pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or {LEAVE_OUT}"
+EXAMPLE = (
+    "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or "
+    f"{LEAVE_OUT}"
+)
 
 
 class Served(Protocol):
@@ -33,7 +36,8 @@ class Served(Protocol):
     record: list[tuple[Tensor, Tensor, Tensor, int]] | None
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others than the queries."""
+        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
+        than the queries."""
         ...
 
 
@@ -44,7 +48,8 @@ class Shape:
         shape: of the host's queries.
         heads_at: which of its dimensions holds the heads; None where there is none.
         folded: heads that stand in the first dimension of a 3-D call together with the samples, or 0.
-        window_major: the number of samples where all of them come first in the first window, then in the second; or None.
+        window_major: the number of samples where all of them come first in the first window, then in the second; or
+        None.
     """
 
     def __init__(self, shape: torch.Size, heads_at: int | None, folded: int = 0, samples: int | None = None) -> None:
@@ -140,7 +145,8 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     if len(places) != 1:
         raise RuntimeError(
             f"{site.name} calls attention with q of shape {tuple(q.shape)}, and which dimension holds its heads "
-            f"({heads or 'unknown'}) cannot be told; give the module a num_heads attribute, or call attention with (B, H, T, D)"
+            f"({heads or 'unknown'}) cannot be told; give the module a num_heads attribute, or call attention with "
+            "(B, H, T, D)"
         )
     return places[0]
 
@@ -155,6 +161,7 @@ def _folded(adapter: Served, fitted: FittedLayer, heads: int, q: Tensor) -> int:
     samples = batch(fitted)
     raise RuntimeError(
         f"{fitted.site.name} has {heads} heads and calls attention with q of shape {tuple(q.shape)}"
-        f"{'' if samples is None else f' for {samples} samples'}: whether its first dimension holds heads, and in which order, "
+        f"{'' if samples is None else f' for {samples} samples'}: whether its first dimension holds heads, and in "
+        "which order, "
         f"is not known; {EXAMPLE}"
     )

@@ -21,7 +21,8 @@ SIZES = ("window_size", "partition_size", "win_size", "ws", "window")
 
 
 def declared(model: nn.Module, site: Site) -> None:
-    """Note on the site whether its module, or the block around it, declares to attend in windows, and whether it pools."""
+    """Note on the site whether its module, or the block around it, declares to attend in windows, and whether it
+    pools."""
     block = model.get_submodule(site.name.rpartition(".")[0]) if "." in site.name else None
     around = [site.module, *([block] if block is not None and block is not model else [])]
     site.windowed = any(_cuts(module) for module in around)

@@ -53,7 +53,8 @@ def _site(name: str, module: nn.MultiheadAttention, parent: nn.Module | None) ->
 def _obstacle(module: nn.MultiheadAttention) -> str:
     if type(module).forward is not nn.MultiheadAttention.forward:
         return (
-            f"{type(module).__name__} overrides nn.MultiheadAttention.forward, in whose place headwise stands: let it hold "
+            f"{type(module).__name__} overrides nn.MultiheadAttention.forward, in whose place headwise stands: let it "
+            "hold "
             "an nn.MultiheadAttention instead of deriving from it"
         )
     own = module.__dict__.get("forward")
@@ -91,15 +92,16 @@ class TorchAdapter:
         crossed = replace(self.site, is_cross=True)
         reasons = {} if self.site.is_cross else {method: refusal(method, crossed) for method in fitted.methods}
         self.not_across = {method: reason for method, reason in reasons.items() if reason is not None}
-        # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share, stays.
+        # Past nn.Module's own way of setting attributes, and on this module alone: its class, which others share,
+        # stays.
         self.module.__dict__["forward"] = self.forward
         dropout = last_before_sum(self.site) if fitted.needs("branch") else None
         if dropout is not None:
             fitted.later = Entered()
             self.dropout = dropout.register_forward_hook(self.leave)
         if _acts(fitted):
-            # The native path is taken where this flag says relu or gelu. Nothing else reads it (the activation that runs is
-            # `layer.activation`), so that 0 keeps the path off and changes no number.
+            # The native path is taken where this flag says relu or gelu. Nothing else reads it (the activation that
+            # runs is `layer.activation`), so that 0 keeps the path off and changes no number.
             self.native = [layer.activation_relu_or_gelu for layer in self.layers]
             for layer in self.layers:
                 layer.activation_relu_or_gelu = 0
@@ -116,7 +118,8 @@ class TorchAdapter:
         self.fitted, self.native, self.dropout = None, [], None
 
     def leave(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Show the module's result to the `branch` stages where it has passed the dropout or norm before the residual."""
+        """Show the module's result to the `branch` stages where it has passed the dropout or norm before the
+        residual."""
         fitted = self.fitted
         if fitted is None or fitted.later is None or fitted.later.take() is None:
             return output
@@ -186,8 +189,10 @@ class TorchAdapter:
         for method in fitted.active(self.module.training):
             if method in self.not_across:
                 raise RuntimeError(
-                    f"{self.site.name} is called with a key that is not its query, as cross attention is, and {method!r} "
-                    f"{self.not_across[method]}; where they are the same tokens, hand one tensor over as both, or {LEAVE_OUT}"
+                    f"{self.site.name} is called with a key that is not its query, as cross attention is, and "
+                    f"{method!r} "
+                    f"{self.not_across[method]}; where they are the same tokens, hand one tensor over as both, or "
+                    f"{LEAVE_OUT}"
                 )
 
     def _nested(

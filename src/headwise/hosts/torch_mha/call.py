@@ -48,7 +48,8 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
 
 
 def across(site: Site, query: Tensor, key: Tensor) -> bool:
-    """Return whether a call attends to other tokens than its queries, where the layer's name does not say that it never does."""
+    """Return whether a call attends to other tokens than its queries, where the layer's name does not say that it never
+    does."""
     if site.is_cross:
         return True
     if key is query:

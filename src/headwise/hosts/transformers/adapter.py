@@ -54,7 +54,8 @@ def unreachable(module: nn.Module) -> str:
     """Say why a module that asks the interface cannot be routed, or give an empty text."""
     if not hasattr(config_of(module), "_attn_implementation"):
         return (
-            "it asks transformers' attention interface but keeps no config to route by: set module.config to its model's "
+            "it asks transformers' attention interface but keeps no config to route by: set module.config to its "
+            "model's "
             "config before regularize()"
         )
     kind = implementation_of(module)
@@ -78,8 +79,8 @@ def implementation_of(module: nn.Module) -> str | None:
 class Route(str):
     """Our key, which compares equal to the host's implementation too.
 
-    For modules that prepare their masks by asking whether the implementation is "eager" or "sdpa": they prepare what the
-    host's own needs, and the interface still finds ours.
+    For modules that prepare their masks by asking whether the implementation is "eager" or "sdpa": they prepare what
+    the host's own needs, and the interface still finds ours.
     """
 
     host: str
@@ -130,10 +131,10 @@ class TransformersAdapter:
         register()
         module = self.site.module
         self.fitted, self.config = fitted, module.config
-        # Modules choose their attention by their config, and one config serves the whole model and others built from it: writing
-        # to it would route them all. Shallow: only the choice differs, and what the user sets on a part of the config later
-        # (its text_config, say) must reach the module as before. The model itself, which makes the masks, keeps the
-        # shared config, so that masks are those of the host's own implementation.
+        # Modules choose their attention by their config, and one config serves the whole model and others built from
+        # it: writing to it would route them all. Shallow: only the choice differs, and what the user sets on a part of
+        # the config later (its text_config, say) must reach the module as before. The model itself, which makes the
+        # masks, keeps the shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
         # Past the property, whose setter writes to the config's parts too, which the copy shares.
         kind = self.implementation
@@ -199,7 +200,8 @@ class TransformersAdapter:
 
 
 def is_cache(x: Any) -> bool:
-    """Return whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or layer_past."""
+    """Return whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or
+    layer_past."""
     return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
 
 
@@ -211,7 +213,8 @@ def eager_function(cls: type) -> Any:
 
 
 def register() -> None:
-    """Register the attention function and, under the same key, the mask function: without it padding would be dropped."""
+    """Register the attention function and, under the same key, the mask function: without it padding would be
+    dropped."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

@@ -1,4 +1,5 @@
-"""Which of a call's keys are the queries' own tokens: caches put older ones before them, static ones empty places behind."""
+"""Which of a call's keys are the queries' own tokens: caches put older ones before them, static ones empty places
+behind."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from headwise.hosts.transformers.routed import Routed
 def newest_last(
     adapter: Routed, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has them.
+    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has
+    them.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
 
@@ -34,7 +36,8 @@ def newest_last(
     seen = queries if layer is None else layer.get_seq_length()
     if keys < queries or (not isinstance(seen, Tensor) and keys > seen):
         raise RuntimeError(
-            f"{adapter.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their past; methods "
+            f"{adapter.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their "
+            "past; methods "
             f"that compare a token with its own value have no meaning there: {LEAVE_OUT}"
         )
     return k, v, mask
@@ -46,8 +49,8 @@ def _layer(adapter: Routed) -> Any:
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
     if index is None or index >= len(layers):
         return None
-    # Layers that take over the keys of an earlier one have a place in the cache without any (Gemma 3n): they are those of the
-    # last layer before it that has its own, of the same kind (sliding or not).
+    # Layers that take over the keys of an earlier one have a place in the cache without any (Gemma 3n): they are those
+    # of the last layer before it that has its own, of the same kind (sliding or not).
     kinds = getattr(adapter.site.module.config, "layer_types", None) or [None] * len(layers)
     own = [
         i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))

@@ -23,8 +23,8 @@ from headwise.hosts.transformers.masks import is_block_mask, matrix_of
 from headwise.hosts.transformers.packing import packing_of
 from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN, Routed, is_flash
 
-# Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of caches,
-# outputs and losses, and what was applied to queries, keys and masks before.
+# Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of
+# caches, outputs and losses, and what was applied to queries, keys and masks before.
 IGNORED = frozenset(
     "attention_mask_2d cache_params cache_position cu_seq_lens_k cu_seq_lens_q deterministic grid_thw input_ids "
     "interpolate_pos_encoding is_first_iteration labels layer_idx logits_to_keep max_length_k max_length_q "
@@ -121,7 +121,8 @@ def routed(
 
 @contextmanager
 def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[None]:
-    """Let the host's function find what it knows the module by: its shared config, and how often it is to repeat the keys it gets."""
+    """Let the host's function find what it knows the module by: its shared config, and how often it is to repeat the
+    keys it gets."""
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
     module.config = adapter.config
     if repeated and groups is not None:
@@ -135,7 +136,8 @@ def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[N
 
 
 def reads(adapter: Routed, fitted: FittedLayer) -> bool:
-    """Return whether the weights of this call are read, or computed by us, so that our computation must be the kernel's."""
+    """Return whether the weights of this call are read, or computed by us, so that our computation must be the
+    kernel's."""
     acting = fitted.active(adapter.site.module.training)
     reading = any(m.overrides("read") or m.overrides("read_free") for m in acting)
     return adapter.site.own_attention or reading or fitted.armed
@@ -156,7 +158,8 @@ def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: 
     outside = [m for m in fitted.active(adapter.site.module.training) if _outside(m)]
     if outside:
         raise RuntimeError(
-            f"{adapter.site.name} tells its attention alone how its rows hold several sequences, while {outside[0]!r} acts on what enters "
+            f"{adapter.site.name} tells its attention alone how its rows hold several sequences, while {outside[0]!r} "
+            "acts on what enters "
             f"or leaves the layer: hand cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
         )
     fitted.entered.take()
@@ -168,14 +171,16 @@ def _outside(method: Any) -> bool:
 
 
 def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
-    """Raise RuntimeError where a module prepares its call for flash kernels or for others, and was fitted under the other kind."""
+    """Raise RuntimeError where a module prepares its call for flash kernels or for others, and was fitted under the
+    other kind."""
     now = adapter.implementation
     if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(
         type(module).forward
     ):
         return
     raise RuntimeError(
-        f"{adapter.site.name} prepared its call for {adapter.asked!r}, which regularize() found, and its model now asks for {now!r}: "
+        f"{adapter.site.name} prepared its call for {adapter.asked!r}, which regularize() found, and its model now "
+        f"asks for {now!r}: "
         "set the implementation before regularize() or watch(), or call remove() and fit again"
     )
 
@@ -192,8 +197,10 @@ def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
     """Raise RuntimeError where a method or a watch stands on a call over a paged cache."""
     if fitted.armed or any(map(touches_call, fitted.active(adapter.site.module.training))):
         raise RuntimeError(
-            f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys are not at hand and whose rows hold "
-            "several requests: generate with model.generate() without continuous batching, fold() the methods first where they fold, or "
+            f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys are not at hand "
+            "and whose rows hold "
+            "several requests: generate with model.generate() without continuous batching, fold() the methods first "
+            "where they fold, or "
             "remove() them"
         )
 
@@ -201,7 +208,8 @@ def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
 def _refuse_reordered(adapter: Routed, plain: bool, k: Tensor, ordered: Tensor) -> None:
     if not plain and ordered is not k:
         raise RuntimeError(
-            f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys stand in another order than methods "
+            f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys stand in "
+            "another order than methods "
             f"need them: use a growing cache (cache_implementation=None), {SET_SDPA}, or {LEAVE_OUT}"
         )
 
@@ -220,7 +228,8 @@ def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
     unknown = [k for k, x in kwargs.items() if k not in IGNORED and x is not None]
     if unknown:
         raise RuntimeError(
-            f"{adapter.site.name} passes the keyword(s) {', '.join(sorted(unknown))} to its attention, which headwise does not "
+            f"{adapter.site.name} passes the keyword(s) {', '.join(sorted(unknown))} to its attention, which headwise "
+            "does not "
             f"know and will not drop silently; {LEAVE_OUT}, or report the model"
         )
 
@@ -235,7 +244,8 @@ def _matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:
-    """Return whether the weights are asked for: by keyword, or by the collector that gathers them from modules' outputs."""
+    """Return whether the weights are asked for: by keyword, or by the collector that gathers them from modules'
+    outputs."""
     if kwargs.get("output_attentions"):
         return True
     try:
@@ -303,7 +313,8 @@ def _four(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
     if not fits or any(n not in (1, m) for n, m in zip(mask.shape, whole, strict=True)):
         shown = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise RuntimeError(
-            f"{name} passes a mask that is {shown}; understood is bool or float that broadcasts to (B, H, T, N) = {whole}: "
+            f"{name} passes a mask that is {shown}; understood is bool or float that broadcasts to (B, H, T, N) = "
+            f"{whole}: "
             f"{LOAD_SDPA}, or {LEAVE_OUT}"
         )
     return mask
@@ -319,8 +330,8 @@ def verify(
     settings: dict[str, Any],
     packed: Packed | None = None,
 ) -> None:
-    """Compare what a family's own eager function, or a kernel, gave (B, H, T, Dv) with the core once: what its keywords do not
-    tell must not be lost.
+    """Compare what a family's own eager function, or a kernel, gave (B, H, T, Dv) with the core once: what its keywords
+    do not tell must not be lost.
 
     Of long rows the queries in the middle are compared: there causality, windows and padding all show.
 
@@ -335,7 +346,8 @@ def verify(
     with torch.no_grad():
         kernel = adapter.implementation not in PLAIN
         if kernel:
-            # What a kernel of half precision rounds first; between its steps it rounds less than products of half precision.
+            # What a kernel of half precision rounds first; between its steps it rounds less than products of half
+            # precision.
             q, k, v = (x.to(theirs.dtype).float() for x in (q, k, v))
         theirs = theirs.float()
         if packed is not None:
@@ -358,8 +370,8 @@ def verify(
             apart = apart.masked_fill(~real[:, None, :, None], 0.0)
         largest = float(apart.max())
         exact = q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type) and not kernel
-        # An omitted term (a bias, a cap, a gate) shows at the size of the output. Rounding stays below: sums in another order in
-        # fp32, and the 8 bits of bfloat16 in what the host rounds between its steps.
+        # An omitted term (a bias, a cap, a gate) shows at the size of the output. Rounding stays below: sums in another
+        # order in fp32, and the 8 bits of bfloat16 in what the host rounds between its steps.
         bound = (1e-3 if exact else 5e-2) * max(0.0 if kernel else 1.0, float(theirs.abs().max()))
     if not largest <= bound:
         what = (
@@ -369,5 +381,6 @@ def verify(
         )
         raise RuntimeError(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {what} that does more than "
-            f"its keywords tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"
+            f"its keywords tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or "
+            f"{LEAVE_OUT}"
         )

@@ -1,4 +1,5 @@
-"""What an implementation's own mask lets each query see, as a matrix: from a 4D mask, a padding mask, a BlockMask or none."""
+"""What an implementation's own mask lets each query see, as a matrix: from a 4D mask, a padding mask, a BlockMask or
+none."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def is_block_mask(mask: Any) -> bool:
 
 
 def of_blocks(mask: Any, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return what a BlockMask allows at rows, queries and keys that broadcast, bool: its blocks, and inside of them its function."""
+    """Return what a BlockMask allows at rows, queries and keys that broadcast, bool: its blocks, and inside of them its
+    function."""
     dense = mask.to_dense().bool().to(queries.device)
     of_queries, of_keys = mask.BLOCK_SIZE
     head = torch.zeros_like(queries)
@@ -39,7 +41,8 @@ def visible_at(mask: Any, rows: Tensor, queries: Tensor, keys: int) -> Tensor:
 
 
 def seeing_themselves(mask: Any, tokens: int) -> Tensor | None:
-    """Return which tokens of a self attention see themselves, bool (B|1, T), as real ones do; None where all do or it is not told."""
+    """Return which tokens of a self attention see themselves, bool (B|1, T), as real ones do; None where all do or it
+    is not told."""
     if is_block_mask(mask) and tuple(mask.seq_lengths) == (tokens, tokens):
         rows = torch.arange(mask.shape[0], device=mask.kv_num_blocks.device)
         every = torch.arange(tokens, device=rows.device)
@@ -59,13 +62,11 @@ def matrix_of(
     """Return the mask of a call and whether causality is to be added to it, for a mask that is no 4D tensor.
 
     Args:
-        mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which holds causality and window itself.
-        q: (B, H, T, D).
-        keys: N.
-        causal: whether a query sees no later key; the last query stands on the last key.
-        window: so many places, its own included, a query sees to the left and right of it; None for all.
-        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L).
-        kept: whether the host's kernel computes; what reads beside it takes causality and a mask of keys at once, and no L x L.
+        mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which holds causality and window
+        itself. q: (B, H, T, D). keys: N. causal: whether a query sees no later key; the last query stands on the last
+        key. window: so many places, its own included, a query sees to the left and right of it; None for all. packed:
+        how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L). kept: whether the host's kernel
+        computes; what reads beside it takes causality and a mask of keys at once, and no L x L.
     """
     rows, queries = q.shape[0], q.shape[2]
     if is_block_mask(mask):

@@ -1,7 +1,8 @@
 """Which sequences the rows of a layer's call hold, as the host's own attention tells them apart.
 
-Flash kernels take `cu_seq_lens_q`, or positions that start again in a single row without padding; the masks of the other
-implementations keep sequences apart whose positions do not follow each other. What the mask lets see each other is one sequence.
+Flash kernels take `cu_seq_lens_q`, or positions that start again in a single row without padding; the masks of the
+other implementations keep sequences apart whose positions do not follow each other. What the mask lets see each other
+is one sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.transformers.masks import is_block_mask, visible_at
 
 COMPILED = (
-    "{name} is called on rows that hold several sequences inside a compiled graph, where they cannot be told apart: train packed batches "
+    "{name} is called on rows that hold several sequences inside a compiled graph, where they cannot be told apart: "
+    "train packed batches "
     "without torch.compile of the layers that methods or a watch stand on, or on one sequence a row"
 )
 
@@ -34,7 +36,8 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
         now: the forward that runs, which keeps what was found for the layers to come.
 
     Raises:
-        RuntimeError: where queries and keys lie in other sequences, where the last sequence does not end with the row, or in
+        RuntimeError: where queries and keys lie in other sequences, where the last sequence does not end with the row,
+        or in
             a compiled graph.
     """
     bounds, positions, mask = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids"), kwargs.get("attention_mask")
@@ -99,7 +102,8 @@ def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int]) 
     if other or int(bounds[0]) != 0 or int(bounds[-1]) != shape[0] * shape[1]:
         why = "its keys lie in other sequences than its queries" if other else f"it has {shape[0]} x {shape[1]} tokens"
         raise RuntimeError(
-            f"{name} is called with cu_seq_lens_q = {bounds.tolist()}, and {why}: give bounds that begin at 0, end with the last "
+            f"{name} is called with cu_seq_lens_q = {bounds.tolist()}, and {why}: give bounds that begin at 0, end "
+            "with the last "
             f"token and are those of the keys too, or {LEAVE_OUT}"
         )
     if len(bounds) == 2 and shape[0] == 1:

@@ -11,7 +11,8 @@ from headwise.core.site import Site
 # Our name among transformers' attention implementations, and where a routed module keeps its adapter.
 KEY = "headwise"
 PLACE = "_headwise"
-# Implementations whose masks are those of a plain (B, 1, T, N) matrix. The others are kernels, and are kept: methods act around them.
+# Implementations whose masks are those of a plain (B, 1, T, N) matrix. The others are kernels, and are kept: methods
+# act around them.
 PLAIN = ("eager", "sdpa")
 
 

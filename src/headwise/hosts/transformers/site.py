@@ -108,7 +108,8 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
 
 
 def _windows(module: nn.Module) -> bool:
-    """Return whether a module cuts its input into windows, as a window size and the cutting function in its file show."""
+    """Return whether a module cuts its input into windows, as a window size and the cutting function in its file
+    show."""
     size = next((x for x in (getattr(module, n, None) for n in WINDOWS) if x is not None), 0)
     if not (any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0):
         return False

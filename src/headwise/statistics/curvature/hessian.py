@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 TWICE = (
-    "the loss cannot be differentiated twice ({why}): fused kernels and compiled graphs have no second derivative; compute it with "
+    "the loss cannot be differentiated twice ({why}): fused kernels and compiled graphs have no second derivative; "
+    "compute it with "
     "plain operations, for example by the model before torch.compile, without its activation checkpointing"
 )
 

@@ -18,11 +18,12 @@ class Eigenvalue(NamedTuple):
 
 
 def largest(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float) -> Eigenvalue:
-    """Return the largest eigenvalue, not the largest in size, of the symmetric map `product` of vectors like `start` (P,).
+    """Return the largest eigenvalue, not the largest in size, of the symmetric map `product` of vectors like `start`
+    (P,).
 
     It ends when the residual falls to `tolerance` times the eigenvalue, or after `iterations` products. Vectors are not
-    made orthogonal again: that gives copies of eigenvalues and leaves the extreme one as it is (Paige 1976). NaN where a
-    product is not finite.
+    made orthogonal again: that gives copies of eigenvalues and leaves the extreme one as it is (Paige 1976). NaN where
+    a product is not finite.
     """
     before, vector = torch.zeros_like(start), start / start.norm()
     diagonal: list[float] = []

@@ -19,8 +19,8 @@ from headwise.statistics.curvature.stability import Stability, stability
 class Sharpness:
     """Hold the sharpness of a loss: `value`, in nats per squared parameter, with `error`, the bound of its own.
 
-    With an optimizer: `preconditioned` is the largest eigenvalue of P⁻¹H, `threshold` the one from which its steps on such a
-    quadratic grow, `share` their ratio; above 1 the loss is too sharp for it. `missing` says why there are none.
+    With an optimizer: `preconditioned` is the largest eigenvalue of P⁻¹H, `threshold` the one from which its steps on
+    such a quadratic grow, `share` their ratio; above 1 the loss is too sharp for it. `missing` says why there are none.
     """
 
     value: float
@@ -48,20 +48,20 @@ def sharpness(
 ) -> Sharpness:
     """Return the largest eigenvalue of a loss's Hessian by Lanczos on Hessian-vector products.
 
-    The loss is computed once; each product costs about two backward passes more and as much memory as its graph. Attention takes
-    torch's plain kernel meanwhile: fused ones have no second derivative. What the loss detaches counts as constant. Gradients and
-    parameters stay as they are.
+    The loss is computed once; each product costs about two backward passes more and as much memory as its graph.
+    Attention takes torch's plain kernel meanwhile: fused ones have no second derivative. What the loss detaches counts
+    as constant. Gradients and parameters stay as they are.
 
     Args:
-        loss: gives the loss (0-d) of the same batch whenever it is called, for example `lambda: criterion(model(x), y)`.
-        parameters: a model, of which those with a gradient are taken, or tensors that require one.
-        optimizer: SGD, Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of stability.
-        iterations: products at most.
-        tolerance: relative error at which they end.
+        loss: gives the loss (0-d) of the same batch whenever it is called, for example `lambda: criterion(model(x),
+        y)`. parameters: a model, of which those with a gradient are taken, or tensors that require one. optimizer: SGD,
+        Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of stability. iterations:
+        products at most. tolerance: relative error at which they end.
 
     Raises:
         TypeError: where `loss` is no function.
-        ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated twice, or a
+        ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated
+        twice, or a
             number is out of range.
 
     Example:
@@ -76,7 +76,8 @@ def sharpness(
         raise ValueError(f"iterations is at least 1 and tolerance above 0, got {iterations} and {tolerance}")
     if not callable(loss):
         raise TypeError(
-            f"sharpness() computes the loss itself: pass a function, such as lambda: criterion(model(x), y), not a {type(loss).__name__}"
+            "sharpness() computes the loss itself: pass a function, such as lambda: criterion(model(x), y), not a "
+            f"{type(loss).__name__}"
         )
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
     learned = [p for p in given if p.requires_grad]

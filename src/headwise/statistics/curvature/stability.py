@@ -27,10 +27,10 @@ class Stability:
 def stability(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stability:
     """Return the threshold of an optimizer as it stands, before its next step on `parameters`.
 
-    On a quadratic of Hessian H gradient descent is stable below 2/η; with momentum β below 2(1+β)/η, in Nesterov's form below
-    (2+2β)/((1+2β)η) (Cohen et al. 2021, arXiv 2103.00065). Adam's preconditioner is P = (1−β₁ᵗ)(√(ν/(1−β₂ᵗ)) + ε) and its threshold for P⁻¹H
-    (2+2β₁)/((1−β₁)η), which is 38/η at β₁ = 0.9 (Cohen et al. 2022, arXiv 2207.14484); Adagrad's are √Σg² + ε and 2/η.
-    Weight decay counts where the loss that is differentiated holds it.
+    On a quadratic of Hessian H gradient descent is stable below 2/η; with momentum β below 2(1+β)/η, in Nesterov's form
+    below (2+2β)/((1+2β)η) (Cohen et al. 2021, arXiv 2103.00065). Adam's preconditioner is P = (1−β₁ᵗ)(√(ν/(1−β₂ᵗ)) + ε)
+    and its threshold for P⁻¹H (2+2β₁)/((1−β₁)η), which is 38/η at β₁ = 0.9 (Cohen et al. 2022, arXiv 2207.14484);
+    Adagrad's are √Σg² + ε and 2/η. Weight decay counts where the loss that is differentiated holds it.
 
     Raises:
         ValueError: where no threshold is known, the optimizer does not hold all parameters, or has taken no step yet.

@@ -12,11 +12,12 @@ from headwise.statistics.weights.weight_statistic import WeightStatistic, unbala
 
 
 class Imbalance(WeightStatistic):
-    """Gives ‖Σ_h P_hᵀP_h − W_VW_Vᵀ‖_F (and the same for queries and keys) as a share of the two norms' sum, between 0 and 1.
+    """Gives ‖Σ_h P_hᵀP_h − W_VW_Vᵀ‖_F (and the same for queries and keys) as a share of the two norms' sum, between 0
+    and 1.
 
-    Kobayashi et al. 2024, arXiv 2410.23819: weight decay λ lets the difference vanish as e^{−2λt}, so that a small share says that decay has
-    acted long enough for the law; the sum runs over the heads of a group. With rotary positions queries and keys
-    balance only in the traces of rotary pairs: those are compared.
+    Kobayashi et al. 2024, arXiv 2410.23819: weight decay λ lets the difference vanish as e^{−2λt}, so that a small
+    share says that decay has acted long enough for the law; the sum runs over the heads of a group. With rotary
+    positions queries and keys balance only in the traces of rotary pairs: those are compared.
     """
 
     name = "imbalance"
@@ -33,7 +34,8 @@ class Imbalance(WeightStatistic):
 
 
 def conserved(product: Product) -> tuple[Tensor, Tensor]:
-    """Return what gradient flow without decay keeps the difference of: Gram matrices (G, d, d), or traces (G, pairs) with rotation."""
+    """Return what gradient flow without decay keeps the difference of: Gram matrices (G, d, d), or traces (G, pairs)
+    with rotation."""
     if product.pairs is None:
         return product.own_gram, product.shared_gram
     once = (product.pairs[:, 0] != product.pairs[:, 1]).to(product.own)
@@ -52,8 +54,8 @@ def _norm(x: Tensor) -> Tensor:
 class Balance:
     """What weight decay makes equal, of each group of heads that share keys and values.
 
-    Kobayashi et al. 2024, arXiv 2410.23819, compare them in pretrained models: rows of W_Q with those of W_K, columns of P
-    with rows of W_V, and both norms of every head.
+    Kobayashi et al. 2024, arXiv 2410.23819, compare them in pretrained models: rows of W_Q with those of W_K, columns
+    of P with rows of W_V, and both norms of every head.
 
     Attributes:
         own: (G, d) norms of the rows of queries or output, over all heads of a group; (G, pairs) of rotary pairs.
@@ -86,7 +88,8 @@ def _trace(gram: Tensor) -> Tensor:
 
 
 class NuclearGap(WeightStatistic):
-    """Gives (½(‖A‖_F² + ‖B‖_F²) − ‖AᵀB‖_*) / ½(‖A‖_F² + ‖B‖_F²) of each group: 0 where weight decay has made both equal, at most 1.
+    """Gives (½(‖A‖_F² + ‖B‖_F²) − ‖AᵀB‖_*) / ½(‖A‖_F² + ‖B‖_F²) of each group: 0 where weight decay has made both
+    equal, at most 1.
 
     Kobayashi et al. 2024, arXiv 2410.23819. Under grouped queries A joins the heads of the group. With rotary positions
     the product is that of tokens at the same position, and the gap of queries and keys need not close.

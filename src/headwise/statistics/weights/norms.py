@@ -29,7 +29,8 @@ class FrobeniusNorm(WeightStatistic):
 
 
 class NuclearNorm(WeightStatistic):
-    """Gives Σσ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared: what weight decay on the factors penalises.
+    """Gives Σσ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared: what weight decay on the factors
+    penalises.
 
     Kobayashi et al. 2024, arXiv 2410.23819.
     """

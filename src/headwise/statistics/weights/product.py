@@ -88,7 +88,8 @@ class Product:
 
 
 def _singular_values(matrices: Tensor) -> Tensor:
-    """Return singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads it."""
+    """Return singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads
+    it."""
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))
     return torch.where(finite[:, None], values, torch.nan)

@@ -7,8 +7,9 @@ from torch import Tensor
 def update_spectrum(q: Tensor, k: Tensor, q_after: Tensor, k_after: Tensor) -> Tensor:
     """Return the singular values (H, r), r = min(2d, C), of ΔW_qᵀW_k + W_qᵀΔW_k of each head, largest first.
 
-    That is the first order of the change of W_qᵀW_k, with W_q and W_k as (d, C), head by head. It has rank 2d at most and is
-    never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q R_kᵀ, the triangles of the QR factors of both.
+    That is the first order of the change of W_qᵀW_k, with W_q and W_k as (d, C), head by head. It has rank 2d at most
+    and is never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q R_kᵀ, the triangles of the QR factors
+    of both.
 
     Args:
         q: queries' weights before the step, (H, d, C).

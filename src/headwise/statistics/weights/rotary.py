@@ -15,7 +15,8 @@ from headwise.hosts.layers.code import forward_of, names_used, reached
 def rotary_pairs(site: Site, size: int) -> Tensor:
     """Return the pairs (pairs, 2) of a head's rows; rows that are not turned stand as (row, row).
 
-    The function by which the layer's own code turns is asked how it pairs; without one, halves are paired, as most hosts do.
+    The function by which the layer's own code turns is asked how it pairs; without one, halves are paired, as most
+    hosts do.
     """
     turned = _turned(site, size)
     half = turned // 2
@@ -44,7 +45,8 @@ def _neighbours(site: Site) -> bool:
 
 
 def _first_turned(function: Any) -> float | None:
-    """Ask a function how it turns: halves, (1, 2, 3, 4) -> (-3, -4, 1, 2), or neighbours, (-2, 1, -4, 3); None for another one."""
+    """Ask a function how it turns: halves, (1, 2, 3, 4) -> (-3, -4, 1, 2), or neighbours, (-2, 1, -4, 3); None for
+    another one."""
     try:
         turned = function(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     except Exception:

@@ -17,22 +17,30 @@ from headwise.statistics.weights.product import Product
 from headwise.statistics.weights.rotary import rotary_pairs
 
 ROTARY = (
-    "rotary positions stand between queries and keys: W_KᵀW_Q is the product for tokens at the same position, at a distance each "
+    "rotary positions stand between queries and keys: W_KᵀW_Q is the product for tokens at the same position, at a "
+    "distance each "
     "rotary pair is turned; only the traces of rotary pairs balance"
 )
-NORMED = "queries and keys are normalised: the size of W_KᵀW_Q has no meaning for the logits, and the law of weight decay does not apply"
+NORMED = (
+    "queries and keys are normalised: the size of W_KᵀW_Q has no meaning for the logits, and the law of weight decay "
+    "does not apply"
+)
 BIASED = "{} have biases, which the products leave out"
 LATENT = (
-    "latent attention: the products are those of the normalised latents that enter the up projections, and of the layer's input for "
+    "latent attention: the products are those of the normalised latents that enter the up projections, and of the "
+    "layer's input for "
     "the rotary key, which all heads share"
 )
-JOINT = "joint attention: the products are those of pairs of image and text tokens, whose weights stand beside each other"
+JOINT = (
+    "joint attention: the products are those of pairs of image and text tokens, whose weights stand beside each other"
+)
 GROUPED = "{} query heads share {} key/value heads: balance and gap are those of groups, summed over their heads"
 
 
 @dataclass(frozen=True, eq=False)
 class WeightReading:
-    """Holds the products "qk" and "vo" of a site (those that could be found), reasons for what is missing, and notes."""
+    """Holds the products "qk" and "vo" of a site (those that could be found), reasons for what is missing, and
+    notes."""
 
     products: dict[str, Product]
     missing: dict[str, str] = field(default_factory=dict)

@@ -21,7 +21,8 @@ def defocus(images: np.ndarray, disk: tuple[float, float], draws: np.random.Gene
 def glass(images: np.ndarray, constant: tuple[float, int], draws: np.random.Generator) -> np.ndarray:
     """Blur, give every pixel the value of itself or a neighbour above or left, and blur again.
 
-    The paper swaps the two; the program that made CIFAR-10-C copies, and so does this, pixel after pixel from the lower right.
+    The paper swaps the two; the program that made CIFAR-10-C copies, and so does this, pixel after pixel from the lower
+    right.
     """
     deviation, rounds = constant
     found = _smooth(images / 255, deviation)
@@ -48,9 +49,11 @@ def zoom(images: np.ndarray, stop: float, draws: np.random.Generator) -> np.ndar
 
 
 def drag(images: np.ndarray, radius: float, deviation: float, degrees: np.ndarray) -> np.ndarray:
-    """Average each image (N, S, S, C) along its own direction, with normal weights that fall to one side; pixels at the rim repeat.
+    """Average each image (N, S, S, C) along its own direction, with normal weights that fall to one side; pixels at the
+    rim repeat.
 
-    It is the motion blur of ImageMagick: 2·radius + 1 steps of one pixel each, their places rounded to pixels, cut to bytes at the end.
+    It is the motion blur of ImageMagick: 2·radius + 1 steps of one pixel each, their places rounded to pixels, cut to
+    bytes at the end.
     """
     steps = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-(steps**2) / (2 * deviation**2))

@@ -1,8 +1,9 @@
 """The fifteen corruptions of CIFAR-10-C at five severities (Hendrycks & Dietterich 2019, arXiv 1903.12261).
 
-Written from the paper and from the constants of the program that made CIFAR-10-C; no pixel of that data set is used. What that program does otherwise
-than the paper says is kept, since the published figures are of its images: the glass blur copies a neighbour's pixel where the paper
-swaps two, and the mean change of glass, frost and elastic does not grow with every severity.
+Written from the paper and from the constants of the program that made CIFAR-10-C; no pixel of that data set is used.
+What that program does otherwise than the paper says is kept, since the published figures are of its images: the glass
+blur copies a neighbour's pixel where the paper swaps two, and the mean change of glass, frost and elastic does not grow
+with every severity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 
 from headwise_papers.data.corruptions import blur, digital, noise, weather
 
-# images (N, 32, 32, 3) as bytes, the severity's constant, and the draws -> the same shape in [0, 255], not cut to bytes yet
+# images (N, 32, 32, 3) as bytes, the severity's constant, and the draws -> the same shape in [0, 255], not cut to bytes
+# yet
 Corrupt = Callable[..., np.ndarray]
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -37,7 +39,8 @@ CONSTANTS: dict[str, tuple[Corrupt, tuple[Any, ...]]] = {
     "motion_blur": (blur.motion, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     # where the zooms stop
     "zoom_blur": (blur.zoom, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    # mean, deviation, zoom and threshold of the flakes, radius and deviation of their motion, how much of the image's own light stays
+    # mean, deviation, zoom and threshold of the flakes, radius and deviation of their motion, how much of the image's
+    # own light stays
     "snow": (
         weather.snow,
         (
@@ -72,8 +75,8 @@ def corrupt(
 ) -> np.ndarray:
     """Corrupt images (N, 32, 32, 3) uint8 in red, green, blue; the same seed gives the same bytes.
 
-    `photographs` are those of `data.frost`, which frost alone needs. Each corruption and severity draws for itself. Raises
-    ValueError for an unknown corruption or severity and for other images.
+    `photographs` are those of `data.frost`, which frost alone needs. Each corruption and severity draws for itself.
+    Raises ValueError for an unknown corruption or severity and for other images.
     """
     if name not in CONSTANTS:
         raise ValueError(f"There is no corruption {name!r}; there are {', '.join(CORRUPTIONS)}.")

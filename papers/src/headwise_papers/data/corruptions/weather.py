@@ -13,7 +13,8 @@ LIGHTNESS = np.array([0.299, 0.587, 0.114])
 def snow(
     images: np.ndarray, constant: tuple[float, float, float, float, int, int, float], draws: np.random.Generator
 ) -> np.ndarray:
-    """Whiten the image, and lay flakes over it that fall within 45 degrees of straight down, and once more turned by half a turn."""
+    """Whiten the image, and lay flakes over it that fall within 45 degrees of straight down, and once more turned by
+    half a turn."""
     mean, deviation, zoom, threshold, radius, spread, own = constant
     count, side = len(images), images.shape[1]
     flakes = zoom_in(draws.normal(mean, deviation, (count, side, side, 1)), zoom)
@@ -28,7 +29,8 @@ def snow(
 def frost(
     images: np.ndarray, shares: tuple[float, float], draws: np.random.Generator, *, photographs: list[np.ndarray]
 ) -> np.ndarray:
-    """Add a part of a photograph of frost, made smaller to a fifth; the sixth photograph is never drawn, as in CIFAR-10-C."""
+    """Add a part of a photograph of frost, made smaller to a fifth; the sixth photograph is never drawn, as in
+    CIFAR-10-C."""
     side = images.shape[1]
     small = [_fifth(photograph) for photograph in photographs[:5]]
     if (least := min(min(photograph.shape[:2]) for photograph in small)) <= side:
@@ -44,7 +46,8 @@ def frost(
 
 
 def fog(images: np.ndarray, constant: tuple[float, float], draws: np.random.Generator) -> np.ndarray:
-    """Add a cloud, and scale so that the brightest value can stay; the cloud is a fractal of midpoints moved at random."""
+    """Add a cloud, and scale so that the brightest value can stay; the cloud is a fractal of midpoints moved at
+    random."""
     thickness, decay = constant
     light = images / 255
     brightest = light.max(axis=(1, 2, 3), keepdims=True)
@@ -53,7 +56,8 @@ def fog(images: np.ndarray, constant: tuple[float, float], draws: np.random.Gene
 
 
 def brightness(images: np.ndarray, added: float, draws: np.random.Generator) -> np.ndarray:
-    """Raise the value (the largest of red, green and blue) and leave hue and saturation: a pixel's colours grow in proportion."""
+    """Raise the value (the largest of red, green and blue) and leave hue and saturation: a pixel's colours grow in
+    proportion."""
     light = images / 255
     value = light.max(axis=-1, keepdims=True)
     raised = np.clip(value + added, 0, 1)
@@ -65,8 +69,8 @@ def brightness(images: np.ndarray, added: float, draws: np.random.Generator) -> 
 def plasma(count: int, side: int, decay: float, draws: np.random.Generator) -> np.ndarray:
     """Make clouds (count, side, side) in [0, 1] by diamonds and squares on a torus; `side` is a power of two.
 
-    Every new point is the mean of four old ones plus a uniform draw up to the square of a wobble that falls from 100 by `decay` with each
-    halving of the step.
+    Every new point is the mean of four old ones plus a uniform draw up to the square of a wobble that falls from 100 by
+    `decay` with each halving of the step.
     """
     field = np.zeros((count, side, side))
     step, wobble = side, 100.0
