@@ -119,7 +119,7 @@ def whole(found: list[Row]) -> str:
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     training, rest = left()
     said = (
-        "Differences to the plain model in nats per token, paired by seed. *Stories* are the model's own: what it knew. "
+        "Differences to the plain model in nats per token, paired by seed. *Stories* are the model's own. "
         "*Moved*: root mean square move of what the method brought along; *put back*: how much worse the model is with "
         f"that where it began. *Yes*: its loss on stories changes by at most {KEPT:g} when it is switched on, and "
         f"fine-tuning ends less than {MARGIN:g} above the plain model's. *{LATER.capitalize()}*: the second alone. "
