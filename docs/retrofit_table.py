@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise_papers.retrofit import END, KEPT, MARGIN, METHODS, START, STUDY, WARMED
+from headwise_papers.retrofit import END, KEPT, MARGIN, METHODS, START, STUDY, TRAVEL, WARMED
 
 from headwise import methods
 from headwise.core.method import REGISTRY
@@ -70,7 +70,9 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the cells of its line."""
-        learns = any(self.figures[MOVED, self.arm].values())
+        moves = self.figures[MOVED, self.arm].values()
+        # farther than the rates allow: the start was drawn, and is not known behind the training
+        learns = any(moves) and max(moves) <= TRAVEL
         own = {name: interval(list(self.figures[name, self.arm].values())).mean for name in (MOVED, WORTH)}
         return [
             f"`{self.arm}`",
@@ -124,7 +126,9 @@ def whole(found: list[Row]) -> str:
         f"that where it began. *Yes*: its loss on stories changes by at most {KEPT:g} when it is switched on, and "
         f"fine-tuning ends less than {MARGIN:g} above the plain model's. *{LATER.capitalize()}*: the second alone. "
         f"*{WARM.capitalize()}*: it ends so only with a strength that grows. *{NO.capitalize()}*: it ends more than "
-        f"{MARGIN:g} above. Thirty steps are few: a method that ends behind after them may catch up."
+        f"{MARGIN:g} above. Thirty steps are few: a method that ends behind after them may catch up. The "
+        f"sum of their learning rates is {TRAVEL:g}, about as far as AdamW moves a parameter at most; "
+        "DifferentialAttention draws its start, so that its move is not known."
     )
     others = (
         f"Not switched on here: {_code(training)}, which act in training alone and so leave evaluation as it is "
