@@ -89,6 +89,8 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
         ],
         "charts": charts(curves),
         "settings": settings(runs, seeds),
+        # of the runs, not of the last call, which may have found most of them done
+        "seconds": sum(run["seconds"] for run in runs),
     }
 
 
