@@ -4,8 +4,6 @@ dark."""
 from __future__ import annotations
 
 import csv
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,25 +12,6 @@ from report.synthetic_study import NINE, write_study
 import headwise.reporting
 
 EVIL = '<img src=x onerror="window.harmed=1"></script><script>window.harmed=2</script>'
-ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = os.environ.get("HEADWISE_CHROMIUM") or next(
-        (found for name in names if (found := shutil.which(name))), None
-    )
-    if executable is None:
-        pytest.skip("no Chromium on this machine (set HEADWISE_CHROMIUM to its path)")
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
