@@ -121,6 +121,8 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if button := notebooks.button(name):
         body = body.replace("</h1>", f"</h1>\n{button}", 1)
     context["body"] = body.replace("<img ", '<img loading="lazy" ')
+    if tree_of_pages := context.get("furo_navigation_tree"):
+        context["furo_navigation_tree"] = tree_of_pages.replace('role="heading"', 'role="heading" aria-level="2"')
     # what scrolls sideways is to be reached by keyboard too
     context["body"] = re.sub(r'<pre(?=>| )', '<pre tabindex="0"', context["body"])
     if 'class="cell ' not in body:
