@@ -124,7 +124,7 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if tree_of_pages := context.get("furo_navigation_tree"):
         context["furo_navigation_tree"] = tree_of_pages.replace('role="heading"', 'role="heading" aria-level="2"')
     # what scrolls sideways is to be reached by keyboard too
-    context["body"] = re.sub(r'<pre(?=>| )', '<pre tabindex="0"', context["body"])
+    context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
     if 'class="cell ' not in body:
         context["css_files"] = [one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))]
 
