@@ -103,7 +103,7 @@ methods-table: $(VENV)/.test
 
 # torch first: a looser range would pull its CUDA build.
 $(VENV)/.torch:
-	@echo "setting up in $(VENV), once: minutes, and about 2 GB on disk"
+	@echo "setting up in $(VENV), once: minutes, and gigabytes of disk"
 	$(PYTHON) -c "import sys; sys.exit('headwise needs Python 3.11 or newer: make PYTHON=python3.12 ...' if sys.version_info < (3, 11) else 0)"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install torch==2.13.0

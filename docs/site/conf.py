@@ -126,7 +126,9 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     # what scrolls sideways is to be reached by keyboard too
     context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
     if 'class="cell ' not in body:
-        context["css_files"] = [one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))]
+        context["css_files"] = [
+            one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))
+        ]
 
 
 def setup(app: Any) -> None:

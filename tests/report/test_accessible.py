@@ -38,7 +38,7 @@ PAGES = {
     "import warnings\n\n\ndef told(x: int = 3) -> str:  # a comment\n    return f'{x}'\n\nprint(told())\n"
     "warnings.warn('loud')\n```\n\n```{code-cell} ipython3\n:tags: [raises-exception]\n\n{'a': 1}['b']\n```\n\n"
     "```\nplain text\n```\n\n```diff\n- old\n+ new\n```\n\n```bash\nheadwise compare --seeds 2  # comment\n```\n\n"
-    "```json\n{\"a\": [1, null]}\n```\n",
+    '```json\n{"a": [1, null]}\n```\n',
     "claims": "# Claims\n\n| claim | source | method | verdict |\n|---|---|---|---|\n"
     "| A `code` | blog | DropHead | [as published]{.badge .held} [small]{.badge .setting} |\n"
     "| B | blog | QKNorm | [contrary]{.badge .against} |\n| C | blog | QKNorm | [undecided]{.badge .open} |\n"
