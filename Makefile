@@ -13,23 +13,29 @@ STUB := PYTHONPATH=tests
 .PHONY: compare demo docs test test-all lint types pytest bits bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 compare: $(VENV)/.study
+	@echo "make compare: about 7 minutes of one core; result: results/digits/report.html"
 	$(PY) -m headwise compare $(ARGS)
 
 demo: $(VENV)/.demo
+	@echo "make demo: seconds; the result stands here"
 	$(PY) docs/twenty_lines.py
 
 # Every warning is an error. -E -a: every page is read and run again, for what it shows comes from the code.
 docs: $(VENV)/.docs
+	@echo "make docs: 3 to 17 minutes; result: build/docs/index.html"
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -E -a -n -W --keep-going -q -c docs/site docs build/docs $(ARGS)
 	$(PY) docs/site/check_links.py build/docs
 
 # every promise once
 test: lint types
+	@echo "make test: form, types, then every promise once: tens of minutes; result here"
 	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
 
 test-all: lint types pytest
+	@echo "make test-all: the whole grid, longer than make test; result here"
 
 lint: $(VENV)/.test
+	@echo "make lint: form and generated pages: a minute or two; result here"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) docs/recompute.py
@@ -41,51 +47,64 @@ lint: $(VENV)/.test
 	$(PY) docs/method_contract.py --check
 
 types: $(VENV)/.test
+	@echo "make types: both packages: a minute or two; result here"
 	$(PY) -m mypy
 
 pytest: $(VENV)/.test
+	@echo "make pytest: the tests that ARGS leaves: tens of minutes; result here"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
 
 # make test runs the machine's best instructions; the same bits must come of the others.
 bits: $(VENV)/.test
+	@echo "make bits: one round for each of $(CAPABILITIES): minutes each; result here"
 	for capability in $(CAPABILITIES); do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
 	done
 
 bench: $(VENV)/.test
+	@echo "make bench: attention on this processor: minutes; table here"
 	$(PY) benchmarks/attention.py $(ARGS)
 
 bench-cuda: $(VENV)/.test
+	@echo "make bench-cuda: attention on a GPU: minutes; table here"
 	$(PY) benchmarks/on_cuda.py $(ARGS)
 
 bench-study: $(VENV)/.test
+	@echo "make bench-study: what a study costs: minutes; figures here"
 	$(STUB) $(PY) benchmarks/study.py $(ARGS)
 
 bench-watch: $(VENV)/.test
+	@echo "make bench-watch: what watching costs: minutes; figures here"
 	$(STUB) $(PY) benchmarks/watch.py $(ARGS)
 
 bench-audit: $(VENV)/.test
+	@echo "make bench-audit: what an audit costs: minutes; figures here"
 	$(STUB) $(PY) benchmarks/audit.py $(ARGS)
 
 bench-compiled: $(VENV)/.test
+	@echo "make bench-compiled: compiled training steps: minutes; table here"
 	$(PY) benchmarks/compiled.py $(ARGS)
 
 # thirty launches of two processes in a row, by torchrun and by --processes: each must end with 0
 launches: $(VENV)/.test
+	@echo "make launches: thirty launches of two processes: long; result here"
 	HEADWISE_LAUNCHES=30 OMP_NUM_THREADS=1 $(PY) -m pytest --timeout 3600 tests/study/test_several_processes.py -k in_a_row $(ARGS)
 
 # a thousand kills of studies at random moments; ARGS="--kills 100 --kinds tuned,ray" for other storms
 storm: $(VENV)/.test
+	@echo "make storm: a thousand kills: hours; count here"
 	OMP_NUM_THREADS=1 $(STUB) $(PY) tests/study/storm.py $(ARGS)
 
 methods-table: $(VENV)/.test
+	@echo "make methods-table: seconds; writes README.md and pages of docs/"
 	$(PY) docs/methods_table.py
 	$(PY) docs/catalogue.py
 	$(PY) docs/method_contract.py
 
 # torch first: a looser range would pull its CUDA build.
 $(VENV)/.torch:
+	@echo "setting up in $(VENV), once: minutes, and gigabytes of disk"
 	$(PYTHON) -c "import sys; sys.exit('headwise needs Python 3.11 or newer: make PYTHON=python3.12 ...' if sys.version_info < (3, 11) else 0)"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install torch==2.13.0

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,12 +37,28 @@ def test_make_demo_runs_the_example():
     )
     assert len(code.strip().splitlines()) <= 30
     script = re.search(
-        r"^demo: \S+\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        r"^demo: \S+\n\t@echo .*\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
     ).group(1)
     done = a_user_runs(script)
     assert done.returncode == 0, done.stderr
     printed = done.stdout
-    assert "regularized" in printed and "NeuTRENO(strength=0.6)" in printed and "statistic" in printed
+    assert "regularized" in printed and "DropHead(p=0.2)" in printed
+    before, after = map(float, re.search(r"loss before ([\d.]+), after 41 steps ([\d.]+)", printed).groups())
+    assert after < before / 2
+    # four layers, two figures at two steps
+    assert len(re.findall(r"^\d(?: +\d+\.\d{3}){4}$", printed, re.MULTILINE)) == 4
+    assert max(map(len, printed.splitlines())) <= 80
+    following = re.search(r"\.venv/bin/headwise (compare .*?)\n    then", printed, re.DOTALL)[1].replace("\\\n", " ")
+    told = a_user_runs("-m", "headwise", *shlex.split(following), "--help")
+    assert told.returncode == 0 and "--epochs" in told.stdout, told.stderr
+
+
+def test_every_target_says_what_it_takes_and_where_the_result_is():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split()
+    for name in {*names} - {"clean"}:
+        said = re.search(rf'^{name}:.*\n\t@echo "(make {name}: .+)"$', text, re.MULTILINE)
+        assert said and len(said[1]) <= 80 and re.search(r"here|result:|writes", said[1]), name
 
 
 def test_linked_files_exist():

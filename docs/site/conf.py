@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "src"), str(DOCS), str(SITE)]
 import gallery  # noqa: E402
 import mathml  # noqa: E402
 import method_pages  # noqa: E402
+import notebooks  # noqa: E402
 import reference  # noqa: E402
 
 import headwise  # noqa: E402
@@ -82,6 +83,7 @@ def generate(app: Any) -> None:
     method_pages.write(made / "methods")
     gallery.write(DOCS / "results", made)
     reference.write(made / "api")
+    notebooks.write(Path(app.outdir) / notebooks.FOLDER)
 
 
 def adapt(app: Any, name: str, source: list[str]) -> None:
@@ -113,8 +115,25 @@ def badges(found: re.Match[str]) -> str:
     return f"| [{verdict}]{{.badge .{tone}}}{second} |"
 
 
+def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Offer the notebook below the title, load pictures when they come into sight, and leave out what no cell needs."""
+    body = context.get("body", "")
+    if button := notebooks.button(name):
+        body = body.replace("</h1>", f"</h1>\n{button}", 1)
+    context["body"] = body.replace("<img ", '<img loading="lazy" ')
+    if tree_of_pages := context.get("furo_navigation_tree"):
+        context["furo_navigation_tree"] = tree_of_pages.replace('role="heading"', 'role="heading" aria-level="2"')
+    # what scrolls sideways is to be reached by keyboard too
+    context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
+    if 'class="cell ' not in body:
+        context["css_files"] = [
+            one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))
+        ]
+
+
 def setup(app: Any) -> None:
     """Register what the site adds to Sphinx."""
     mathml.register(app)
     app.connect("builder-inited", generate)
     app.connect("source-read", adapt)
+    app.connect("html-page-context", shape, priority=900)

@@ -27,7 +27,7 @@ def _inline(self: Any, node: Any) -> None:
 def _block(self: Any, node: Any) -> None:
     from docutils import nodes
 
-    self.body.append(f'<div class="formula">{mathml(node.astext(), block=True)}</div>\n')
+    self.body.append(f'<div class="formula" tabindex="0">{mathml(node.astext(), block=True)}</div>\n')
     raise nodes.SkipNode
 
 

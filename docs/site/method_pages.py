@@ -143,7 +143,11 @@ def _facts(cls: type[Method]) -> str:
             ("time of attention, forward and backward, over plain", f"{times} ([benchmarks](../../benchmarks.md))")
         )
     return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows)]
+        [
+            "| property | value |",
+            "|---|---|",
+            *(f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows),
+        ]
     )
 
 

@@ -5,3 +5,7 @@ from __future__ import annotations
 from headwise.reporting import write
 
 __all__ = ["write"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

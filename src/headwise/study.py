@@ -66,3 +66,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'headwise.study' has no attribute {name!r}")
     with needing(f"headwise.study.{name}", "study"):
         return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,8 +4,6 @@ dark."""
 from __future__ import annotations
 
 import csv
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,25 +12,6 @@ from report.synthetic_study import NINE, write_study
 import headwise.reporting
 
 EVIL = '<img src=x onerror="window.harmed=1"></script><script>window.harmed=2</script>'
-ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = os.environ.get("HEADWISE_CHROMIUM") or next(
-        (found for name in names if (found := shutil.which(name))), None
-    )
-    if executable is None:
-        pytest.skip("no Chromium on this machine (set HEADWISE_CHROMIUM to its path)")
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +301,9 @@ def test_every_chart_and_button_has_a_name_for_a_screen_reader(visit):
     names = visit.page.locator("figure .chart").evaluate_all(
         "all => all.map(e => [e.getAttribute('role'), e.ariaLabel])"
     )
-    assert names and all(role == "img" and len(name) > 3 for role, name in names)
+    assert {role for role, _ in names} == {"img", "group"} and all(len(name) > 3 for _, name in names)
+    # a box with a slider is no picture
+    grouped = "all => all.every(e => (e.role === 'group') === !!e.querySelector('input'))"
+    assert visit.page.locator("figure[data-drawn=yes] .chart").evaluate_all(grouped)
     buttons = visit.page.locator("button[data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
     assert len(set(buttons)) > 40 and all(name.startswith("Save ") for name in buttons)

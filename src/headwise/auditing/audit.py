@@ -58,9 +58,8 @@ def audit(
     Example:
         >>> import tempfile, headwise
         >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(
-    ...     n_embd=32, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0
-    ... ))
+        >>> config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, bos_token_id=0, eos_token_id=0)
+        >>> model = GPT2LMHeadModel(config)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save_pretrained(folder)
         ...     found = headwise.audit(folder)

@@ -4,3 +4,7 @@ alike."""
 from headwise.testing.contract import check_method
 
 __all__ = ["check_method"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
