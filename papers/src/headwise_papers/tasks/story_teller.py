@@ -168,7 +168,7 @@ def in_8_bits(model: nn.Module) -> Iterator[None]:
     """Let linear layers and embeddings compute with rounded weights, reparametrized ones with what they compute."""
     found = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))]
     for module in found:
-        module.forward = _rounded_forward(module)  # type: ignore[method-assign]
+        module.forward = _rounded_forward(module)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
