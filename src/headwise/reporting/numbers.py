@@ -7,9 +7,11 @@ are read as they are; what another tool calls the columns can be said.
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -39,7 +41,11 @@ FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "
 # what tells one run from another, and is no setting of it
 TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
 NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
-OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *NOTES, "_timestamp")
+MACHINES = ("hostname", "host", "sweep", "agent", "description", "gpu type", "gpu count", "os", "python version", "commit")
+MORE_TIMES = ("end time", "relative time", "heartbeatat")
+# columns that hold a whole dict, as Weights & Biases' own recipe for an export writes them
+DICTS = ("config", "summary")
+OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, "_timestamp")
 # how many of a kind of fault are told by row
 TOLD = 5
 
@@ -165,7 +171,28 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
                     f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair "
                     "the row."
                 )
-            yield Row(reader.line_num, dict(zip(names, (value.strip() for value in values))))
+            yield Row(reader.line_num, _unfolded(path, reader.line_num, dict(zip(names, map(str.strip, values)))))
+
+
+def _unfolded(path: Path, line: int, values: dict[str, str]) -> dict[str, Any]:
+    """Take apart the cells that hold a dict, as Python writes it or as JSON."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.lower() not in DICTS or not value.startswith("{"):
+            found[name] = value
+            continue
+        try:
+            # Python writes a figure that is none as nan, which it does not read again
+            content = ast.literal_eval(re.sub(r"(?<=: )-?(nan|inf)(?=[,}])", "None", value))
+        except (ValueError, SyntaxError):
+            try:
+                content = json.loads(value)
+            except ValueError as error:
+                raise StudyError(
+                    f"{path}, row {line}: {name} is no dict that can be read. Export its entries as columns."
+                ) from error
+        found |= _flat(content, f"{name.lower()}.")
+    return found
 
 
 def _last_of_each_run(rows: list[Row]) -> list[Row]:
@@ -271,7 +298,7 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
     for name in (
-        name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith(FIGURES)
+        name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith((*FIGURES, "tags."))
     ):
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]
