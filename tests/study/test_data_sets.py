@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from headwise.comparing.command import announce
-from headwise.study import DataSet
 from headwise.studies.catalogue import catalogue, print_studies
 from headwise.studies.registry import load_study
+from headwise.study import DataSet
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,7 +41,11 @@ def test_a_study_says_what_it_downloads_before_it_does(tmp_path):
 def test_sizes_are_those_of_the_page_on_data():
     page = (DOCS / "data.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| ")]
-    found = {entry["name"]: entry["megabytes"] for study in catalogue()["studies"].values() for entry in study.get("data", [])}
+    found = {
+        entry["name"]: entry["megabytes"]
+        for study in catalogue()["studies"].values()
+        for entry in study.get("data", [])
+    }
     assert len(found) > 9
     for name, megabytes in found.items():
         row = next(row for row in rows if f"`{name}/" in row)
