@@ -160,8 +160,8 @@ def _of_json(path: Path, text: str) -> Iterable[Row]:
         except ValueError as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise StudyError(
-                f"{path}, line {number}, is no JSON: {why[0].lower()}{why[1:]}. Write the line whole, or delete it where "
-                "its writer was cut."
+                f"{path}, line {number}, is no JSON: {why[0].lower()}{why[1:]}. Write the line whole, or delete it "
+                "where its writer was cut."
             ) from error
         if not isinstance(found, dict):
             raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')

@@ -86,7 +86,8 @@ def _of_packages() -> dict[str, Any]:
 
 
 def print_studies() -> None:
-    """Print each installed study: question, arms and seeds, data, minutes at each scale, and its verdict here or as it was kept."""
+    """Print each installed study: question, arms and seeds, data, minutes at each scale, and its verdict here or
+    as it was kept."""
     names = study_names()
     for name in names:
         print(name)
