@@ -7,9 +7,11 @@ here.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -17,11 +19,16 @@ from typing import Any
 
 from headwise import methods
 from headwise.core.method import REGISTRY
-from headwise.experiments.task import Task
 from headwise.studies.registry import BUILT_IN, PAPERS
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
+
+# how docs/keep_results.py writes what a run took: of runs, or of a study of findings
+COMMAND = re.compile(r"^Command: `headwise compare (?P<name>\S+)(?P<options>[^`]*)`.*", re.MULTILINE)
+RUNS = re.compile(r"(?P<runs>\d+) runs, (?P<minutes>[\d.]+) minutes of training altogether")
+TOOK = re.compile(r"It took (?P<minutes>[\d.]+) minutes")
+DEFAULT = "default"
 
 # What the methods' own papers propose them for.
 PURPOSES = {
@@ -63,13 +70,27 @@ def of_studies() -> dict[str, Any]:
 def _study(name: str) -> dict[str, Any]:
     module = importlib.import_module(_modules()[name])
     study = getattr(module, "STUDY", None)
-    kept = _kept(name)
+    kept, measured = _kept(name), _measured(name)
     if study is None:
-        return {"question": module.TITLE, "kept": kept}
+        return {"question": module.TITLE, "measured": measured, "kept": kept}
     scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
-    downloads = type(study.task).prepare is not Task.prepare
+    data = [dataclasses.asdict(data_set) for data_set in study.task.data_sets()]
     found = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
-    return found | {"data": "downloaded once" if downloads else "comes with its packages", "kept": kept}
+    return found | {"data": data, "measured": measured, "kept": kept}
+
+
+def _measured(name: str) -> dict[str, Any]:
+    """Return by scale the runs and minutes of training of the kept run, as its page says; {} where none is kept."""
+    path = ROOT / "docs" / "results" / name / "README.md"
+    page = COMMAND.search(path.read_text(encoding="utf-8")) if path.exists() else None
+    if page is None:
+        return {}
+    scale = re.search(r"--scale (\S+)", page["options"])
+    found = RUNS.search(page[0]) or TOOK.search(page[0])
+    if found is None:
+        return {}
+    figures = {key: float(value) if key == "minutes" else int(value) for key, value in found.groupdict().items()}
+    return {scale[1] if scale else DEFAULT: figures}
 
 
 def _modules() -> dict[str, str]:

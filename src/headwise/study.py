@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwise.experiments.study import Scale as Scale
     from headwise.experiments.study import Study as Study
     from headwise.experiments.task import Task as Task
+    from headwise.files.data_set import DataSet as DataSet
     from headwise.files.errors import StudyError as StudyError
     from headwise.results.records import Claim as Claim
     from headwise.results.records import ClaimTest as ClaimTest
@@ -28,6 +29,7 @@ __all__ = [
     "Batch",
     "Claim",
     "ClaimTest",
+    "DataSet",
     "Evaluation",
     "Metric",
     "Phase",
@@ -45,6 +47,7 @@ _HOME = {
     "Batch": "headwise.experiments.batch",
     "Claim": "headwise.results.records",
     "ClaimTest": "headwise.results.records",
+    "DataSet": "headwise.files.data_set",
     "Evaluation": "headwise.experiments.evaluation",
     "Metric": "headwise.experiments.evaluation",
     "Phase": "headwise.experiments.phase",

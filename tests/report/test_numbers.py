@@ -84,7 +84,41 @@ def of_trackio(path):
     return table(path, rows)
 
 
-@pytest.mark.parametrize("make", [jsonl, of_wandb, of_mlflow, of_trackio])
+def of_wandb_by_its_recipe(path):
+    """As the frame of `Api().runs` that its guide to exports builds: whole dicts, as Python writes them."""
+    found = []
+    for at, row in enumerate(rows_of()):
+        summary = {"accuracy": row.pop("accuracy"), "_runtime": at, "_step": 9, "grad": float("nan")}
+        found.append({"": at, "summary": str(summary), "config": str({**row, "lr": 0.1}), "name": f"run-{at}"})
+    return table(path, found)
+
+
+def of_mlflow_by_its_command(path):
+    """As `mlflow experiments csv` of MLflow 3 wrote a file store of these runs, by two users on two machines."""
+    rows = rows_of(arm="params.arm", seed="params.seed", accuracy="metrics.accuracy")
+    more = {"tags.mlflow.source.type": "LOCAL", "tags.mlflow.source.name": "train.py", "status": "FINISHED"}
+    times = {"start_time": "2026-11-23 12:34:28.579+00:00", "experiment_id": "830249794581424701"}
+    return table(
+        path,
+        [
+            {"run_id": f"{at:032x}", **times, **row, "params.lr": "0.1", **more}
+            | {"tags.mlflow.user": "me" if at % 4 else "you", "tags.mlflow.runName": f"bold-{at}"}
+            for at, row in enumerate(reversed(rows))
+        ],
+    )
+
+
+def of_a_spreadsheet(path):
+    """As a spreadsheet writes it where numbers have commas."""
+    lines = [";".join(map(str, row.values())).replace(".", ",") for row in rows_of()]
+    path.write_text("\ufeff" + "\r\n".join(["arm;seed;accuracy", *lines]), encoding="utf-8")
+    return path
+
+
+EXPORTS = [jsonl, of_wandb, of_wandb_by_its_recipe, of_mlflow, of_mlflow_by_its_command, of_trackio, of_a_spreadsheet]
+
+
+@pytest.mark.parametrize("make", EXPORTS)
 def test_exports_give_the_verdict_of_the_plain_table(tmp_path, make):
     study_of_numbers(table(tmp_path / "plain.csv", rows_of()), OUTCOME, "plain", tmp_path / "one")
     study_of_numbers(make(tmp_path / "runs.csv"), OUTCOME, "plain", tmp_path / "other")
@@ -142,6 +176,31 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
     with pytest.raises(StudyError, match=message):
         study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"arm": "plain"}\n{"arm": "x", "acc', "line 2, is no JSON: unterminated string .*delete it where"),
+        ("a.json", "[]", "is JSON as a whole. Give one object a line, in a file that ends in .jsonl"),
+        (
+            "a.csv",
+            "arm,seed,accuracy\nplain,0,0,5\n",
+            "row 2, has 4 fields and the heading 3. Put a field .* into quotes",
+        ),
+        (
+            "a.csv",
+            'config,seed\n{1: "b,0\n',
+            "row 2: config is no dict that can be read. Export its entries as columns",
+        ),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_with_its_line(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(StudyError, match=message):
+        study_of_numbers(tmp_path / name, OUTCOME, "plain", tmp_path / "out")
+    with pytest.raises(StudyError, match=r"nowhere.csv does not exist in .*Give the path of a CSV or JSONL"):
+        study_of_numbers(tmp_path / "nowhere.csv", OUTCOME, "plain", tmp_path / "out")
 
 
 def test_a_baseline_or_an_outcome_that_is_not_there_is_told_with_those_that_are(tmp_path):

@@ -14,12 +14,15 @@ from test_engines import headwise, wait_for
 
 from headwise.comparing.choosing import choose_study, started
 from headwise.comparing.request import Request, check
+from headwise.engines.metric_streams import MetricStreams
 from headwise.engines.slurm_cluster import SlurmEngine
 from headwise.engines.slurm_options import SlurmOptions
 from headwise.experiments.script import command_line, given_arguments
 from headwise.files.errors import StudyError
 from headwise.files.script_run import Told
 from headwise.results.analysis import analyse
+from headwise.training.script_order import ScriptOrder
+from headwise.training.script_process import last_lines
 from headwise.training.script_run import Run
 
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -310,6 +313,37 @@ def test_jobs_of_slurm_carry_out_a_script(tmp_path, monkeypatch):
     finally:
         engine.close()
     assert found == figures(carry_script(tmp_path / "here"))
+
+
+def test_a_cluster_tells_the_step_of_a_script(tmp_path):
+    listener = Silent()
+    carry_script(tmp_path, listener=listener)
+    configurations = choose_study(request_of()).configurations()
+    folders = {json.loads((path / "config.json").read_text())["arm"]: path for path in tmp_path.glob("runs/*")}
+    order = ScriptOrder(configurations[0], folders["baseline"], "")
+    streams = MetricStreams()
+    (event,) = streams.progress(order)
+    assert event["step"] == 4 and event["figures"]["loss"] > 0 and not list(streams.progress(order))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"step": None, "loss": 0.1},
+            r"run.log\(step=None\) is no whole number. Give the optimizer step, counted from 1",
+        ),
+        ({"step": 1, "loss": "low"}, r"run.log\(loss=...\) was given str, which is no number. Give one figure"),
+    ],
+)
+def test_a_point_that_is_none_is_told_by_name(given, message):
+    with pytest.raises(ValueError, match=message):
+        Told(None).log(given["step"], {"loss": given["loss"]})
+
+
+def test_of_a_bar_the_last_state_is_shown(tmp_path):
+    (tmp_path / "output.log").write_bytes(b"reading\n" + b"\r".join(b"%d%%" % at for at in range(99)) + b"\nno space\n")
+    assert last_lines(tmp_path).endswith("\n    reading\n    98%\n    no space")
 
 
 def test_the_digits_study_as_a_script_gives_the_same_differences_to_the_bit(tmp_path):

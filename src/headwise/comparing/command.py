@@ -101,9 +101,9 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
     folder = choose_folder(request, study)
     rank.name_folder(folder)
     with PlainLines(io.StringIO()) if silent else choose_display() as display:
+        task = study.task.located(request.data.resolve() if request.data else None)
         for line in announce(study, folder, request.trials):
             display.say(line)
-        task = study.task.located(request.data.resolve() if request.data else None)
         try:
             task.prepare(display.say)
         except OSError as error:
@@ -143,7 +143,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
     """Say, before anything trains, what will be compared, with how many seeds, and where it is written."""
     from headwise.results.joint_flips import seeds_for_a_verdict
 
-    needed = seeds_for_a_verdict()
+    needed, data = seeds_for_a_verdict(), study.task.data_sets()
     enough = "enough for a verdict" if study.seeds >= needed else f"a verdict needs {needed}: --seeds {needed}"
     facts = {
         "study": f"{study.name}: {study.title}",
@@ -152,6 +152,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
         "seeds": f"{study.seeds}, {enough}",
         **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
         "folder": str(folder),
+        **({"data": "; ".join(found.words(study.task.folder) for found in data)} if data else {}),
     }
     lines = []
     for name, text in facts.items():

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from headwise.experiments.evaluation import Metric
 from headwise.experiments.phase import Phase
+from headwise.files.data_set import DataSet
 
 
 class Subject(BaseModel):
@@ -44,6 +45,10 @@ class Subject(BaseModel):
 
     def files(self) -> list[Path]:
         """List the files the data comes from: their content is part of every run's identity."""
+        return []
+
+    def data_sets(self) -> list[DataSet]:
+        """List what `prepare` makes ready, to be told with its size before; none where the data comes with packages."""
         return []
 
     def prepare(self, tell: Callable[[str], None]) -> None:

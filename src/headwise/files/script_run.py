@@ -70,8 +70,19 @@ class Told:
         self.tell("record", split=split, figures=numbers)
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
-        """Add a point to the curves; the loss may be no number, which is a divergence."""
-        self.tell("log", step=int(step), figures={name: _text(value) for name, value in figures.items()})
+        """Add a point to the curves; the loss may be no number, which is a divergence.
+
+        Raises:
+            ValueError: where the step is no whole number, or a figure is of a kind that is none.
+        """
+        try:
+            number = int(step)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"run.log(step={step!r}) is no whole number. Give the optimizer step, counted from 1: "
+                "run.log(step=1, loss=0.7)."
+            ) from error
+        self.tell("log", step=number, figures={name: _text(name, value) for name, value in figures.items()})
 
 
 def is_first() -> bool:
@@ -109,7 +120,9 @@ def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"run.record({name}=...) was given {type(value).__name__}, which is no number.") from error
+        raise ValueError(
+            f"run.record({name}=...) was given {type(value).__name__}, which is no number. Give one figure."
+        ) from error
     if not math.isfinite(number):
         raise ValueError(
             f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its "
@@ -119,9 +132,14 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _text(value: Any) -> float | str:
+def _text(name: str, value: Any) -> float | str:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"run.log({name}=...) was given {type(value).__name__}, which is no number. Give one figure."
+        ) from error
     # JSON holds no NaN
-    number = float(value)
     return number if math.isfinite(number) else str(number)
 
 

@@ -7,9 +7,11 @@ are read as they are; what another tool calls the columns can be said.
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -39,9 +41,27 @@ FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "
 # what tells one run from another, and is no setting of it
 TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
 NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
-OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *NOTES, "_timestamp")
+MACHINES = (
+    "hostname",
+    "host",
+    "sweep",
+    "agent",
+    "description",
+    "gpu type",
+    "gpu count",
+    "os",
+    "python version",
+    "commit",
+)
+MORE_TIMES = ("end time", "relative time", "heartbeatat")
+# columns that hold a whole dict, as Weights & Biases' own recipe for an export writes them
+DICTS = ("config", "summary")
+OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, "_timestamp")
 # how many of a kind of fault are told by row
 TOLD = 5
+TAB = "\t"
+# as spreadsheets write numbers in countries where fields are parted by semicolons
+DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -119,8 +139,12 @@ def read_rows(path: Path) -> list[Row]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise StudyError(f"{path} does not exist in {Path.cwd()}. Give the path of a CSV or JSONL file.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"{path} cannot be read as text ({error}). Give a CSV or JSONL file in UTF-8.") from error
+    if path.suffix.lower() == ".json":
+        raise StudyError(f"{path} is JSON as a whole. Give one object a line, in a file that ends in .jsonl, or a CSV.")
     rows = list(_of_json(path, text) if path.suffix.lower() in (".jsonl", ".ndjson") else _of_csv(path, text))
     if not rows:
         raise StudyError(f"{path} holds no row. Give a table with a heading and one row a run.")
@@ -134,7 +158,11 @@ def _of_json(path: Path, text: str) -> Iterable[Row]:
         try:
             found = json.loads(line)
         except ValueError as error:
-            raise StudyError(f"{path}, line {number}, is no JSON: {error}.") from error
+            why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise StudyError(
+                f"{path}, line {number}, is no JSON: {why[0].lower()}{why[1:]}. Write the line whole, or delete it "
+                "where its writer was cut."
+            ) from error
         if not isinstance(found, dict):
             raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')
         yield Row(number, _flat(found))
@@ -150,7 +178,7 @@ def _flat(found: dict[str, Any], before: str = "") -> dict[str, Any]:
 def _of_csv(path: Path, text: str) -> Iterable[Row]:
     lines = text.splitlines(keepends=True)
     heading = lines[0] if lines else ""
-    mark = "\t" if path.suffix.lower() == ".tsv" else ";" if heading.count(";") > heading.count(",") else ","
+    mark = TAB if path.suffix.lower() == ".tsv" else ";" if heading.count(";") > heading.count(",") else ","
     reader = csv.reader(lines, delimiter=mark)
     names: list[str] = []
     for values in reader:
@@ -162,10 +190,33 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
         elif any(value.strip() for value in values):
             if len(values) != len(names):
                 raise StudyError(
-                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Repair "
-                    "the row."
+                    f"{path}, row {reader.line_num}, has {len(values)} fields and the heading {len(names)}. Put "
+                    f"a field that holds {'a tab' if mark == TAB else repr(mark)} into quotes, or repair the row."
                 )
-            yield Row(reader.line_num, dict(zip(names, (value.strip() for value in values))))
+            if mark == ";":
+                values = [v.replace(",", ".") if DECIMAL_COMMA.fullmatch(v.strip()) else v for v in values]
+            yield Row(reader.line_num, _unfolded(path, reader.line_num, dict(zip(names, map(str.strip, values)))))
+
+
+def _unfolded(path: Path, line: int, values: dict[str, str]) -> dict[str, Any]:
+    """Take apart the cells that hold a dict, as Python writes it or as JSON."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.lower() not in DICTS or not value.startswith("{"):
+            found[name] = value
+            continue
+        try:
+            # Python writes a figure that is none as nan, which it does not read again
+            content = ast.literal_eval(re.sub(r"(?<=: )-?(nan|inf)(?=[,}])", "None", value))
+        except (ValueError, SyntaxError):
+            try:
+                content = json.loads(value)
+            except ValueError as error:
+                raise StudyError(
+                    f"{path}, row {line}: {name} is no dict that can be read. Export its entries as columns."
+                ) from error
+        found |= _flat(content, f"{name.lower()}.")
+    return found
 
 
 def _last_of_each_run(rows: list[Row]) -> list[Row]:
@@ -271,7 +322,9 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
     for name in (
-        name for name in names if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith(FIGURES)
+        name
+        for name in names
+        if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith((*FIGURES, "tags."))
     ):
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]

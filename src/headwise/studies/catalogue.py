@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headwise.files.data_set import DataSet
 from headwise.files.durable import read_json
 from headwise.files.entry_points import entry_points
 from headwise.files.errors import StudyError
 from headwise.studies.registry import PAPERS, load_study, study_names
 
 WIDTH = 80
+# the size of a study that is given no --scale
+DEFAULT = "default"
 
 
 @cache
@@ -81,7 +86,8 @@ def _of_packages() -> dict[str, Any]:
 
 
 def print_studies() -> None:
-    """Print each installed study: question, arms and seeds, scales, data, and its verdict here or as it was kept."""
+    """Print each installed study: question, arms and seeds, data, minutes at each scale, and its verdict here or
+    as it was kept."""
     names = study_names()
     for name in names:
         print(name)
@@ -90,16 +96,36 @@ def print_studies() -> None:
     missing = [name for name in PAPERS if name not in names]
     if missing:
         print(f"\npip install headwise-papers adds {len(missing)} studies of the literature, such as {missing[0]}.")
-    print("\nheadwise compare STUDY --plan says how long a study takes on this machine.")
+    print("\nMinutes are of the training of the kept runs, one after the other (docs/results")
+    print("names their machines); headwise compare STUDY --plan says them of this one.")
 
 
 def _about_study(name: str) -> list[str]:
     known = catalogue()["studies"].get(name) or _of_another(name)
+    measured = known.get("measured", {})
     if "arms" not in known:
-        return [known["question"], "figures of its own kind: no arms to choose", *_verdict(name, known)]
-    lines = [known["question"], f"{known['arms']} arms x {known['seeds']} seeds; data: {known['data']}"]
-    scales = [f"{key} ({known['arms']} x {scale['seeds']})" for key, scale in known["scales"].items()]
-    return [*lines, *([f"scales {', '.join(scales)}"] if scales else []), *_verdict(name, known)]
+        own = f"figures of its own kind: no arms to choose; {_minutes(measured.get(DEFAULT))}"
+        return [known["question"], own, *_verdict(name, known)]
+    sizes = {DEFAULT: known["seeds"]} | {key: scale["seeds"] for key, scale in known["scales"].items()}
+    lines = [known["question"], f"{known['arms']} arms x {known['seeds']} seeds; data: {_data(known['data'])}"]
+    lines += [f"{key}: {known['arms']} x {seeds}, {_minutes(measured.get(key))}" for key, seeds in sizes.items()]
+    return [*lines, *_verdict(name, known)]
+
+
+def _data(found: list[dict[str, Any]] | str) -> str:
+    """Name the data sets with their size, and say whether they are here: in --data's default, or the user's cache."""
+    if isinstance(found, str):
+        return found
+    given = Path(os.environ["HEADWISE_DATA"]) if os.environ.get("HEADWISE_DATA") else None
+    return "; ".join(DataSet(**entry).words(given) for entry in found) or "comes with its packages"
+
+
+def _minutes(measured: dict[str, Any] | None) -> str:
+    """Say what the kept run took; a scale at which none was kept is not measured."""
+    if measured is None:
+        return "not measured"
+    runs = f"{measured['runs']} runs took " if "runs" in measured else "took "
+    return f"{runs}{measured['minutes']:.3g} min"
 
 
 def _verdict(name: str, known: dict[str, Any]) -> list[str]:
@@ -121,5 +147,5 @@ def _of_another(name: str) -> dict[str, Any]:
         "arms": len(study.arms),
         "seeds": study.seeds,
         "scales": scales,
-        "data": "its package says",
+        "data": [dataclasses.asdict(data_set) for data_set in study.task.data_sets()] or "its package says",
     }

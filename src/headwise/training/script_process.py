@@ -352,7 +352,8 @@ def last_lines(folder: Path) -> str:
         return ""
     with open(path, "rb") as stream:
         stream.seek(max(0, path.stat().st_size - 8192))
-        lines = stream.read().decode(errors="replace").splitlines()
+        # a bar writes over its line: what it said last is shown
+        lines = stream.read().decode(errors="replace").replace("\r\n", "\n").split("\n")
     lines = [line.rpartition("\r")[2].rstrip() for line in lines if line.strip() and not line.startswith("--- start")]
     shown = "".join(f"\n    {line}" for line in lines[-LAST:])
     return f" Its last lines ({path}):{shown}" if shown else f" It printed nothing ({path})."

@@ -144,7 +144,8 @@ def _outcomes(order: ScriptOrder, told: Telling) -> dict[str, float]:
         names = {(line["split"], name) for name in line["figures"]} if line["told"] == "record" else set()
         if seen & names:
             raise StudyError(
-                f"it recorded {'/'.join(min(seen & names))} twice. Call run.record() once, when the training has ended."
+                f"it recorded {'/'.join(min(seen & names))} twice. Call run.record() once, when the "
+                "training has ended, and in one process: the first, which RANK=0 names."
             )
         seen |= names
     found = {f"{split}/{name}": value for split, figures in records.items() for name, value in figures.items()}

@@ -22,6 +22,7 @@ CEPSTRA = 13
 ARRAYS = ("features", "lengths", "names", "transcripts", "split")
 SOURCE = Source(
     folder="an4",
+    megabytes=7,
     files={NAME: "5c2f1a2d0958a4262686321525c1db73"},
     by_hand=f"Its publisher has sound alone: give --data FOLDER with an4/{NAME}; its making is described in "
     "docs/data.md.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import tarfile
 import zipfile
 import zlib
@@ -12,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headwise.files.data_set import data_folder
 from headwise.files.download import digest, download
 from headwise.files.durable import write_bytes
-from headwise.study import StudyError
+from headwise.study import DataSet, StudyError
 
 # the content of a member of an archive by its name; of a plain or .gz file, whatever the name
 Read = Callable[[str], bytes]
@@ -49,15 +49,15 @@ class Source:
     packages: tuple[Package, ...] = ()
     # what to do where no download gives a file
     by_hand: str = ""
+    # of its files; None: not known
+    megabytes: float | None = None
 
     def find_folder(self, given: Path | None) -> Path:
         """Return the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
 
         Raises StudyError where a file is given.
         """
-        if given is None:
-            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            given = Path(cache) / "headwise"
+        given = data_folder(given)
         if given.is_file():
             raise StudyError(
                 f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder."
@@ -69,6 +69,10 @@ class Source:
         """Name the files of the data set."""
         folder = self.find_folder(given)
         return [folder / name for name in self.files]
+
+    def described(self) -> DataSet:
+        """Return it as a task announces it."""
+        return DataSet(self.folder, (tuple(self.files),), self.megabytes, downloads=bool(self.packages))
 
     def prepare(self, given: Path | None, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file, naming each corrupt one.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.files.durable import write_bytes
 from headwise.files.optional_imports import needing
-from headwise.study import StudyError
+from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Read, Source, downloaded
 from headwise_papers.data.pictures import read_picture
 from headwise_papers.data.text_files import AGAIN, split_name
@@ -37,6 +37,11 @@ def find_folder(folder: Path | None) -> Path:
     if folder is not None and (folder / "trainannot").is_dir():
         return folder
     return SOURCE.find_folder(folder)
+
+
+def described() -> DataSet:
+    """Return the data set as a task announces it; its archive holds more than its pictures, and has no known size."""
+    return DataSet(SOURCE.folder, (tuple(name for split in COUNTS for name in (split, f"{split}annot")),))
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:

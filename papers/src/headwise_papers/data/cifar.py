@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwise.study import StudyError
+from headwise.study import DataSet, StudyError
 from headwise_papers.data import archive
 
 PIXELS = 3 * 32 * 32
@@ -115,6 +115,14 @@ SOURCES = {
         ),
     ),
 }
+
+
+def described(source: Source) -> DataSet:
+    """Return the data set as a task announces it."""
+    binary, python = source.binary, source.python
+    forms = tuple(tuple(f"{form.folder}/{name}" for name in form.files) for form in (binary, python))
+    bare = tuple(tuple(form.files) for form in (binary, python))
+    return DataSet(binary.folder, forms + bare, megabytes=184)
 
 
 def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:

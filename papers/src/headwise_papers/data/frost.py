@@ -22,6 +22,7 @@ FILES: dict[str, str | None] = {
 PLACE = "https://raw.githubusercontent.com/hendrycks/robustness/master/ImageNet-C/create_c"
 SOURCE = Source(
     folder="cifar_c_frost",
+    megabytes=2,
     files=FILES,
     packages=tuple(
         Package(addresses=(f"{PLACE}/{name}",), checksum=md5, members={name: ""}) for name, md5 in FILES.items()

@@ -22,6 +22,7 @@ FILES: dict[str, str | None] = {
 PLACE = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 SOURCE = Source(
     folder="multi30k",
+    megabytes=4.3,
     files=FILES,
     # the packed files' own checksums are not published; each unpacked file's is checked
     packages=tuple(Package(addresses=(f"{PLACE}/{name}.gz",), members={name: ""}) for name in FILES),

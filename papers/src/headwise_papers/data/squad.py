@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.study import StudyError
+from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Source
 from headwise_papers.data.text_files import AGAIN, read_text
 
 OFFICIAL = Source(
     folder="squad",
+    megabytes=4.9,
     files={"dev-v1.1.json": "3e85deb501d4e538b6bc56f786231552"},
     packages=(
         Package(
@@ -46,6 +47,12 @@ def source(folder: Path | None) -> Source:
     """Choose the official file; the rebuilt one where only that is there."""
     official, rebuilt = OFFICIAL.paths(folder)[0], REBUILT.paths(folder)[0]
     return REBUILT if rebuilt.is_file() and not official.is_file() else OFFICIAL
+
+
+def described() -> DataSet:
+    """Return the data set as a task announces it."""
+    forms = tuple(tuple(form.files) for form in (OFFICIAL, REBUILT))
+    return DataSet(OFFICIAL.folder, forms, OFFICIAL.megabytes)
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:

@@ -39,6 +39,7 @@ def _lines(content: bytes) -> list[str]:
 
 SOURCE = Source(
     folder="sst2",
+    megabytes=4,
     files={
         "train.tsv": "da409a0a939379ed32a470bc0f7fe99a",
         "dev.tsv": "268856b487b2a31a28c0a93daaff7288",

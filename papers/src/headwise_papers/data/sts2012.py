@@ -24,6 +24,7 @@ FILES: dict[str, str | None] = {
 PLACE = "https://raw.githubusercontent.com/brmson/dataset-sts/master/data/sts/semeval-sts/2012"
 SOURCE = Source(
     folder="sts2012",
+    megabytes=0.8,
     files=FILES,
     packages=tuple(
         Package(addresses=(f"{PLACE}/{name}",), checksum=md5, members={name: ""}) for name, md5 in FILES.items()

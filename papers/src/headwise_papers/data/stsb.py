@@ -11,6 +11,7 @@ from headwise_papers.data.text_files import read_number, read_rows, refuse_empty
 SPLITS = {"train": "sts-train.csv", "validation": "sts-dev.csv", "test": "sts-test.csv"}
 SOURCE = Source(
     folder="stsb",
+    megabytes=1.4,
     files={
         "sts-train.csv": "e0a88b5f5df2159a499edb6183bd6722",
         "sts-dev.csv": "d8861ba32277033ed6b1315883894f78",

@@ -11,6 +11,7 @@ from headwise_papers.data.text_files import read_text
 NAME = "input.txt"
 SOURCE = Source(
     folder="tinyshakespeare",
+    megabytes=1.1,
     files={NAME: "6fb458f1232090904fb40fe944165e91"},
     packages=(
         Package(

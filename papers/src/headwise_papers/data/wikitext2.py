@@ -10,6 +10,7 @@ from headwise_papers.data.text_files import read_text, split_name
 
 SOURCE = Source(
     folder="wikitext-2",
+    megabytes=13,
     files={
         "train.txt": "34a77ebe59551b3a3b3d8c0a2797c976",
         "valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",

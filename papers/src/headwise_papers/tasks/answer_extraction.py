@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Phase, Rows, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, Task
 from headwise_papers.data import squad
 from headwise_papers.tasks.answer_overlap import best_f1, exact_match
 from headwise_papers.tasks.passages import Passage, numbers, questions, windows
@@ -121,6 +121,10 @@ class AnswerExtraction(Task):
     def files(self) -> list[Path]:
         """List the questions, and what makes the encoder."""
         return [*squad.files(self.folder), *pretrained_files(self.pretrained)]
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [squad.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Find the questions, or download them; the encoder must be there."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.studies.vision_transformer import NormPlace
-from headwise.study import Batch, Evaluation, Metric, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, Task
 from headwise_papers.data import sst2, wikitext2
 from headwise_papers.tasks.blog_images import ACTING, in_training_mode
 
@@ -122,6 +122,10 @@ class Sentiment(Words):
         """Name the files."""
         return sst2.files(self.folder)
 
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [sst2.SOURCE.described()]
+
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing, and check it."""
         sst2.prepare(self.folder, tell)
@@ -159,6 +163,10 @@ class NextWord(Words):
     def files(self) -> list[Path]:
         """Name the files."""
         return wikitext2.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing, and check it."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Evaluation, Metric, StudyError, Task
+from headwise.study import DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import tinyshakespeare
 from headwise_papers.tasks.causal_attention import CausalAttention
 
@@ -75,6 +75,10 @@ class CharacterLM(Task):
     def files(self) -> list[Path]:
         """Name the text."""
         return tinyshakespeare.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download the text where it is missing and check it."""

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from headwise.studies.vision_transformer import NormPlace
-from headwise.study import Metric, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, prepare, read
+from headwise.study import DataSet, Metric, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, described, prepare, read
 
 
 class Cifar(Task):
@@ -53,6 +53,10 @@ class Cifar(Task):
     def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
         """Scale bytes to [-1, 1]."""
         return inputs.float().div_(127.5).sub_(1.0)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [described(SOURCES[self.name])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5, naming each corrupt one."""

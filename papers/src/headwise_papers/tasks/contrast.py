@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, files, prepare, read
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, described, files, prepare, read
 from headwise_papers.tasks.image_views import view
 from headwise_papers.tasks.nt_xent import found, nt_xent
 
@@ -45,6 +45,10 @@ class Contrast(Task):
     def files(self) -> list[Path]:
         """List the batches of CIFAR-10."""
         return files(SOURCE, self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [described(SOURCE)]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5."""

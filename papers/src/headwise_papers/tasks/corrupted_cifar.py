@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Evaluation, Metric
+from headwise.study import DataSet, Evaluation, Metric
 from headwise_papers.data import frost
 from headwise_papers.data.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from headwise_papers.tasks.cifar import Cifar
@@ -105,6 +105,10 @@ class CorruptedCifar(Cifar):
         named = dict(zip(CORRUPTIONS, by_corruption, strict=True))
         named |= {f"severity {severity}": error for severity, error in zip(SEVERITIES, by_severity, strict=True)}
         return {"error": errors.mean(), "mce": (by_corruption / reference).mean(), **named}
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [*super().data_sets(), frost.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing of CIFAR-10 and of the photographs of frost, and check them."""

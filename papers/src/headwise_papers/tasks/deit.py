@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, prepare, read
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, described, prepare, read
 from headwise_papers.tasks.top_k import in_top
 
 # pixels by which a crop may be moved, as is usual for CIFAR
@@ -117,6 +117,10 @@ class DeiT(Task):
             "loss": F.cross_entropy(output, targets, reduction="sum"),
             **right,
         }
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [described(SOURCES["cifar10"])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5, naming each corrupt one."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Phase, Task, VisionTransformer
-from headwise_papers.data.cifar import SOURCES, prepare, read
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
+from headwise_papers.data.cifar import SOURCES, described, prepare, read
 from headwise_papers.tasks.deit import moved
 
 TASKS, EACH = 5, 20
@@ -101,6 +101,10 @@ class Incremental(Task):
             for task in range(last)
         ]
         return {"final/forgetting": sum(falls) / len(falls)}
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [described(SOURCES["cifar100"])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check every file against the official MD5, naming each corrupt one."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Evaluation, Metric, Task
+from headwise.study import DataSet, Evaluation, Metric, Task
 from headwise_papers.data import wikitext2
 from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder
 
@@ -106,6 +106,10 @@ class LanguageModel(Task):
     def files(self) -> list[Path]:
         """List the texts."""
         return wikitext2.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Find the texts, or download them."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
 from headwise.studies.vision_transformer import NormPlace
-from headwise.study import Batch, Evaluation, Metric
+from headwise.study import Batch, DataSet, Evaluation, Metric
 from headwise_papers.data import sst2
 from headwise_papers.tasks.blog_text import PAD, WordModel, Words, sentences
 
@@ -83,6 +83,10 @@ class Prefixes(Words):
     def files(self) -> list[Path]:
         """Name the files."""
         return sst2.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [sst2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing, and check it."""

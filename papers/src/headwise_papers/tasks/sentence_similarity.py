@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Phase, Rows, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, Task
 from headwise_papers.data import sts2012, stsb
 from headwise_papers.tasks.pretrained import load_encoder, load_tokenizer, pretrained_files
 
@@ -95,6 +95,10 @@ class SentenceSimilarity(Task):
     def files(self) -> list[Path]:
         """List the pairs, and what makes the encoder."""
         return [*SETS[self.data_set].files(self.folder), *pretrained_files(self.pretrained)]
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [SETS[self.data_set].SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Find the pairs, or download them; the encoder must be there."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, StudyError, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import an4
 from headwise_papers.tasks.ctc import BLANK, best_path, frames_needed
 from headwise_papers.tasks.error_rates import count_errors, finish_errors
@@ -53,6 +53,10 @@ class Speech(Task):
     def files(self) -> list[Path]:
         """Return the one file of AN4."""
         return an4.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [an4.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Check the data, then every utterance of it: what cannot be learned is refused before any run."""

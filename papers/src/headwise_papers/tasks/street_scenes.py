@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, Task
 from headwise_papers.data import camvid
 from headwise_papers.tasks.mean_iou import confusion, mean_iou
 from headwise_papers.tasks.multi_scale import at_pixels, multi_scale
@@ -108,6 +108,10 @@ class StreetScenes(Task):
     def files(self) -> list[Path]:
         """List the images and labels."""
         return camvid.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [camvid.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Find the pictures, or download them; every one is read."""

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, Evaluation, Metric, StudyError, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import multi30k
 from headwise_papers.tasks.bleu import count_bleu, finish_bleu
 from headwise_papers.tasks.byte_pairs import BEGIN, PAD, BytePairs
@@ -70,6 +70,10 @@ class Translation(Task):
     def files(self) -> list[Path]:
         """List the files of Multi30k."""
         return multi30k.files(self.folder)
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [multi30k.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Check the data, then the length of every sentence: one that is too long is refused before any run."""
