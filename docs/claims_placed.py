@@ -128,8 +128,7 @@ def sources(results: Path) -> list[Source]:
 
     Raises:
         StudyError: where a claim stands in no place or in two, a name finds none, a line is too long, or a sentence
-        rests on a
-            verdict that has changed.
+            rests on a verdict that has changed.
     """
     path = results / SOURCES
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms
 in code.
 
-python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
+    python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
 """
 
 from __future__ import annotations

@@ -29,9 +29,11 @@ class HeadwiseSection(BaseModel):
 
     Attributes:
         methods: in order of action, as `DropHead(p=0.1) + EntropyPenalty(strength=0.01)`; none: the model is only
-        watched. watch: settings of `headwise.watch`, such as `every: 50`; none: the model is not watched. where: names
-        of the layers that are regularized; none: every one on which a method has a meaning. seed: of the methods'
-        draws. attention: `headwise` has headwise compute the attention of layers with a kernel of their own.
+            watched.
+        watch: settings of `headwise.watch`, such as `every: 50`; none: the model is not watched.
+        where: names of the layers that are regularized; none: every one on which a method has a meaning.
+        seed: of the methods' draws.
+        attention: `headwise` has headwise compute the attention of layers with a kernel of their own.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -54,8 +54,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     Args:
         methods: in order of action, as `headwise.regularize` takes them; none: the model is only watched.
         model: the name of the part of the LightningModule whose `forward` the training step calls, such as `"model"`;
-        None: the
-            one part that holds attention layers, or the LightningModule itself where several do.
+            None: the one part that holds attention layers, or the LightningModule itself where several do.
         watch: settings of `headwise.watch`; None: the model is not watched.
         where: which sites are regularized, as in `headwise.regularize`.
         seed: of the methods' draws.
@@ -67,11 +66,9 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
 
     Raises:
         ValueError: from the Trainer's calls, where the LightningModule has no such part, or as `headwise.regularize`
-        does: so it
-            is where the layers are made in `setup` or `configure_model`, which run later.
+            does: so it is where the layers are made in `setup` or `configure_model`, which run later.
         RuntimeError: from `fit`, after the first step, where the training step did not call the regularized part, or
-        optimizes
-            manually and did not read the penalties.
+            optimizes manually and did not read the penalties.
     """
 
     def __init__(

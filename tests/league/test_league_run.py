@@ -62,7 +62,7 @@ def test_a_league_is_run_stopped_resumed_and_grown(tmp_path):
     request = request_of(tmp_path)
     plan = "\n".join(plan_lines(cells_of(request, None, None), 2))
     # three entries, two trials and two seeds each, six seconds a run
-    assert re.search(r"dots +3 +0 +12 +1\n", plan) and "without an interval in dots: plain, smaller, drop-head" in plan
+    assert re.search(r"dots +3 +0 +12 +1\n", plan) and "without an interval in dots: all 3" in plan
     assert not (tmp_path / "out").exists()
 
     # the clock, asked before every run and after the last one of a cell, passes the deadline after five runs

@@ -60,7 +60,8 @@ class FittedLayer:
         armed: whether `observer` is to see the next calls.
         ran: which kernels served its calls.
         later: says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs
-        no such word. packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
+            no such word.
+        packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
         real: of the pass that runs, which of its tokens are real (B, T), or None where that is not known.
     """
 

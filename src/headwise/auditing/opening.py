@@ -134,8 +134,7 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
 
     Args:
         text: a model in memory; a transformers folder, such as `models/stories260K`, or that of a hub's cache; the name
-        of a model that
-            lies in the cache, such as `openai-community/gpt2`; a timm name and its weights, such as
+            of a model that lies in the cache, such as `openai-community/gpt2`; a timm name and its weights, such as
             `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that gives a model, such as
             `model.py:build`.
 

@@ -111,9 +111,10 @@ class AuditResult:
         layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
         spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
         balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of
-        the product. unused: weights of attention layers that the files hold and the model has no place for. data: what
-        the activations were read on; None where weights alone were read. command, versions, commit, hardware, seconds:
-        how it was made.
+            the product.
+        unused: weights of attention layers that the files hold and the model has no place for.
+        data: what the activations were read on; None where weights alone were read.
+        command, versions, commit, hardware, seconds: how it was made.
     """
 
     checkpoint: str

@@ -50,7 +50,7 @@ class TransformersFolder:
 
         Raises:
             CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is
-            made.
+                made.
         """
         self._check_sizes(site)
         try:

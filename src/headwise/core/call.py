@@ -61,8 +61,10 @@ class Call:
         is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
         ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
         kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights
-        nobody edits. packed: how the host's rows hold the samples of this call, where they hold several. tokens: which
-        of the tokens that entered the layer are real, bool (B, T), where the host tells it before attention.
+            nobody edits.
+        packed: how the host's rows hold the samples of this call, where they hold several.
+        tokens: which of the tokens that entered the layer are real, bool (B, T), where the host tells it before
+            attention.
     """
 
     def __init__(

@@ -21,7 +21,8 @@ class MethodState:
         seed: of the methods, alike in all processes: from it a method draws what its parameters start from.
         salt: what tells its draws from those of all other methods on the site.
         strengths: the method's live settings by name, 0-d fp32 tensors: a changed one is a changed value, never a
-        changed graph. layers: over how many layers its penalties are averaged; 1 where they are summed.
+            changed graph.
+        layers: over how many layers its penalties are averaged; 1 where they are summed.
     """
 
     def __init__(

@@ -37,8 +37,9 @@ class Site:
         rope: whether rotary positions stand between the projections and the scores.
         kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
         own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")`
-        asks. model: the model the layer belongs to. example: a batch for it while methods are being fitted, None
-        afterwards.
+            asks.
+        model: the model the layer belongs to.
+        example: a batch for it while methods are being fitted, None afterwards.
 
     Example:
         >>> import torch, headwise

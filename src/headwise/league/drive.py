@@ -198,7 +198,8 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
         seeds = left[0].cell.place.study.seeds
         names = [one.cell.entry.name for one in left if one.runs and seeds - one.finals < needed(seeds)]
         if names:
-            lines.append(f"without an interval in {world}: {', '.join(names)}")
+            whom = f"all {len(left)}" if len(names) == len(left) else ", ".join(names)
+            lines.append(f"without an interval in {world}: {whom}")
         lines += [
             f"{one.cell.record.status} in {world}: {one.cell.entry.name} ({one.cell.record.why})"
             for one in left

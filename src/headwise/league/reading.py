@@ -65,8 +65,7 @@ def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
 
     Raises:
         StudyError: for a folder that is no world of a league, one without a finished search of the plain model, two of
-        one world,
-            and worlds that were searched with different numbers of trials.
+            one world, and worlds that were searched with different numbers of trials.
     """
     found = [_read(folder) for folder in folders]
     names = [world.record.world for world in found]

@@ -91,14 +91,13 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
         state: the method's, on this site.
         who: the method's name.
         layers: "attention", "qk" (its queries and keys alone) or "all": every other linear layer and convolution of the
-        model
-            too. Attention layers that are no chosen site stay as they are, and so does a head that shares its matrix
-            with an embedding.
+            model too. Attention layers that are no chosen site stay as they are, and so does a head that shares its
+            matrix with an embedding.
         make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
 
     Raises:
         ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed
-        then.
+            then.
     """
     parts: list[tuple[nn.Module, str]] = []
     state.mark()

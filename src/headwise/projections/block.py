@@ -33,7 +33,8 @@ class Block:
         transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
         bias_module, bias_name, bias_rows: the bias, where there is one.
         convolved: why the parameter is no matrix that maps single tokens, or empty: a convolution over several
-        positions, or in groups. grouped: whether it is a convolution in groups, which is no matrix of patches either.
+            positions, or in groups.
+        grouped: whether it is a convolution in groups, which is no matrix of patches either.
         along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
         beyond: why the parameter is not what the layer computes with, where that was seen when the block was found.
     """

@@ -26,9 +26,10 @@ class Projections:
         layout: in words, such as "separate", "stacked (3, H, d)" or "in_proj_weight".
         verified: whether the layout was seen to hold by perturbing rows on the site.
         latent: of latent attention (DeepSeek), whose queries, keys and values are made by factors, these parts by kind;
-        see `latent`. thrown_away: whether what attention gives these tokens is not used, so that they have no output
-        projection. context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q,
-        k, v, o are the image's.
+            see `latent`.
+        thrown_away: whether what attention gives these tokens is not used, so that they have no output projection.
+        context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q, k, v, o are
+            the image's.
     """
 
     name: str
@@ -73,12 +74,11 @@ class Projections:
             kinds: of "q", "k", "v" and "o".
             who: asks for them, for messages.
             of: what they must be: matrices that map single tokens; matrices (out, in·kh·kw) that map patches of tokens,
-            as
-                convolutions do; or rows that belong to heads, whatever they are multiplied with.
+                as convolutions do; or rows that belong to heads, whatever they are multiplied with.
 
         Raises:
             ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or
-            cannot be read.
+                cannot be read.
         """
         if self.context is not None:
             raise ProjectionError(

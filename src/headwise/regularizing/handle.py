@@ -151,8 +151,7 @@ class Regularized:
 
         Raises:
             RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters,
-            freezing or
-                shards that came after regularize() leave a method nothing to act on.
+                freezing or shards that came after regularize() leave a method nothing to act on.
         """
         self._alive()
         if self.seen_training:
@@ -193,7 +192,8 @@ class Regularized:
 
         Raises:
             ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
-            range. TypeError: where a value is neither a number nor a schedule.
+                range.
+            TypeError: where a value is neither a number nor a schedule.
         """
         self._alive()
         self._strengths.set(self.methods, method, changes)
@@ -361,8 +361,7 @@ class Regularized:
         Args:
             folder: made where it is not there; weights of an earlier save in it are removed.
             example: a batch (tensor, tuple of arguments or dict of keywords): the folder is loaded again, and its
-            outputs
-                on the batch are compared with the model's.
+                outputs on the batch are compared with the model's.
             options: of the model's own `save_pretrained` (`max_shard_size`).
 
         Raises:

@@ -28,8 +28,7 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
     Raises:
         FileNotFoundError: where the folder holds no methods.
         ValueError: where it is damaged, the model is of another class, has other layers or shapes, or a method is not
-        known in
-            this process; the model is plain then, its weights as they were.
+            known in this process; the model is plain then, its weights as they were.
         ImportError: naming the extra, where safetensors is not installed.
 
     Example:

@@ -51,8 +51,7 @@ def parameter_groups(
 
     Raises:
         ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none
-        of the
-            weights that a decay of their own was given for.
+            of the weights that a decay of their own was given for.
 
     Example:
         >>> import torch, headwise

@@ -34,15 +34,14 @@ def regularize(
         seed: of the methods' draws; they never touch torch's generators.
         allow_none: accept no methods at all (a handle that only reads).
         attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one
-        of the hub
-            or of your own): None keeps the kernel, and methods that edit logits or weights are refused there;
-            "headwise" computes it here, with every method. Layers without such a kernel are computed here either way.
+            of the hub or of your own): None keeps the kernel, and methods that edit logits or weights are refused
+            there; "headwise" computes it here, with every method. Layers without such a kernel are computed here either
+            way.
         unknown: none; a name that is not known is told with the one that was meant.
 
     Raises:
         ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning
-        anywhere,
-            names or settings are wrong; the model is untouched then.
+            anywhere, names or settings are wrong; the model is untouched then.
         TypeError: for an argument of another name.
 
     Example:

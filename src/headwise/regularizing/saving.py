@@ -68,8 +68,7 @@ class Exported:
         folded: methods whose effect lies in the plain weights now.
         left_out: methods that act in training alone, which the exported model does not need.
         difference: the largest difference between the outputs of the exported model, loaded again, and of this one, as
-        a
-            share of the largest output; None where there was no batch to run.
+            a share of the largest output; None where there was no batch to run.
     """
 
     folder: Path
@@ -96,8 +95,9 @@ def save(handle: Saved, folder: str | Path, **options: Any) -> None:
 
     Raises:
         ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds
-        adapters. TypeError: for an option after which the folder could not be read. ImportError: naming the extra,
-        where safetensors is not installed.
+            adapters.
+        TypeError: for an option after which the folder could not be read.
+        ImportError: naming the extra, where safetensors is not installed.
     """
     model, prefix = whole(handle.model)
     check_options(options)

@@ -64,7 +64,8 @@ def attend_with(
         form: "fast" or "textbook".
         fitted: from `fit_standalone`, where learned parameters are wanted; its draw counter is set back to 0.
         whole: entries up to which the matrix is made whole and above which in blocks of queries; by default as in a
-        model. settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
+            model.
+        settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
     """
     fitted = fitted or fit_standalone(
         methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values

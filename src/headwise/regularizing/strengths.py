@@ -36,7 +36,8 @@ class Strengths:
 
         Raises:
             ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
-            range. TypeError: where a value is neither a number nor a schedule.
+                range.
+            TypeError: where a value is neither a number nor a schedule.
         """
         hit = [m for m in methods if m is method or m == method or type(m) is method]
         if not hit:

@@ -45,8 +45,7 @@ def compute_loss_func(handle: Penalizing, base: Callable[..., Tensor] | None = N
 
     Raises:
         ValueError: from the loss function, where base is None and the model's own loss cannot be told, or where base
-        stands
-            beside a label_smoothing_factor.
+            stands beside a label_smoothing_factor.
     """
     given = Labels(handle)
     known = handle.model._forward_pre_hooks.values()

@@ -41,8 +41,7 @@ def penalize(handle: Penalizing, trainer: Any) -> None:
 
     Raises:
         ValueError: where methods would change what a trainer compares: samples and their probabilities (GRPO, RLOO),
-        or, in the
-            first step, a reference that runs through the same methods (DPO and KTO without a ref_model).
+            or, in the first step, a reference that runs through the same methods (DPO and KTO without a ref_model).
     """
     names = {cls.__name__ for cls in type(trainer).__mro__}
     changing = next((m for m in handle.methods if any(map(m.overrides, CHANGES))), None)

@@ -19,7 +19,7 @@ class Host:
         make: makes the model.
         batch: makes positional and keyword arguments of a call.
         unseen: (B, T) tokens that no other token may see, or None where each sees all; the model then takes x (B, T, C)
-        first.
+            first.
     """
 
     make: Callable[[], nn.Module]

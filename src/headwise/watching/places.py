@@ -36,7 +36,7 @@ class Places:
 
     Raises:
         ValueError: where a site asked for cannot be reached or is watched already, or none is left; nothing was changed
-        then.
+            then.
     """
 
     def __init__(self, model: nn.Module, where: Where) -> None:

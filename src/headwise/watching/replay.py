@@ -34,7 +34,7 @@ class Replay:
         losses: by step: the loss then (None where it was not given) and now.
         records: every reading now.
         differences: by step that was read then too: the largest relative difference of a reading, 0 where all have the
-        same bits.
+            same bits.
     """
 
     alerts: list[Alert]

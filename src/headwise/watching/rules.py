@@ -22,17 +22,19 @@ class Thresholds:
 
     Attributes:
         entropy_share: entropy collapse, where a head's mean entropy falls below this share of log(allowed keys), having
-        been
-            above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit, which
-            reads once, tells of every head below as sharp: nothing tells there whether it ever was otherwise.
+            been above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit,
+            which reads once, tells of every head below as sharp: nothing tells there whether it ever was otherwise.
         max_logit: logit growth, where a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
         token_cosine: over-smoothing, where the mean cosine of the tokens that enter a layer exceeds this.
         high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one
-        vector. effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this,
-        having been above. output_norm: a dead head, where a head's mean output norm is below this share of the largest
-        of its layer, or zero. redundancy: redundancy, where a head's mean cosine with the other maps of its layer
-        exceeds this. redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by
-        themselves and are no alert.
+            vector.
+        effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this, having been
+            above.
+        output_norm: a dead head, where a head's mean output norm is below this share of the largest of its layer, or
+            zero.
+        redundancy: redundancy, where a head's mean cosine with the other maps of its layer exceeds this.
+        redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by themselves and are
+            no alert.
 
     Example:
         >>> import torch, headwise

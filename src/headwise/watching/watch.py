@@ -55,40 +55,36 @@ def watch(
 
     Args:
         model: any model that `regularize` reaches; regularize it first where both are wanted, and watch it before
-        `fully_shard`
-            (fused projections of a sharded model cannot be told apart).
+            `fully_shard` (fused projections of a sharded model cannot be told apart).
         every: steps between readings; the first reading is of step 0, before any update.
         log: one or several of `JsonLines`, `TensorBoard`, `MLflowRun`, or the loggers that there are: objects with
-        `log_metrics(dict, step)`
-            or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter, loggers of Lightning, an
-            Accelerator. These get six figures, two heat maps and alerts with what helps; where `statistics` names some,
-            of each of these a mean for each layer and a heat map of the heads. `JsonLines` gets every record.
+            `log_metrics(dict, step)` or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter,
+            loggers of Lightning, an Accelerator. These get six figures, two heat maps and alerts with what helps; where
+            `statistics` names some, of each of these a mean for each layer and a heat map of the heads. `JsonLines`
+            gets every record.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
         rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and
-        ratios
-            are marked `sampled`. None reads all.
+            ratios are marked `sampled`. None reads all.
         where: which sites are read, as in `regularize`.
         statistics: names of statistics, of activations and weights; None for all. Read where they are named:
-        `matrix_norm`, the
-            spectral norm of every matrix of the model; `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖ of a step) of each
-            attention layer, each block and what stands outside; `update_entropy`, the spectral entropy of what a step
-            does to each head's W_qᵀW_k; `gradient_spike` and `loss_spike`, the largest deviation of a step since the
-            last reading from the thousand steps before it, in their standard deviations.
+            `matrix_norm`, the spectral norm of every matrix of the model; `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖
+            of a step) of each attention layer, each block and what stands outside; `update_entropy`, the spectral
+            entropy of what a step does to each head's W_qᵀW_k; `gradient_spike` and `loss_spike`, the largest deviation
+            of a step since the last reading from the thousand steps before it, in their standard deviations.
         thresholds: limits of the alerts.
         loss: gives the loss of a fixed batch, for example `lambda: criterion(model(x), y)`: its `sharpness` is read,
-        and the
-            `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and costs
-            about a hundred backward passes; see `headwise.sharpness`.
+            and the `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and
+            costs about a hundred backward passes; see `headwise.sharpness`.
         log_heads: give loggers every head as a figure too.
         keep: keep what it takes to run the last `keep` steps again, and write it where an alert comes, with the last
-        `keep`
-            readings: weights, optimizers, each step's random state, settings and `batch`; `headwise replay` runs them
-            again. It holds two copies of weights and optimizers.
+            `keep` readings: weights, optimizers, each step's random state, settings and `batch`; `headwise replay` runs
+            them again. It holds two copies of weights and optimizers.
         keep_in: the folder of these files, `step_<number>.pt`.
 
     Raises:
         ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched
-        then. TypeError: where a log or `on_alert` is not of a kind listed above.
+            then.
+        TypeError: where a log or `on_alert` is not of a kind listed above.
 
     Example:
         >>> import torch, headwise
@@ -174,8 +170,7 @@ class Watch:
         Args:
             loss: of this step, for `loss_spike`; a tensor stays on its device until a step is read.
             batch: names the examples of this step, as the training of a replay takes them: numbers, texts or tensors,
-            or lists or
-                dicts of them.
+                or lists or dicts of them.
 
         Raises:
             ValueError: where steps are kept and no batch is named.
@@ -210,8 +205,7 @@ class Watch:
 
         Args:
             known: what was read and written before, in its order: an alert that was told then is not told again, and
-            what
-                was well then is known to have been.
+                what was well then is known to have been.
         """
         self._alive()
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):

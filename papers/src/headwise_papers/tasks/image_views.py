@@ -26,7 +26,9 @@ def view(
         generator: of the draws.
         least_area: of the image's area, for the crop; its sides are 3:4 to 4:3.
         colour: strength; brightness, contrast and saturation change by up to 0.8 times it, the hue by 0.2 times a whole
-        turn. grey: share of views without colour. jitter: share of views with other colours.
+            turn.
+        grey: share of views without colour.
+        jitter: share of views with other colours.
     """
     images = flip(crop(images, generator, least_area), generator)
     count = len(images)

@@ -32,9 +32,10 @@ class Way:
         last: the dropout or norm module that it passed last.
         before_norm: what it had passed last before its first norm, where it passed one.
         normed: whether it passed a norm; one that stands in no sum with the residual is the next part's, not the
-        branch's. moved: whether its tokens may lie in another layout than the projection's. barred: why nothing can
-        stand behind what it passed last. closed: whether it has entered another module, behind which it is no longer
-        the branch.
+            branch's.
+        moved: whether its tokens may lie in another layout than the projection's.
+        barred: why nothing can stand behind what it passed last.
+        closed: whether it has entered another module, behind which it is no longer the branch.
     """
 
     last: nn.Module | None = None

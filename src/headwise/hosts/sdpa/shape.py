@@ -49,7 +49,7 @@ class Shape:
         heads_at: which of its dimensions holds the heads; None where there is none.
         folded: heads that stand in the first dimension of a 3-D call together with the samples, or 0.
         window_major: the number of samples where all of them come first in the first window, then in the second; or
-        None.
+            None.
     """
 
     def __init__(self, shape: torch.Size, heads_at: int | None, folded: int = 0, samples: int | None = None) -> None:

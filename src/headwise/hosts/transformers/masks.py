@@ -63,10 +63,14 @@ def matrix_of(
 
     Args:
         mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which holds causality and window
-        itself. q: (B, H, T, D). keys: N. causal: whether a query sees no later key; the last query stands on the last
-        key. window: so many places, its own included, a query sees to the left and right of it; None for all. packed:
-        how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L). kept: whether the host's kernel
-        computes; what reads beside it takes causality and a mask of keys at once, and no L x L.
+            itself.
+        q: (B, H, T, D).
+        keys: N.
+        causal: whether a query sees no later key; the last query stands on the last key.
+        window: so many places, its own included, a query sees to the left and right of it; None for all.
+        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L).
+        kept: whether the host's kernel computes; what reads beside it takes causality and a mask of keys at once, and
+            no L x L.
     """
     rows, queries = q.shape[0], q.shape[2]
     if is_block_mask(mask):

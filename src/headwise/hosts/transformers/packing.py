@@ -37,8 +37,7 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
 
     Raises:
         RuntimeError: where queries and keys lie in other sequences, where the last sequence does not end with the row,
-        or in
-            a compiled graph.
+            or in a compiled graph.
     """
     bounds, positions, mask = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids"), kwargs.get("attention_mask")
     if flash and bounds is not None and mask is None:

@@ -54,15 +54,17 @@ def sharpness(
 
     Args:
         loss: gives the loss (0-d) of the same batch whenever it is called, for example `lambda: criterion(model(x),
-        y)`. parameters: a model, of which those with a gradient are taken, or tensors that require one. optimizer: SGD,
-        Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of stability. iterations:
-        products at most. tolerance: relative error at which they end.
+            y)`.
+        parameters: a model, of which those with a gradient are taken, or tensors that require one.
+        optimizer: SGD, Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of
+            stability.
+        iterations: products at most.
+        tolerance: relative error at which they end.
 
     Raises:
         TypeError: where `loss` is no function.
         ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated
-        twice, or a
-            number is out of range.
+            twice, or a number is out of range.
 
     Example:
         >>> import torch, headwise
