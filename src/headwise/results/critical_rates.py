@@ -46,9 +46,7 @@ def by_seed(study: StudyFolder, axis: AxisRecord) -> list[float]:
     """Return log10 of the critical rate along an axis of rates in every seed; NaN where it is not known."""
     order = sorted(range(len(axis.values)), key=lambda at: axis.values[at])
     rates = [axis.values[at] for at in order]
-    return [
-        critical_rate(rates, [study.figure(axis.arms[at], seed, DIVERGED) for at in order]) for seed in study.seeds
-    ]
+    return [critical_rate(rates, [study.figure(axis.arms[at], seed, DIVERGED) for at in order]) for seed in study.seeds]
 
 
 def critical_rates(study: StudyFolder) -> list[CriticalRate]:
