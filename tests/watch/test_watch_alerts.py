@@ -36,7 +36,7 @@ def test_a_head_that_a_checkpoint_brings_with_low_entropy_is_no_collapse():
     [
         ("logit_growth", [figure("max_logit", 99.0)], [figure("max_logit", 101.0)]),
         ("not_finite", [figure("max_logit", 99.0)], [figure("max_logit", math.nan)]),
-        ("over_smoothing", [figure("token_cosine", 0.94, head=None)], [figure("token_cosine", 0.96, head=None)]),
+        ("over_smoothing", [figure("token_cosine", 0.98, head=None)], [figure("token_cosine", 0.995, head=None)]),
         ("rank_collapse", [figure("high_frequency", 0.06, head=None)], [figure("high_frequency", 0.04, head=None)]),
         ("low_rank", [figure("effective_rank_vo", 2.5)], [figure("effective_rank_vo", 1.5)]),
         (
@@ -49,11 +49,11 @@ def test_a_head_that_a_checkpoint_brings_with_low_entropy_is_no_collapse():
             [figure("output_norm", v, head=h) for h, v in enumerate((1.0, 0.02, 0.02))],
             [figure("output_norm", v, head=h) for h, v in enumerate((1.0, 0.02, 0.0))],
         ),
-        ("redundancy", [figure("head_redundancy", 0.94)], [figure("head_redundancy", 0.96)]),
+        ("redundancy", [figure("head_redundancy", 0.98)], [figure("head_redundancy", 0.995)]),
         (
             "redundancy",
-            [figure("head_redundancy", 0.99), figure("entropy_share", 0.95)],
-            [figure("head_redundancy", 0.99), figure("entropy_share", 0.8)],
+            [figure("head_redundancy", 0.995), figure("entropy_share", 0.95)],
+            [figure("head_redundancy", 0.995), figure("entropy_share", 0.8)],
         ),
     ],
 )

@@ -44,11 +44,11 @@ class Thresholds:
 
     entropy_share: float | None = 0.05
     max_logit: float | None = 100.0
-    token_cosine: float | None = 0.95
+    token_cosine: float | None = 0.99
     high_frequency: float | None = 0.05
     effective_rank: float | None = 2.0
     output_norm: float | None = 0.005
-    redundancy: float | None = 0.95
+    redundancy: float | None = 0.99
     redundancy_entropy: float = 0.9
 
     def __post_init__(self) -> None:
