@@ -36,6 +36,7 @@ lint: $(VENV)/.test
 	$(PY) docs/claims_table.py --check
 	$(PY) docs/source_pages.py --check
 	$(PY) docs/methods_table.py --check
+	$(PY) docs/retrofit_table.py --check
 	$(PY) docs/catalogue.py --check
 	$(PY) docs/method_contract.py --check
 

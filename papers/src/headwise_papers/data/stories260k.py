@@ -25,6 +25,18 @@ SOURCE = Source(
         ),
     ),
 )
+TOKENS = "tok512.bin"
+TOKENIZER = Source(
+    folder="stories260K",
+    files={TOKENS: "2b4a5ca2ec4199f7a12e1b9a2d6f2d82"},
+    packages=(
+        Package(
+            addresses=("https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/tok512.bin",),
+            checksum="2b4a5ca2ec4199f7a12e1b9a2d6f2d82",
+            members={TOKENS: ""},
+        ),
+    ),
+)
 # whole numbers before the weights: width, width of the MLP, layers, heads, groups, vocabulary, length
 HEADER = struct.Struct("7i")
 

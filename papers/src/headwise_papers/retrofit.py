@@ -1,0 +1,151 @@
+"""Which methods may enter a model that was trained without them: at once, behind a warm-up, or not."""
+
+from __future__ import annotations
+
+from headwise.results.records import Premise
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
+
+OWN = "a question of this project's own"
+START, END, RISE = f"{SWITCHED_ON}/stories/loss", "test/loss", "int8/rise"
+# of the test windows, in nats per token, before any step
+LOADED = 5.08
+# nats per token: what counts as the same before a step, behind fine-tuning, and behind the rounding of weights
+KEPT, MARGIN, ROUNDING = 0.005, 0.03, 0.005
+# the sum of the learning rates of a fine-tuning: AdamW moves a parameter by about so much at most
+TRAVEL = 0.0155
+WARM = "over 50%"
+
+# that act while training alone: evaluation stays as it was by construction, and one of them stands for all
+IN_TRAINING = ("DropHead(p=0.2)",)
+# whose formula gives the plain layer where they start
+NEUTRAL = (
+    "AttnScale()",
+    'GatedOutput(per="head", start="one")',
+    "InterleavedHeads(values=True)",
+    "LayerScale(start=1.0)",
+    'SigmaReparam(init="current")',
+    'WeightNorm(init="current")',
+    "XSA(strength=1.0, learned=True)",
+)
+# gates and gains that start at 1
+GATES = ('GatedOutput(per="head", start="one")', "LayerScale(start=1.0)", 'SigmaReparam(init="current")')
+# that change what the model computes
+CHANGING = (
+    "AttentionSink(logit=0.0)",
+    "ContraNorm(strength=0.1)",
+    "DifferentialAttention(start=None)",
+    "ForgettingAttention(bias=0.0)",
+    "LinearAttention()",
+    "NeuTRENO(strength=0.6)",
+    'QKNorm(norm="rms")',
+    'ReAttention(norm="batch")',
+    "SSMax(scale=0.43)",
+    "SoftCap(cap=50.0)",
+    'SymmetricAttention(keep="queries")',
+    "ValueResidual(mix=0.5)",
+    "XSA(strength=1.0)",
+)
+# at once, and with a strength that grows over the first half of the fine-tuning
+WARMED = {
+    "ContraNorm(strength=0.1)": f"ContraNorm(strength=0.0 -> 0.1 {WARM})",
+    "DropHead(p=0.2)": f"DropHead(p=0.0 -> 0.2 {WARM})",
+    "NeuTRENO(strength=0.6)": f"NeuTRENO(strength=0.0 -> 0.6 {WARM})",
+    "ValueResidual(mix=0.5)": f"ValueResidual(mix=0.0 -> 0.5 {WARM})",
+    "XSA(strength=1.0)": f"XSA(strength=0.0 -> 1.0 {WARM})",
+}
+# of these, those that act in evaluation too
+ACTING = tuple(arm for arm in WARMED if arm in CHANGING)
+METHODS = (*IN_TRAINING, *NEUTRAL, *CHANGING)
+
+
+def _name(arm: str) -> str:
+    return arm.partition("(")[0]
+
+
+def _same(text: str, arms: tuple[str, ...], outcome: str, margin: float) -> Claim:
+    """Claim that arms are as the plain model, within a margin."""
+    tests = tuple(ClaimTest(arm=arm, outcome=outcome, says="same", margin=margin) for arm in arms)
+    return Claim(text=text, source=OWN, tests=tests)
+
+
+STUDY = Study(
+    name="retrofit",
+    title="Methods switched on in a trained model",
+    question="Which methods may enter a language model that was trained without them, at once or behind a warm-up, and "
+    "does what they bring along ever move?",
+    task=StoryTeller(
+        steps=30,
+        batch_size=4,
+        learning_rate=1e-3,
+        warmup=4,
+        schedule="cosine",
+        weight_decay=0.0,
+        clip=1.0,
+        test_size=64,
+        evaluation_batch_size=64,
+    ),
+    task_place="headwise_papers.tasks.story_teller:StoryTeller",
+    methods=(*METHODS, *WARMED.values()),
+    margin=MARGIN,
+    premises=(
+        Premise(
+            name="fine-tuning learns",
+            text=f"Fine-tuning lowers the plain model's loss by 0.5 nats, from {LOADED}",
+            tests=(ClaimTest(arm="baseline", outcome=END, says="lower", level=LOADED - 0.5),),
+        ),
+    ),
+    claims=(
+        _same(
+            "DropHead, which acts in training alone, leaves the loss of a trained model as it is.",
+            IN_TRAINING,
+            START,
+            KEPT,
+        ),
+        _same("So do methods that start at the plain layer.", NEUTRAL, START, KEPT),
+        *(
+            Claim(
+                text=f"What {_name(gate)} brings along, which starts at a factor of 1, moves in fine-tuning, by a "
+                "fifth of the sum of the learning rates.",
+                source=OWN,
+                tests=(ClaimTest(arm=gate, outcome="own/moved", says="higher", level=TRAVEL / 5),),
+            )
+            for gate in GATES
+        ),
+        Claim(
+            text="It matters that gates moved: put back to 1, the loss rises by 0.005 nats.",
+            source=OWN,
+            tests=tuple(ClaimTest(arm=gate, outcome="reset/worth", says="higher", level=0.005) for gate in GATES),
+        ),
+        _same("Methods that start at the plain layer are fine-tuned as well as the plain model.", NEUTRAL, END, MARGIN),
+        *(
+            Claim(
+                text=f"{_name(arm)} is fine-tuned to a lower loss behind a warm-up of its strength than at once.",
+                source=OWN,
+                tests=(ClaimTest(arm=WARMED[arm], outcome=END, says="lower", against=arm),),
+            )
+            for arm in ACTING
+        ),
+        *(
+            _same(
+                f"Behind a warm-up {_name(arm)} is fine-tuned as well as the plain model.", (WARMED[arm],), END, MARGIN
+            )
+            for arm in ACTING
+        ),
+        _same("8-bit weights cost no more with methods that start at the plain layer.", NEUTRAL, RISE, ROUNDING),
+        _same("8-bit weights cost no more with methods that change what is computed.", CHANGING, RISE, ROUNDING),
+    ),
+    scales={
+        "small": Scale(seeds=6),
+        "paper": Scale(settings={"steps": 1000, "batch_size": 32, "test_size": None, "context": 256}, seeds=6),
+    },
+    notes=(
+        "The model is stories260K of llama2.c: 5 layers, 8 heads that share 4 keys and values, 260,000 weights, "
+        "trained on small stories. It is fine-tuned on tiny Shakespeare in its own 512 tokens.",
+        "A warm-up raises a method's strength from 0 over the first half of the fine-tuning; its loss "
+        "when switched on is that of the whole strength. Before the first step all seeds have the same weights, so "
+        "that figures of the switch have no spread.",
+        "8 bits: every row of the linear layers' weights, and of the embedding, is rounded to multiples, up to 127, "
+        "of a scale of its own; activations and what methods brought along outside of such layers stay.",
+    ),
+)

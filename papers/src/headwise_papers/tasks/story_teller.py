@@ -1,0 +1,201 @@
+"""A small trained Llama, stories260K, fine-tuned on plays: what a method does to a model that was trained without
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import headwise
+from headwise.experiments.evaluation import Sums
+from headwise.regularizing.handle_place import HANDLE
+from headwise.study import Evaluation, Metric, Phase, Task
+from headwise_papers.data import stories260k, tinyshakespeare
+from headwise_papers.data.stories260k_llama import llama, tokenizer
+
+# of the text, in its order
+SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+# the phase in which methods are switched on and nothing learns
+SWITCHED_ON = "switched on"
+# stories that the model as loaded tells itself: what it knows, and may forget
+STORIES = 64
+
+
+class StoryTeller(Task):
+    """Fine-tune stories260K on tiny Shakespeare, in the model's own 512 tokens.
+
+    In the first phase nothing learns: what stands behind it is the trained model with the methods switched on. In the
+    second one it is fine-tuned. `kept` compares the predictions with those of the model as it was loaded, `int8` has
+    the weights of linear layers and of the embedding rounded to 8 bits, each row with a scale of its own, and `reset`
+    puts what a method brought along back to where it began.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("loss", higher_is_better=False, unit="nats per token"),
+        Metric("rise", "rise of the loss by 8-bit weights", higher_is_better=False, unit="nats per token"),
+        Metric("worth", "rise of the loss where what the method brought is put back", unit="nats per token"),
+        Metric("moved", "root mean square move of what the method brought"),
+    )
+
+    context: int = 64
+
+    def phases(self) -> list[Phase]:
+        """Return the switch and the fine-tuning."""
+        still = {"steps": 1, "learning_rate": 1e-30, "weight_decay": 0.0, "warmup": 0.0}
+        return [Phase(SWITCHED_ON, changes=still), Phase("fine-tuned")]
+
+    def model(self) -> nn.Module:
+        """Build the model with its trained weights."""
+        return llama(self.folder)
+
+    def data(self, split: str) -> dict[str, Tensor]:
+        """Return tokens (N, context) and those that follow them: 80 % of the plays to train, the last 10 % to test."""
+        if split == "stories":
+            told = stories(self.folder, self.context + 1)
+            return {"input_ids": told[:, :-1], "labels": told[:, 1:]}
+        windows = plays(self.folder, split, self.context)
+        return {"input_ids": windows[:, :-1], "labels": windows[:, 1:]}
+
+    def evaluations(self) -> list[Evaluation]:
+        """Measure the losses on plays and on stories when the methods are on and at the end, the rest at the end."""
+        return [
+            Evaluation("test", when="phase"),
+            Evaluation("stories", when="phase"),
+            Evaluation("int8", "test", _in_8_bits),
+            Evaluation("reset", "test", self._put_back),
+            Evaluation("own", "test", self._moved, None, _once, _mean, limit=1),
+            *(Evaluation(name, when="never") for name in ("train", "validation")),
+        ]
+
+    def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
+        """Return what 8-bit weights, and what methods brought along put back, add to the loss."""
+        loss = outcomes["test/loss"]
+        return {"int8/rise": outcomes["int8/loss"] - loss, "reset/worth": outcomes["reset/loss"] - loss}
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        """Return the mean cross entropy of a token, in nats."""
+        return F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+
+    def count(self, output: Any, targets: Tensor) -> Sums:
+        """Count nats and tokens."""
+        return {"loss": self.loss(output, targets) * targets.numel(), "weight": torch.tensor(targets.numel())}
+
+    def files(self) -> list[Path]:
+        """Name the model, its tokenizer and the text."""
+        return [*stories260k.files(self.folder), *tokenizer_files(self.folder), *tinyshakespeare.files(self.folder)]
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Download what is missing and check it."""
+        for source in (stories260k.SOURCE, stories260k.TOKENIZER, tinyshakespeare.SOURCE):
+            source.prepare(self.folder, tell)
+
+    def _start(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return where what methods brought along began: the same methods on the model as loaded."""
+        handle = model.__dict__.get(HANDLE)
+        if handle is None or not handle.brought:
+            return {}
+        fresh = llama(self.folder)
+        begun = headwise.regularize(fresh, *handle.methods, seed=handle.shared.seed)
+        values = dict(fresh.named_parameters())
+        return {name: values[name].detach() for name in begun.brought}
+
+    def _put_back(self, model: nn.Module, inputs: Any) -> Any:
+        own, start = dict(model.named_parameters()), self._start(model)
+        learned = {name: own[name].detach().clone() for name in start}
+        _write(own, start)
+        try:
+            return model(**inputs)
+        finally:
+            _write(own, learned)
+
+    def _moved(self, model: nn.Module, inputs: Any) -> Tensor:
+        own = dict(model.named_parameters())
+        moves = [(own[name].detach() - value).flatten() for name, value in self._start(model).items()]
+        return torch.cat(moves).square().mean().sqrt() if moves else torch.tensor(0.0)
+
+
+def tokenizer_files(folder: Path | None) -> list[Path]:
+    """Name the tokenizer's file."""
+    return stories260k.TOKENIZER.paths(folder)
+
+
+@lru_cache(maxsize=2)
+def encoded(folder: Path | None) -> Tensor:
+    """Return tiny Shakespeare as tokens (N,), encoded line by line."""
+    lines = tinyshakespeare.read(folder).splitlines(keepends=True)
+    found = tokenizer(folder).encode_batch(lines, add_special_tokens=False)
+    return torch.tensor([token for line in found for token in line.ids])
+
+
+@lru_cache(maxsize=4)
+def plays(folder: Path | None, split: str, context: int) -> Tensor:
+    """Return a split of the plays as windows (N, context + 1) that share their first and last tokens."""
+    tokens = encoded(folder)
+    first, last = (int(share * len(tokens)) for share in SHARES[split])
+    return tokens[first:last].unfold(0, context + 1, context)
+
+
+@lru_cache(maxsize=2)
+@torch.no_grad()
+def stories(folder: Path | None, length: int) -> Tensor:
+    """Return stories (N, length) as the model as loaded tells them: every token drawn as it is likely."""
+    model, generator = llama(folder), torch.Generator().manual_seed(0)
+    # the beginning of a story
+    told, cache = torch.ones(STORIES, 1, dtype=torch.long), None
+    for _ in range(length - 1):
+        found = model(input_ids=told[:, -1:], past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        drawn = torch.multinomial(found.logits[:, -1].softmax(-1), 1, generator=generator)
+        told = torch.cat([told, drawn], 1)
+    return told
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Return a matrix whose rows are whole multiples, up to 127, of a scale of their own."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return (weight / scale).round() * scale
+
+
+@contextmanager
+def in_8_bits(model: nn.Module) -> Iterator[None]:
+    """Let linear layers and embeddings compute with rounded weights, reparametrized ones with what they compute."""
+    found = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))]
+    for module in found:
+        module.forward = _rounded_forward(module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in found:
+            del module.__dict__["forward"]
+
+
+def _rounded_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    if isinstance(module, nn.Linear):
+        return lambda x: F.linear(x, rounded(module.weight), module.bias)
+    return lambda x: F.embedding(x, rounded(module.weight))  # type: ignore[arg-type]
+
+
+def _in_8_bits(model: nn.Module, inputs: Any) -> Any:
+    with in_8_bits(model):
+        return model(**inputs)
+
+
+@torch.no_grad()
+def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)
+
+
+def _once(output: Tensor, targets: Tensor) -> Sums:
+    return {"moved": output, "weight": torch.tensor(1)}
+
+
+def _mean(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: total / sums["weight"] for name, total in sums.items() if name != "weight"}
