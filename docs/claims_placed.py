@@ -83,7 +83,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """Holds a source in its own order, with what held of it, what did not, and what could not be tested."""
+    """Holds a source in its own order, with what held of it, what did not, what is open, and what could not be
+    tested."""
 
     key: str
     name: str
@@ -91,7 +92,9 @@ class Source:
     about: str
     held: str
     failed: str
+    open: str
     untested: str
+    topic: str = ""
     link: str = ""
     parts: tuple[Part, ...] = field(default=())
 
@@ -178,7 +181,7 @@ def sources(results: Path) -> list[Source]:
 
 
 def _lines(source: Source) -> list[str]:
-    lines = [source.held, source.failed, source.untested]
+    lines = [source.held, source.failed, source.open, source.untested]
     for part in source.parts:
         lines += [part.missing, part.place, *(line for one in part.claims for line in (one.line, one.care))]
     return lines

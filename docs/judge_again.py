@@ -19,6 +19,7 @@ from typing import Any
 from keep_results import (
     CLAIMS,
     claims_table,
+    critical_table,
     divergence_table,
     outcome_table,
     premises_table,
@@ -37,6 +38,7 @@ from headwise.results.axes import trends
 from headwise.results.claim_record import EARLIER, ClaimsRecord, JudgedClaim, JudgedPremise, JudgedTest
 from headwise.results.claim_tests import Ask, Seen, directed, same
 from headwise.results.claims_judged import SIGNS, claimed, judged_claims, judged_tests, premised
+from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import divergence_tests
 from headwise.results.folder import RunFolder, StudyFolder
@@ -209,7 +211,8 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
         arms.append(arm.model_copy(update={"differences": kept, "divergence": tests.get(arm.label, arm.divergence)}))
     again = {(one.axis, one.outcome): one for one in trends(study, analysis.outcomes)}
     courses = [again.get((one.axis, one.outcome), one) if one.step is not None else one for one in analysis.trends]
-    made = analysis.model_copy(update={"arms": arms, "trends": courses})
+    rates = critical_rates(study)
+    made = analysis.model_copy(update={"arms": arms, "trends": courses, "critical_rates": rates})
     return made.model_copy(update={"answer": answer(made)})
 
 
@@ -218,7 +221,11 @@ def renewed_page(
 ) -> str:
     """Put the new answer, premises, claims and tables of differences into a page."""
     page = page.replace(before.answer, after.answer, 1)
-    parts = [part for part in re.split(r"(?m)^(?=## )", page) if not part.startswith("## Premises")]
+    parts = [
+        part
+        for part in re.split(r"(?m)^(?=## )", page)
+        if not part.startswith(("## Premises", "## Critical learning rate"))
+    ]
     found = []
     for part in parts:
         title = part.partition("\n")[0]
@@ -234,6 +241,8 @@ def renewed_page(
                 rest = part.partition("\n\n")[2].partition("\n\n")[2]
                 part = "\n".join(lines) + "\n" + rest
                 break
+        if title == "## Along the axes" and (rates := critical_table(after)):
+            part += "\n".join(rates) + "\n"
         found.append(part)
     return "".join(found)
 
@@ -288,7 +297,7 @@ def main() -> None:
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     if given.check:
         print("\n".join(lines))
-    else:
+    elif lines:
         with (RESULTS / CHANGED).open("a", encoding="utf-8") as stream:
             stream.write("\n".join(lines) + "\n")
 

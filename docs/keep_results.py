@@ -18,6 +18,7 @@ from headwise.files.errors import StudyError
 from headwise.pages.anchors import slug
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 from headwise.reporting.export import figures, svg
+from headwise.reporting.words import powers
 from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.claim_record import ClaimsRecord, JudgedClaim, JudgedPremise
 from headwise.results.findings_record import FindingsRecord, TableRecord
@@ -182,7 +183,7 @@ def study_page(folder: Path, note: str = "") -> str:
     lines += premises_table(analysis.premises) + claims_table(analysis.claims)
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
-    lines += trend_table(analysis)
+    lines += trend_table(analysis) + critical_table(analysis)
     lines += phase_tables(study, analysis)
     lines += depth_tables(analysis)
     lines += other_outcomes(analysis)
@@ -278,6 +279,24 @@ def trend_table(analysis: Analysis) -> list[str]:
         rows.append([trend.axis, outcome.label, change, p_value(trend.p) or "–", p_value(trend.page) or "–", best])
     head = ["axis", "outcome", "change from one value to the next", "p (sign flips)", "p (Page)", "best at"]
     return ["## Along the axes", "", *_table(head, rows), ""] if rows else []
+
+
+def critical_table(analysis: Analysis) -> list[str]:
+    """Return the lines that say how far the learning rate can rise along each axis of rates; none where none was
+    swept."""
+    rows = [
+        [
+            f"`{one.axis}`",
+            powers(one.mean, one.low, one.high) or "–",
+            powers(one.difference, one.difference_low, one.difference_high) or "–",
+            p_value(one.p) or "–",
+            str(one.n),
+        ]
+        for one in analysis.critical_rates
+    ]
+    head = ["sweep", "critical rate [95 %]", "times that of the first [95 %]", "corrected p", "seeds"]
+    said = "By seed: halfway, in log10, between the first rate at which the run diverges and the one below."
+    return ["## Critical learning rate", "", *_table(head, rows), "", said, ""] if rows else []
 
 
 def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:

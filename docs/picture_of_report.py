@@ -1,6 +1,9 @@
 """Take the README's picture of a report: its answer and its forest plot as a small PNG, in light and in dark.
 
-    python docs/picture_of_report.py results/digits docs/report.png
+    python docs/picture_of_report.py docs/results/digits docs/report.png
+
+The folder is a study's, with its report.html, or that of kept results, whose report is made from what was kept: the
+picture then shows what docs/results says.
 
 Needs playwright and a Chromium on this machine (`pip install playwright`; HEADWISE_CHROMIUM names another executable).
 """
@@ -10,9 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from judge_again import kept_study
 from playwright.sync_api import sync_playwright
+
+from headwise.reporting.study_page import study_page
+from headwise.results.stored import checked_analysis
+from headwise.studies.registry import load_study
 
 WIDTH, MARGIN = 1120, 24
 FOREST = "section#paired-differences"
@@ -40,19 +50,31 @@ def take(report: Path, picture: Path, scheme: str) -> None:
         browser.close()
 
 
+def kept_report(folder: Path) -> str:
+    """Return the report of kept results; what needs the runs themselves, such as their courses, is not in it."""
+    analysis, study = checked_analysis(folder / "analysis.json"), load_study(folder.name).STUDY
+    kept = kept_study(folder, analysis, study, "")
+    named = {"name": study.name, "title": study.title, "question": study.question}
+    return study_page(replace(kept, study=kept.study.model_copy(update=named)), analysis)
+
+
 def main() -> None:
     """Read the command line and take both pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="the folder of a study, with its report.html")
+    parser.add_argument("folder", type=Path, help="the folder of a study, with its report.html, or of kept results")
     parser.add_argument(
         "picture", type=Path, help="where to write the light picture; the dark one gets -dark in its name"
     )
     given = parser.parse_args()
     report = given.folder / "report.html"
-    if not report.is_file():
+    if not report.is_file() and not (given.folder / "analysis.json").is_file():
         parser.error(f"{report} does not exist; make it with: headwise report {given.folder}")
-    take(report, given.picture, "light")
-    take(report, given.picture.with_stem(given.picture.stem + "-dark"), "dark")
+    with tempfile.TemporaryDirectory() as made:
+        if not report.is_file():
+            report = Path(made) / "report.html"
+            report.write_text(kept_report(given.folder), encoding="utf-8")
+        take(report, given.picture, "light")
+        take(report, given.picture.with_stem(given.picture.stem + "-dark"), "dark")
 
 
 if __name__ == "__main__":

@@ -292,6 +292,57 @@ def divergence_mismatches(folder: Path) -> tuple[int, list[str]]:
     return count, wrong
 
 
+def critical_by_seed(said: dict, values: list[float], arms: list[str]) -> np.ndarray:
+    """Return log10 of each seed's critical rate: between the lowest rate at which it diverges and the one below; NaN
+    where it is not known."""
+    ended, places, found = diverged_seeds(said), np.log10(sorted(values)), []
+    ordered = [arm for _, arm in sorted(zip(values, arms))]
+    for seed in said["seeds"]:
+        state = np.array([ended[arm].get(seed, np.nan) for arm in ordered], dtype=float)
+        first = int(np.argmax(state == 1)) if (state == 1).any() else len(state) - 1
+        known = not np.isnan(state[: first + 1]).any()
+        below = max(first - 1, 0) if (state == 1).any() else first
+        found.append((places[first] + places[below]) / 2 if known else np.nan)
+    return np.array(found)
+
+
+def critical_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Hold the critical rates of swept learning rates, and what separates them, against what follows from the
+    divergences."""
+    said = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+    told, count, wrong = said.get("critical_rates") or [], 0, []
+    arms = {one["axis"]: one for one in said["trends"]}
+    columns = []
+    for one in told:
+        axis = arms.get(one["axis"]) or arms["learning_rate"]
+        columns.append(critical_by_seed(said, axis["values"], axis["arms"]))
+    if not told:
+        return 0, []
+    gaps = np.array(columns).T - columns[0][:, None]
+    whole = np.isfinite(gaps).any(axis=1).sum() if len(told) > 1 else 0
+    together = [at for at in range(1, len(told)) if np.isfinite(gaps[:, at]).sum() == whole]
+    for at, one in enumerate(told):
+        column = columns[at][np.isfinite(columns[at])]
+        half = stats.t.ppf(0.975, len(column) - 1) * column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else 0
+        checks = {
+            "seeds": len(column) == one["n"],
+            "mean": bool(np.isclose(column.mean(), one["mean"])),
+            "interval": one["low"] is None or bool(np.isclose(column.mean() - half, one["low"])),
+        }
+        if one["difference"] is not None:
+            mine = together if at in together else [at]
+            family, place = Family(gaps[:, mine]), mine.index(at)
+            checks["difference"] = bool(np.isclose(family.mean[place], one["difference"]))
+            checks["p"] = bool(np.isclose(family.p(place, 0.0), one["p"], atol=1e-9))
+            if one["difference_low"] is not None:
+                ends = one["difference_low"], one["difference_high"]
+                checks["interval of the difference"] = family.agrees(place, *ends)
+        count += len(checks)
+        failed = [what for what, right in checks.items() if not right]
+        wrong += [f"{folder.name}: {what} of the critical rate of {one['axis']}" for what in failed]
+    return count, wrong
+
+
 def claims_mismatches(folder: Path) -> tuple[int, list[str]]:
     """Hold every test of a claim or premise against what follows from the CSV, each by itself."""
     path = folder / "claims.json"
@@ -336,6 +387,8 @@ def _checks(folder: Path, said: dict, figures: dict, values: dict | None, test: 
         if not len(table):
             return {}
         return _inside(said, test, table) if test["says"] == "inside" else _column(test, slopes(table))
+    if test["outcome"] == "critical_rate":
+        return _of_rates(said, test)
     if test["outcome"] == "diverged" and test["level"] is None:
         return _by_pairs(said, test)
     if test["level"] is not None or test["against_outcome"]:
@@ -375,6 +428,19 @@ def _is_axis(text: str, axis: dict, baseline: str) -> bool:
     inner, _, after = rest.partition("}")
     same = sorted(map(float, inner.split(","))) == sorted(axis["values"])
     return same and all(arm == baseline or (arm.startswith(before) and arm.endswith(after)) for arm in axis["arms"])
+
+
+def _of_rates(said: dict, test: dict) -> dict[str, bool]:
+    """Hold a test of critical rates against what follows from the divergences."""
+    sides = []
+    for text in [test["arm"]] + ([test["against"]] if test["level"] is None else []):
+        axis = next((one for one in said["trends"] if _is_axis(text, one, said["baseline"])), None)
+        if axis is None:
+            return {}
+        sides.append(critical_by_seed(said, axis["values"], axis["arms"]))
+    column = sides[0] - (sides[1] if test["level"] is None else test["level"])
+    column = column[np.isfinite(column)]
+    return _column(test, column) if len(column) else {}
 
 
 def _inside(said: dict, test: dict, table: np.ndarray) -> dict[str, bool]:
@@ -490,7 +556,7 @@ def main() -> None:
     total, wrong = 0, []
     for path in sorted(given.results.glob("*/differences.csv")):
         if not given.studies or path.parent.name in given.studies:
-            for check in (mismatches, axis_mismatches, divergence_mismatches, claims_mismatches):
+            for check in (mismatches, axis_mismatches, divergence_mismatches, critical_mismatches, claims_mismatches):
                 count, found = check(path.parent)
                 total, wrong = total + count, wrong + found
     print("\n".join([*wrong, f"{total} figures computed again, {len(wrong)} mismatches"]))

@@ -20,6 +20,7 @@ from headwise.results.claim_record import HELD
 
 MARKS = "<!-- sources -->", "<!-- end of sources -->"
 COUNTED = ("as published", "smaller or larger", "no effect", "contrary", "undecided", "not testable", "not run")
+ANSWERS = ("held", "did not hold", "undecided", "could not be tested here")
 COMMAND = "python docs/source_pages.py"
 
 
@@ -43,19 +44,28 @@ def counts(claims: list[Placed], missing: int | str = "") -> list[object]:
 
 def screen(known: list[Source]) -> str:
     """Return what docs/results/README.md shows: what held of each source, and how many of its claims."""
-    head = ["source", "held", "did not", "could not be tested here"]
+    head = ["source", *ANSWERS]
     lines = [row_of(head), row_of(["---"] * len(head))]
-    lines += [row_of([f"[{one.name}](sources/{one.key}.md)", one.held, one.failed, one.untested]) for one in known]
+    lines += [row_of([_named(one), *_answers(one)]) for one in known]
     total = ["claims of", *COUNTED]
     lines += ["", row_of(total), row_of(["---", *["---:"] * len(COUNTED)])]
     for one in known:
         missing = sum(bool(part.missing) for part in one.parts)
-        lines.append(row_of([f"[{one.name}](sources/{one.key}.md)", *counts(one.of_kind("published"), missing)]))
+        lines.append(row_of([_named(one), *counts(one.of_kind("published"), missing)]))
     for kind, words in KINDS.items():
         apart = [claim for one in known for claim in one.of_kind(kind)]
         if kind != "published" and apart:
             lines.append(row_of([f"apart: {words}", *counts(apart)]))
     return "\n".join(lines)
+
+
+def _named(source: Source) -> str:
+    topic = f", {source.topic}" if source.topic else ""
+    return f"[{source.name}](sources/{source.key}.md){topic}"
+
+
+def _answers(source: Source) -> list[str]:
+    return [source.held, source.failed, source.open, source.untested]
 
 
 def page(source: Source) -> str:
@@ -64,9 +74,9 @@ def page(source: Source) -> str:
     title = f"[{source.title}]({source.link})" if source.link else source.title
     lines = [f"# {source.name}", "", f"{title}. {source.about}", ""]
     lines += [
-        "| held | did not | could not be tested here |",
-        "| --- | --- | --- |",
-        row_of([source.held, source.failed, source.untested]),
+        row_of(ANSWERS),
+        row_of(["---"] * len(ANSWERS)),
+        row_of(_answers(source)),
         "",
     ]
     if forest(published):
@@ -83,7 +93,8 @@ def page(source: Source) -> str:
         if kind != "published" and parts:
             lines += [f"## Apart: {words}", "", *_table(parts), ""]
     lines += [
-        "Intervals, tests, premises and settings stand on the pages of the studies.",
+        "What each verdict means: [results](../README.md#verdicts). Intervals, tests, premises and settings stand on "
+        "the pages of the studies.",
         "",
         f"Written by `{COMMAND}` from the kept results.",
     ]
@@ -105,8 +116,11 @@ def _table(parts: list[Part]) -> list[str]:
                     ]
                 )
             )
+        lines_of = [one.line for one in part.claims]
         for at, one in enumerate(part.claims):
-            claim = f"{one.line} *{one.care}*" if one.care else one.line
+            # the same sentence of two data sets
+            line = f"{one.line} ({one.study})" if lines_of.count(one.line) > 1 else one.line
+            claim = f"{line} *{one.care}*" if one.care else line
             study = f"[{one.study}](../{one.study}/README.md)"
             lines.append(
                 row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study])

@@ -21,8 +21,10 @@ name = "Somebody 2020"
 title = "A paper"
 about = "Two figures."
 held = "The first."
+topic = "Paper"
 failed = "The second."
-untested = "The third."
+open = "The third."
+untested = "The fourth."
 [source.rests]
 "study: First" = "same direction, smaller"
 
@@ -75,9 +77,9 @@ def test_a_source_is_shown_in_its_order_with_what_is_missing(kept):
     assert rows[4] == "| Fig. 2 | No GPU. | **not run** | – |"
     assert "## Apart: own questions" in page and page.index("Third of all") > page.index("## Apart")
     screen = (kept / "README.md").read_text(encoding="utf-8")
-    assert "| [Somebody 2020](sources/one.md) | The first. | The second. | The third. |" in screen
+    assert "| [Somebody 2020](sources/one.md), Paper | The first. | The second. | The third. | The fourth. |" in screen
     # as published, smaller or larger, no effect, contrary, undecided, not testable, not run
-    assert "| [Somebody 2020](sources/one.md) | – | 1 | – | 1 | – | – | 1 |" in screen
+    assert "| [Somebody 2020](sources/one.md), Paper | – | 1 | – | 1 | – | – | 1 |" in screen
     assert "| apart: own questions | – | – | – | – | 1 | – | – |" in screen
     assert screen.startswith("Before.\n") and screen.endswith("After.\n")
 

@@ -9,8 +9,9 @@ from headwise.experiments.study import Study
 from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.results.outcome_names import COSTS, DIVERGED
-from headwise.results.records import Claim, ClaimTest, Premise
+from headwise.results.critical_rates import is_of_rates
+from headwise.results.outcome_names import COSTS, CRITICAL_RATE, DIVERGED
+from headwise.results.records import AxisRecord, Claim, ClaimTest, Premise
 from headwise.training.preflight import evaluations_of
 
 
@@ -70,7 +71,9 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     for outcome in filter(None, (test.outcome, test.against_outcome)):
         _check_outcome(outcome, study)
     if test.along_axis:
-        return test.model_copy(update={"arm": _axis(test, study)})
+        return test.model_copy(update={"arm": _axis(test.arm, study, least=3 if test.says == "inside" else 2).text})
+    if test.outcome == CRITICAL_RATE:
+        return _of_rates(test, study)
     names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}
     if test.scale and test.scale not in study.scales:
         raise StudyError(f"{test.arm} is judged at the scale {test.scale!r} alone, which the study does not have.")
@@ -87,19 +90,32 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     return test.model_copy(update=names)
 
 
-def _axis(test: ClaimTest, study: Study) -> str:
-    asked = read_sweep(test.arm, study.task)
+def _axis(text: str, study: Study, least: int = 2) -> AxisRecord:
+    asked = read_sweep(text, study.task)
     for axis in study.axes:
         if axis.arms == asked.arms:
-            if test.says == "inside" and len(axis.arms) < 3:
+            if len(axis.arms) < least:
                 raise StudyError(f"the axis {axis.text} has {len(axis.arms)} values, and none of them lies inside.")
-            return axis.text
+            return axis
     have = "; ".join(axis.text for axis in study.axes) or "none"
-    raise StudyError(f"it has no axis {test.arm}. Its axes: {have}.")
+    raise StudyError(f"it has no axis {text}. Its axes: {have}.")
+
+
+def _of_rates(test: ClaimTest, study: Study) -> ClaimTest:
+    """Write the sweeps of a test of critical rates as the study writes them."""
+    axes = [_axis(text, study) for text in test.arms]
+    for axis in axes:
+        if not is_of_rates(axis):
+            raise StudyError(f"the axis {axis.text} is of {axis.name}, and a critical rate is of learning_rate.")
+    if test.says == "same" and test.margin is None:
+        raise StudyError(
+            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+        )
+    return test.model_copy(update=dict(zip(("arm", "against"), [axis.text for axis in axes])))
 
 
 def _check_outcome(name: str, study: Study) -> None:
-    if name == DIVERGED:
+    if name in (DIVERGED, CRITICAL_RATE):
         return
     task, kind = study.task, name.partition("/")[0]
     if not isinstance(task, Task):

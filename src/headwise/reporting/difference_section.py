@@ -9,7 +9,7 @@ from headwise.pages.formats import p_value
 from headwise.pages.line_charts import dose
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
 from headwise.reporting.answer_table import outcome_table
-from headwise.reporting.words import differences_of, forest_row, label_of, qualities, shown, titled, unit_of
+from headwise.reporting.words import differences_of, forest_row, label_of, powers, qualities, shown, titled, unit_of
 from headwise.results.analysis_record import Analysis, TrendRecord
 from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
@@ -84,7 +84,36 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
             "looks at the ranks alone. Neither is corrected for the number of outcomes."
         )
         sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
-    return sections
+    return [*sections, *_critical_section(analysis)]
+
+
+def _critical_section(analysis: Analysis) -> list[Section]:
+    """Return the table of critical learning rates; none where no rate was swept, or no run diverged."""
+    if not analysis.critical_rates:
+        return []
+    columns = [
+        Column("sweep"),
+        Column("critical rate", "mean [95 %]", number=True),
+        Column("against the first", "times [95 %]", number=True),
+        Column("p", number=True),
+        Column("seeds", number=True),
+    ]
+    rows = [
+        [
+            Cell(one.axis),
+            Cell(powers(one.mean, one.low, one.high) or None, one.mean),
+            Cell(powers(one.difference, one.difference_low, one.difference_high) or None, one.difference),
+            Cell(p_value(one.p), one.p),
+            Cell(str(one.n), one.n),
+        ]
+        for one in analysis.critical_rates
+    ]
+    intro = (
+        "How far the learning rate can rise, by seed: halfway, in log10, between the first rate at which the run "
+        "diverges and the one below; at the end of the axis where none or all diverge. Sweeps are compared within "
+        "seeds by joint sign flips."
+    )
+    return [Section("Critical learning rate", table(columns, rows, caption="Critical learning rates"), intro)]
 
 
 def _is_drawn(outcome: Outcome) -> bool:

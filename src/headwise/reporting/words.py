@@ -61,6 +61,14 @@ def shown(value: float | None, factor: float) -> float | None:
     return None if value is None else float(f"{value * factor:.7g}")
 
 
+def powers(mean: float | None, low: float | None, high: float | None) -> str:
+    """Return figures in log10 as what they are the powers of: "0.012 [0.008, 0.017]"; nothing without a mean."""
+    if mean is None:
+        return ""
+    ends = "" if low is None or high is None else f" [{10**low:.2g}, {10**high:.2g}]"
+    return f"{10**mean:.2g}{ends}"
+
+
 def qualities(analysis: Analysis) -> list[Outcome]:
     """Return the outcomes that are no figures of heads, the primary one first."""
     return [one for one in analysis.outcomes.values() if one.kind != "heads"]

@@ -11,6 +11,7 @@ from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, Damage
 from headwise.results.answer import answer, count
 from headwise.results.axes import trends
 from headwise.results.claims_judged import judged_claims, judged_premises
+from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import diverged_runs, divergence_tests
 from headwise.results.folder import StudyFolder, read_study
@@ -55,6 +56,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
         margin=study.study.margin,
         arms=[arm.model_copy(update={"divergence": tests.get(arm.label)}) for arm in arms],
         trends=trends(study, outcomes),
+        critical_rates=critical_rates(study),
         premises=(premises := judged_premises(study)),
         claims=judged_claims(study, premises),
         warnings=[*_warnings(compared[study.study.primary]), *_of_pairs(study)],

@@ -112,6 +112,23 @@ class TrendRecord(Record):
     text: str = ""
 
 
+class CriticalRate(Interval):
+    """Hold log10 of the learning rate at which runs begin to diverge along one axis of rates, over seeds, and how many
+    decades it lies from that of the first such axis."""
+
+    axis: str
+    rates: list[float]
+    by_seed: dict[str, float] = {}
+    # the axis that it is compared with; "" for the first
+    against: str = ""
+    difference: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    # that the difference is 0, corrected for all axes
+    p: float | None = None
+    pairs: int = 0
+
+
 class Cell(Record):
     """Name an arm and a seed."""
 
@@ -157,6 +174,8 @@ class Analysis(Record):
     margin: float | None = None
     arms: list[ArmAnalysis]
     trends: list[TrendRecord] = []
+    # where a learning rate is swept and runs diverged
+    critical_rates: list[CriticalRate] = []
     premises: list[JudgedPremise] = []
     claims: list[JudgedClaim] = []
     # what makes the whole study doubtful, such as a control arm with a verdict

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwise.results.outcome_names import DIVERGED
+from headwise.results.critical_rates import by_seed, is_of_rates
+from headwise.results.outcome_names import CRITICAL_RATE, DIVERGED
 from headwise.results.records import AxisRecord, ClaimTest, Outcome
 from headwise.results.trend import slopes
 
@@ -30,6 +31,8 @@ class Figures:
 
 def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | str:
     """Return the figures of a test that is about a number, or why there are none."""
+    if test.outcome == CRITICAL_RATE:
+        return _critical(study, test)
     axis = axis_of(study, test) if test.along_axis else None
     if test.along_axis and axis is None:
         return f"the axis {test.arm} was not run"
@@ -73,6 +76,22 @@ def _table(study: StudyFolder, arms: list[str], outcome: str) -> Table:
     return np.array([[study.figure(arm, seed, outcome) for arm in arms] for seed in study.seeds], dtype=float)
 
 
+def _critical(study: StudyFolder, test: ClaimTest) -> Figures | str:
+    """Return the critical rates along the axis of a test, held against those along another or a level."""
+    import numpy as np
+
+    columns = []
+    for text in test.arms:
+        axis = next((one for one in study.study.axes if one.text == text), None)
+        if axis is None or any(arm not in study.arms for arm in axis.arms):
+            return f"the axis {text} was not run"
+        if not is_of_rates(axis):
+            return f"the axis {text} is not of learning rates"
+        columns.append(by_seed(study, axis))
+    table = np.array(columns, dtype=float).T
+    return _paired(table if test.level is None else np.column_stack([table, np.full(len(table), test.level)]))
+
+
 def _between(study: StudyFolder, test: ClaimTest) -> Figures:
     import numpy as np
 
@@ -81,7 +100,12 @@ def _between(study: StudyFolder, test: ClaimTest) -> Figures:
         other = np.full_like(table, test.level)
     else:
         other = _table(study, [test.against], test.against_outcome or test.outcome)
-    table = np.concatenate([table, other], axis=1)
+    return _paired(np.concatenate([table, other], axis=1))
+
+
+def _paired(table: Table) -> Figures:
+    import numpy as np
+
     pairs = table[np.isfinite(table).all(axis=1)]
     means = pairs.mean(axis=0) if len(pairs) else np.full(2, np.nan)
     return Figures((table[:, 0] - table[:, 1])[:, None], means)

@@ -14,6 +14,8 @@ COSTS = (
 )
 # whether a run diverged: what a claim may be about, though no run writes it as a figure
 DIVERGED = "diverged"
+# log10 of the learning rate at which runs of a seed begin to diverge along an axis of rates: of sweeps, not of arms
+CRITICAL_RATE = "critical_rate"
 # of version 0.1, whose names began with the split
 OLD_SPLITS = ("train", "validation", "test", "gap")
 OLD_COUNTS = ("steps", "epochs")

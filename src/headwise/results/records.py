@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headwise.results.outcome_names import (
+    CRITICAL_RATE,
     DIVERGED,
     OLD_COUNTS,
     OLD_SPLITS,
@@ -83,7 +84,8 @@ class ClaimTest(Record):
     "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
     strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run
     diverged. With a `level` the arm is held against this published figure and no other arm; a figure of one setting
-    says nothing of another, so that `scale` names the only scale at which it is judged.
+    says nothing of another, so that `scale` names the only scale at which it is judged. The outcome "critical_rate" is
+    log10 of the learning rate at which a seed's runs begin to diverge: `arm` and `against` are two sweeps of rates.
 
     Example:
         >>> from headwise.study import ClaimTest
@@ -113,6 +115,13 @@ class ClaimTest(Record):
             raise ValueError(
                 f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, same, rises or falls, not "
                 "'inside'"
+            )
+        if self.outcome == CRITICAL_RATE and (
+            self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
+        ):
+            raise ValueError(
+                f"{self.arm}: a critical rate is that of a sweep of learning rates, held against another sweep or a "
+                "level"
             )
         if self.margin is not None and self.along_axis:
             raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")
@@ -245,6 +254,9 @@ class StudyRecord(Record):
         """Say what the outcome of this name is."""
         if name == DIVERGED:
             return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
+        if name == CRITICAL_RATE:
+            words = "critical learning rate (log10)"
+            return Outcome(name=name, label=words, unit="decades", higher_is_better=True)
         if name.startswith("cost/"):
             return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
         if name.startswith("heads/"):
