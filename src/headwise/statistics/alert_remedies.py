@@ -16,12 +16,12 @@ class Remedy(NamedTuple):
 REMEDIES = {
     "entropy_collapse": Remedy(
         "SigmaReparam or QKNorm bound it, and kept a vision transformer from diverging in "
-        "docs/results/entropy-collapse; a lower learning rate or a longer "
-        "warm-up delays it",
+        "docs/results/entropy-collapse; a lower learning rate or a longer warm-up delays it",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "logit_growth": Remedy(
-        "QKNorm, QKClip or SigmaReparam bound the logits; SoftCap does, and does not prevent collapse",
+        "QKNorm, QKClip, SigmaReparam or SoftCap bound the logits, and let a small language model bear a higher "
+        "learning rate in docs/results/stability-map, SigmaReparam the highest",
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "over_smoothing": Remedy(
@@ -30,19 +30,18 @@ REMEDIES = {
         "Nguyen et al. 2023, arXiv 2312.00751; Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse": Remedy(
-        "NeuTRENO or ValueResidual carry early values on; check that skip connections are in place",
+        "NeuTRENO, which kept the tokens of 24 layers apart in docs/results/neutreno-depth, or ValueResidual carry "
+        "early values on; check that skip connections are in place",
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
     ),
     "low_rank": Remedy(
         "weight decay on queries, keys, values and output lowers their rank, as docs/results/decay-lm measures: give "
-        "them a smaller one "
-        "(parameter_groups)",
+        "them a smaller one (parameter_groups)",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite": Remedy(
         "the training diverged: go back to an earlier checkpoint with a lower learning rate or clipped gradients; "
-        "QKNorm or SigmaReparam "
-        "bound the logits from there",
+        "QKNorm or SigmaReparam bound the logits from there",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "dead_head": Remedy(
