@@ -167,7 +167,7 @@ def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_mor
     # a method of a calculation alone, and one that nothing ran
     assert (
         "[sigma-bound]" in method_results.results_of("SigmaReparam")
-        and method_results.results_of("XSA") == method_results.NONE
+        and method_results.results_of("SpectralCap") == method_results.NONE
     )
     told = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
     assert not [name for name, one in site["methods"].entries().items() if told.search(one["when"])]
