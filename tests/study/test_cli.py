@@ -286,6 +286,9 @@ def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path
         def located(self, folder):
             return self
 
+        def data_sets(self):
+            return []
+
         def prepare(self, tell):
             raise PermissionError(13, "Permission denied", "/data/cifar")
 
