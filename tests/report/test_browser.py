@@ -302,8 +302,8 @@ def test_every_chart_and_button_has_a_name_for_a_screen_reader(visit):
         "all => all.map(e => [e.getAttribute('role'), e.ariaLabel])"
     )
     assert {role for role, _ in names} == {"img", "group"} and all(len(name) > 3 for _, name in names)
-    # a box with a slider is no picture
-    grouped = "all => all.every(e => (e.role === 'group') === !!e.querySelector('input'))"
+    # a box with a slider or a menu is no picture
+    grouped = "all => all.every(e => (e.role === 'group') === !!e.querySelector('.vega-bindings :is(input, select)'))"
     assert visit.page.locator("figure[data-drawn=yes] .chart").evaluate_all(grouped)
     buttons = visit.page.locator("button[data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
     assert len(set(buttons)) > 40 and all(name.startswith("Save ") for name in buttons)

@@ -58,9 +58,9 @@
       figure.view = result.view;
       result.view.addEventListener("mouseover", (_, item) => trace(figure, item && item.datum));
       result.view.addEventListener("click", (_, item) => trace(figure, item && item.datum));
-      // The name of the chart's box stands for its marks; a box with a slider is no picture but a group.
+      // The name of the chart's box stands for its marks; a box with a slider or a menu is no picture but a group.
       for (const svg of plot.querySelectorAll("svg")) svg.setAttribute("aria-hidden", "true");
-      if (plot.querySelector(".vega-bindings")) plot.closest(".chart").setAttribute("role", "group");
+      if (plot.querySelector(".vega-bindings :is(input, select)")) plot.closest(".chart").setAttribute("role", "group");
       figure.dataset.drawn = "yes";
     } catch (error) {
       figure.dataset.drawn = "failed";
