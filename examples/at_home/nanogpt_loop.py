@@ -1,5 +1,4 @@
-"""Train a GPT in one file, as nanoGPT does: own attention, micro steps, clipping. `python nanogpt_loop.py --text
-input.txt`."""
+"""Train a GPT in one file, as nanoGPT does: own attention, micro steps, clipping. `nanogpt_loop.py --text FILE`."""
 
 import argparse
 from pathlib import Path
