@@ -388,7 +388,7 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
         Column("chosen", wide=True),
     ]
     columns += [Column("learning rate", number=True), Column("time of a step", unit="× plain", number=True)]
-    columns += [Column(name.rpartition("/")[2].replace("_", " "), number=True) for name in others]
+    columns += [Column(_words_of(name), number=True) for name in others]
     rows: list[list[Any]] = []
     marked = []
     ordered = sorted(
@@ -418,6 +418,13 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
             ]
         )
     return table(columns, rows, marked=marked)
+
+
+def _words_of(name: str) -> str:
+    """Return the column's name of an outcome: "loss", "accuracy, 8-bit weights", "head redundancy"."""
+    first, _, rest = name.partition("/")
+    metric = rest.removesuffix("/mean").replace("_", " ")
+    return f"{metric}, 8-bit weights" if first == "int8" else metric
 
 
 def _against_control(cell: Cell, name: str, world: WorldRead) -> str:
