@@ -11,10 +11,18 @@ from typing import Any
 
 from headwise.files.durable import write_bytes
 from headwise.league.charts import pareto, undominated
+from headwise.league.follow_up_page import (
+    estimate,
+    fresh_section,
+    fresh_worlds,
+    pair_section,
+    search_section,
+    shown,
+)
 from headwise.league.gains import LEVELS, RESAMPLES, Aggregate, Estimate, Worlds
 from headwise.league.reading import Cell, WorldRead, read_worlds
 from headwise.pages.charts import heat_map
-from headwise.pages.formats import MINUS, unit_named
+from headwise.pages.formats import unit_named
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, figure, join, page, prose, table
@@ -52,6 +60,7 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     read = read_worlds(folders)
     worlds = Worlds([world.figures for world in read])
     found = worlds.aggregates()
+    again = Worlds([world.figures for world in fresh_worlds(read)]).aggregates()
     drawn = {
         "gains": gains_chart(read, worlds, found),
         "cost": cost_chart(read, found),
@@ -59,17 +68,21 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     }
     out.mkdir(parents=True, exist_ok=True)
     target = out / "league.html"
-    write_bytes(target, league_page(read, worlds, found, drawn).encode())
+    write_bytes(target, league_page(read, worlds, found, again, drawn).encode())
     write_bytes(out / "league.csv", cells_csv(read, worlds).encode())
     write_bytes(out / "aggregate.csv", aggregate_csv(read, found).encode())
     for name, chart in drawn.items():
         if chart is not None:
             write_bytes(out / f"{name}.svg", svg(chart).encode())
-    return target, _screen(read, worlds, found)
+    return target, _screen(read, worlds, found, again)
 
 
 def league_page(
-    read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate], drawn: dict[str, dict[str, Any] | None]
+    read: Sequence[WorldRead],
+    worlds: Worlds,
+    found: dict[str, Aggregate],
+    again: dict[str, Aggregate],
+    drawn: dict[str, dict[str, Any] | None],
 ) -> str:
     """Return the page as HTML."""
     sections = [
@@ -78,6 +91,7 @@ def league_page(
             join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING)),
         ),
         Section("Over all worlds", join(_aggregate_table(read, found), prose([_words(read)], kind="note"))),
+        *fresh_section(found, again, _kinds(read)),
     ]
     if drawn["cost"] is not None:
         sections.append(
@@ -96,14 +110,14 @@ def league_page(
             "counting alike."
         )
         sections.append(Section("Profiles", join(*_figure(drawn["profiles"], "Profiles of gains", caption))))
-    sections += _left_out(worlds)
+    sections += [*pair_section(read, worlds, found), *_left_out(worlds), *search_section(read)]
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
     return page(
         "The league",
         sections,
         eyebrow="headwise · league",
         question="Which method should one try, and what does it cost?",
-        lead=_lead(read, found),
+        lead=_lead(read, found, again),
         facts=[
             ("worlds", len(read)),
             ("entries", len(found)),
@@ -170,7 +184,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
                 "low": found[name].gain.low,
                 "high": found[name].gain.high,
                 "best": name in best,
-                "words": f"{_estimate(found[name].gain)}, {cost:.2f} of the plain model's time",
+                "words": f"{estimate(found[name].gain)}, {cost:.2f} of the plain model's time",
             }
             for name, (cost, gain) in points.items()
         ]
@@ -284,25 +298,24 @@ def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
     return [prose(told, kind="warning")] if told else []
 
 
-def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Name what is above the plain model by its interval; never a name without one."""
-    kinds = _kinds(read)
-    above = [name for name in _ordered(found) if (low := found[name].gain.low) is not None and low > 0]
+def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
+    """Name what is above the plain model by its interval, on fresh seeds where there are any; never a name without
+    one."""
+    kinds, judged = _kinds(read), again or found
+    above = [name for name in _ordered(judged) if (low := judged[name].gain.low) is not None and low > 0]
     methods, controls = ([name for name in above if (kinds[name] == "control") is control] for control in (False, True))
+    where = f"Over {count(len(read), 'world')}" + (", on seeds that no search and no ranking saw," if again else "")
     if not above:
-        return f"Over {count(len(read), 'world')} no entry is shown to gain."
+        return f"{where} no entry is shown to gain."
     parts = [
-        f"{', '.join(f'{name} {_estimate(found[name].gain)}' for name in names[:3])}" for names in (methods, controls)
+        f"{', '.join(f'{name} {estimate(judged[name].gain)}' for name in names[:3])}" for names in (methods, controls)
     ]
     said = [
         f"of the methods {parts[0]}" if methods else "none of the methods",
         f"of the controls {parts[1]}" if controls else "no control",
     ]
-    return (
-        f"Over {count(len(read), 'world')} these gain by their interval, highest first: {said[0]}; {said[1]}. The "
-        "highest of many is too high: "
-        "run a winner on fresh seeds before you name it."
-    )
+    warning = "" if again else " The highest of many is too high: run the winners on fresh seeds (--fresh 3)."
+    return f"{where} these gain by their interval, highest first: {said[0]}; {said[1]}.{warning}"
 
 
 def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> Any:
@@ -314,26 +327,11 @@ def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> 
     ]
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
     rows = [
-        [name, kinds[name], one.worlds, *map(_shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
+        [name, kinds[name], one.worlds, *map(shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
         for name in _ordered(found)
         for one in (found[name],)
     ]
     return table(columns, rows)
-
-
-def _shown(found: Estimate) -> Shown:
-    return Shown(None if found.value is None else _estimate(found), found.value)
-
-
-def _estimate(found: Estimate) -> str:
-    if found.value is None:
-        return ""
-    ends = "" if found.low is None or found.high is None else f" [{_number(found.low)}, {_number(found.high)}]"
-    return f"{_number(found.value)}{ends}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}".replace("-", MINUS)
 
 
 def _words(read: Sequence[WorldRead]) -> str:
@@ -353,7 +351,7 @@ def _left_out(worlds: Worlds) -> list[Section]:
     found = worlds.left_out_each()
     if not found:
         return []
-    rows = [[name, _shown(one)] for name, one in found.items()]
+    rows = [[name, shown(one)] for name, one in found.items()]
     words = (
         "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. "
         "Noise of the seeds lowers it, "
@@ -441,12 +439,18 @@ def _difference(found: Difference | None, world: WorldRead) -> Shown:
     return Shown(f"{unit.number(found.mean, signed=True)} {ends}".strip(), found.mean)
 
 
-def _screen(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[str]:
+def _screen(
+    read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate], again: dict[str, Aggregate]
+) -> list[str]:
     """Return the aggregate in lines of a screen."""
     width = max(map(len, found), default=5)
-    lines_ = [_lead(read, found), "", f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval"]
+    lines_ = [
+        _lead(read, found, again),
+        "",
+        f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval",
+    ]
     lines_ += [
-        f"{name:<{width}}  {found[name].worlds:>6}  {_estimate(found[name].gain) or 'no unit'}"
+        f"{name:<{width}}  {found[name].worlds:>6}  {estimate(found[name].gain) or 'no unit'}"
         for name in _ordered(found)
     ]
     return [*lines_, *(f"{name} sets no unit and is in no aggregate" for name in worlds.left_out)]
