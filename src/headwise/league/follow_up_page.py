@@ -13,10 +13,14 @@ import numpy as np
 from headwise.league.follow_up import FRESH
 from headwise.league.gains import Aggregate, Estimate, Worlds
 from headwise.league.reading import WorldRead, read_worlds
+from headwise.league.tables import kinds_of, ordered
 from headwise.league.world_folder import FILE
 from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, table
+
+# its name, and how far it lies over its first and its second part
+Pair = tuple[str, tuple[Estimate, Estimate]]
 
 
 def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
@@ -46,27 +50,28 @@ def fresh_section(found: dict[str, Aggregate], again: dict[str, Aggregate], kind
     return [Section("On fresh seeds", table(columns, rows), words)]
 
 
-def pair_section(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[Section]:
+def pairs_over(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[Pair]:
+    """Return, for every pair whose parts are entries too, by how much it lies over each, the highest pair first."""
+    kinds = kinds_of(read)
+    names = [name for name in ordered(found) if kinds[name] == "pair"]
+    parts = {name: tuple(name.split("+")) for name in names}
+    names = [name for name in names if len(parts[name]) == 2 and all(part in found for part in parts[name])]
+    over = iter(worlds.differences([(name, part) for name in names for part in parts[name]]))
+    return [(name, (next(over), next(over))) for name in names]
+
+
+def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Section]:
     """Return the table of pairs beside their parts; none without pairs."""
-    kinds = {name: cell.record.kind for world in read for name, cell in world.cells.items()}
-    pairs = {
-        name: tuple(name.split("+"))
-        for name in found
-        if kinds[name] == "pair" and len(name.split("+")) == 2 and all(part in found for part in name.split("+"))
-    }
     if not pairs:
         return []
-    over = worlds.differences([(name, part) for name, parts in pairs.items() for part in parts])
     columns = [Column("pair")]
     columns += [
         Column(name, unit="spreads", number=True)
         for name in ("gain", "first alone", "second alone", "over the first", "over the second")
     ]
-    rows = []
-    for at, (name, (first, second)) in enumerate(pairs.items()):
-        gains = [shown(found[one].gain) for one in (name, first, second)]
-        rows.append([name, *gains, *map(shown, over[2 * at : 2 * at + 2])])
-    rows.sort(key=lambda row: -(found[str(row[0])].gain.value or 0.0))
+    rows = [
+        [name, *(shown(found[one].gain) for one in (name, *name.split("+"))), *map(shown, over)] for name, over in pairs
+    ]
     words = (
         "Each pair was searched like any entry, over both strengths. A gain adds up where the pair lies above both of "
         "its parts by the intervals of the last two columns (paired seeds, worlds in which both ran)."

@@ -3,24 +3,26 @@ tables and figures beside it."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.files.durable import write_bytes
+from headwise.league import tables
 from headwise.league.charts import pareto, undominated
 from headwise.league.follow_up_page import (
+    Pair,
     estimate,
     fresh_section,
     fresh_worlds,
     pair_section,
+    pairs_over,
     search_section,
     shown,
 )
 from headwise.league.gains import LEVELS, RESAMPLES, Aggregate, Estimate, Worlds
 from headwise.league.reading import Cell, WorldRead, read_worlds
+from headwise.league.tables import costs_of, kinds_of, ordered
 from headwise.pages.charts import heat_map
 from headwise.pages.formats import unit_named
 from headwise.pages.line_charts import lines
@@ -51,30 +53,37 @@ PROFILES = 8
 
 
 def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
-    """Read worlds and write league.html, league.csv, aggregate.csv and the figures into `out`; give the page and lines
-    for a screen.
+    """Read worlds and write league.html, the tables and the figures into `out`; give the page and lines for a screen.
 
     Raises:
         StudyError: for folders that hold no world, or worlds of different leagues.
     """
     read = read_worlds(folders)
-    worlds = Worlds([world.figures for world in read])
-    found = worlds.aggregates()
-    again = Worlds([world.figures for world in fresh_worlds(read)]).aggregates()
+    worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
+    found, again = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
+    pairs, left_out = pairs_over(read, worlds, found), worlds.left_out_each()
     drawn = {
         "gains": gains_chart(read, worlds, found),
         "cost": cost_chart(read, found),
         "profiles": profile_chart(found),
     }
+    text = {
+        "league.html": league_page(read, worlds, found, again, pairs, left_out, drawn),
+        "league.csv": tables.cells_csv(read, worlds),
+        "runs.csv": tables.runs_csv(read),
+        "trials.csv": tables.trials_csv(read),
+        "aggregate.csv": tables.aggregate_csv(read, found),
+        "left_out.csv": tables.left_out_csv(left_out),
+    }
+    if again:
+        text |= {"fresh.csv": tables.fresh_csv(found, again), "fresh_runs.csv": tables.runs_csv(fresh)}
+    if pairs:
+        text["pairs.csv"] = tables.pairs_csv(pairs, found)
+    text |= {f"{name}.svg": svg(chart) for name, chart in drawn.items() if chart is not None}
     out.mkdir(parents=True, exist_ok=True)
-    target = out / "league.html"
-    write_bytes(target, league_page(read, worlds, found, again, drawn).encode())
-    write_bytes(out / "league.csv", cells_csv(read, worlds).encode())
-    write_bytes(out / "aggregate.csv", aggregate_csv(read, found).encode())
-    for name, chart in drawn.items():
-        if chart is not None:
-            write_bytes(out / f"{name}.svg", svg(chart).encode())
-    return target, _screen(read, worlds, found, again)
+    for name, content in text.items():
+        write_bytes(out / name, content.encode())
+    return out / "league.html", _screen(read, worlds, found, again)
 
 
 def league_page(
@@ -82,6 +91,8 @@ def league_page(
     worlds: Worlds,
     found: dict[str, Aggregate],
     again: dict[str, Aggregate],
+    pairs: Sequence[Pair],
+    left_out: dict[str, Estimate],
     drawn: dict[str, dict[str, Any] | None],
 ) -> str:
     """Return the page as HTML."""
@@ -91,7 +102,7 @@ def league_page(
             join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING)),
         ),
         Section("Over all worlds", join(_aggregate_table(read, found), prose([_words(read)], kind="note"))),
-        *fresh_section(found, again, _kinds(read)),
+        *fresh_section(found, again, kinds_of(read)),
     ]
     if drawn["cost"] is not None:
         sections.append(
@@ -110,7 +121,7 @@ def league_page(
             "counting alike."
         )
         sections.append(Section("Profiles", join(*_figure(drawn["profiles"], "Profiles of gains", caption))))
-    sections += [*pair_section(read, worlds, found), *_left_out(worlds), *search_section(read)]
+    sections += [*pair_section(pairs, found), *_left_out(left_out), *search_section(read)]
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
     return page(
         "The league",
@@ -130,7 +141,7 @@ def league_page(
 def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the heat map of mean gains, entries in the order of their aggregate, a glyph of the verdict in each
     cell."""
-    gains, order = worlds.mean_gains(), _ordered(found)
+    gains, order = worlds.mean_gains(), ordered(found)
     rows: list[dict[str, Any]] = [
         {
             "entry": name,
@@ -165,7 +176,7 @@ def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggr
 
 def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return gain over all worlds against the time of a step, its mean over worlds; None without both of any entry."""
-    costs = _costs(read)
+    costs = costs_of(read)
     points = {
         name: (costs[name], one.gain.value)
         for name, one in found.items()
@@ -173,7 +184,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
     }
     if not points:
         return None
-    best, kinds = undominated(points), _kinds(read)
+    best, kinds = undominated(points), kinds_of(read)
     return pareto(
         [
             {
@@ -193,7 +204,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
 
 def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the profiles of the entries with the highest gain."""
-    best = _ordered(found)[:PROFILES]
+    best = ordered(found)[:PROFILES]
     rows = [
         {"gain": level, "share of runs": point.value, "entry": name}
         for name in best
@@ -201,81 +212,6 @@ def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
         if point.value is not None
     ]
     return lines(rows, x="gain", y="share of runs", series="entry") if rows else None
-
-
-def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
-    """Return every entry of every world in a row; what is missing is empty."""
-    gains = worlds.mean_gains()
-    head = (
-        "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
-        "difference,low,high,p,verdict,"
-    )
-    rows: list[list[Any]] = [
-        (head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")
-    ]
-    for world in read:
-        higher = world.outcome.higher_is_better is not False
-        for name, cell in world.cells.items():
-            one, plain, control = cell.record, cell.to_plain, cell.to_control
-            values = sorted((trial.value for trial in one.tried if trial.value is not None), reverse=higher)
-            rows.append(
-                [world.record.world, name, one.kind, one.arm, one.status, one.chosen, one.rate]
-                + [one.validation, values[1] if len(values) > 1 else None, cell.runs, cell.diverged, world.outcome.name]
-                + _cells_of(plain, p=True)
-                + _cells_of(control)
-                + [gains.get(world.record.world, {}).get(name), cell.cost, one.why]
-            )
-    return _csv(rows)
-
-
-def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Return the aggregate of every entry in a row, each figure with its interval."""
-    kinds, costs = _kinds(read), _costs(read)
-    parts = ("gain", "improvement", "rank")
-    rows: list[list[Any]] = [
-        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
-    ]
-    for name in _ordered(found):
-        one = found[name]
-        figures = [value for part in parts for value in _ends(getattr(one, part))]
-        rows.append([name, kinds[name], one.worlds, *figures, costs.get(name)])
-    return _csv(rows)
-
-
-def _cells_of(found: Difference | None, *, p: bool = False) -> list[Any]:
-    if found is None:
-        return [None] * (5 if p else 4)
-    return [found.mean, found.low, found.high, *([found.p_corrected] if p else []), found.verdict]
-
-
-def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
-    return found.value, found.low, found.high
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(
-        [["" if value is None else value for value in row] for row in rows]
-    )
-    return stream.getvalue()
-
-
-def _ordered(found: dict[str, Aggregate]) -> list[str]:
-    return sorted(found, key=lambda name: (found[name].gain.value is None, -(found[name].gain.value or 0.0), name))
-
-
-def _kinds(read: Sequence[WorldRead]) -> dict[str, str]:
-    return {name: cell.record.kind for world in read for name, cell in world.cells.items()}
-
-
-def _costs(read: Sequence[WorldRead]) -> dict[str, float]:
-    """Return the mean over worlds of the time of a step, as a share of the plain model's."""
-    known: dict[str, list[float]] = {}
-    for world in read:
-        for name, cell in world.cells.items():
-            if cell.cost is not None:
-                known.setdefault(name, []).append(cell.cost)
-    return {name: sum(values) / len(values) for name, values in known.items()}
 
 
 def _figure(chart: dict[str, Any] | None, title: str, caption: str) -> list[Any]:
@@ -301,8 +237,8 @@ def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
 def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
     """Name what is above the plain model by its interval, on fresh seeds where there are any; never a name without
     one."""
-    kinds, judged = _kinds(read), again or found
-    above = [name for name in _ordered(judged) if (low := judged[name].gain.low) is not None and low > 0]
+    kinds, judged = kinds_of(read), again or found
+    above = [name for name in ordered(judged) if (low := judged[name].gain.low) is not None and low > 0]
     methods, controls = ([name for name in above if (kinds[name] == "control") is control] for control in (False, True))
     where = f"Over {count(len(read), 'world')}" + (", on seeds that no search and no ranking saw," if again else "")
     if not above:
@@ -319,7 +255,7 @@ def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate], again: dict[st
 
 
 def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> Any:
-    kinds, costs = _kinds(read), _costs(read)
+    kinds, costs = kinds_of(read), costs_of(read)
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
     columns += [
         Column("gain", unit="spreads", number=True),
@@ -328,7 +264,7 @@ def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> 
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
     rows = [
         [name, kinds[name], one.worlds, *map(shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
-        for name in _ordered(found)
+        for name in ordered(found)
         for one in (found[name],)
     ]
     return table(columns, rows)
@@ -347,8 +283,7 @@ def _words(read: Sequence[WorldRead]) -> str:
     )
 
 
-def _left_out(worlds: Worlds) -> list[Section]:
-    found = worlds.left_out_each()
+def _left_out(found: dict[str, Estimate]) -> list[Section]:
     if not found:
         return []
     rows = [[name, shown(one)] for name, one in found.items()]
@@ -389,10 +324,10 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
     columns += [Column(_words_of(name), number=True) for name in others]
     rows: list[list[Any]] = []
     marked = []
-    ordered = sorted(
+    in_order = sorted(
         world.cells, key=lambda name: (world.cells[name].record.kind != "plain", -(gains.get(name) or -1e9), name)
     )
-    for name in ordered:
+    for name in in_order:
         cell = world.cells[name]
         if cell.record.kind == "plain":
             marked.append(len(rows))
@@ -451,6 +386,6 @@ def _screen(
     ]
     lines_ += [
         f"{name:<{width}}  {found[name].worlds:>6}  {estimate(found[name].gain) or 'no unit'}"
-        for name in _ordered(found)
+        for name in ordered(found)
     ]
     return [*lines_, *(f"{name} sets no unit and is in no aggregate" for name in worlds.left_out)]
