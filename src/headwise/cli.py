@@ -273,6 +273,9 @@ def league(
     pairs: Annotated[
         int, typer.Option(min=0, help="Write files of entries: pairs of so many of the highest methods.")
     ] = 0,
+    time_steps: Annotated[
+        bool, typer.Option("--time", help="Measure a step of every entry beside one of the plain model, in turns.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     ray_address: Annotated[
@@ -302,6 +305,7 @@ def league(
             again=again,
             fresh=fresh,
             pairs=pairs,
+            time_steps=time_steps,
             jobs=jobs,
             engine=engine,
             ray_address=ray_address,

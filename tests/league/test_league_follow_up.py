@@ -45,6 +45,14 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     command.run(LeagueRequest(**request, plan=True))
     assert "without an interval" not in capsys.readouterr().out
 
+    # what a step takes beside the plain model's stands on the page
+    command.run(LeagueRequest(out=tmp_path / "out", sources=request["sources"], trials=1, seeds=2, time_steps=True))
+    times = json.loads((tmp_path / "out" / "dots" / "step_times.json").read_text())
+    assert set(times) == set(league) and times["plain"] == 1 and all(ratio > 0 for ratio in times.values())
+    cells = csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines())
+    assert {row["entry"]: float(row["cost"]) for row in cells} == times
+
+    capsys.readouterr()
     command.run(LeagueRequest(out=tmp_path / "out", sources=request["sources"], pairs=2))
     assert "3 pairs; run them" in capsys.readouterr().out
     pairs = sorted((tmp_path / "out" / "pairs" / "entries").glob("*.toml"))
@@ -101,5 +109,9 @@ def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
         command.run(LeagueRequest(out=tmp_path, fresh=2))
     with pytest.raises(StudyError, match="one after the other"):
         command.run(LeagueRequest(out=tmp_path, run=True, pairs=2))
+    with pytest.raises(StudyError, match="give it alone"):
+        command.run(LeagueRequest(out=tmp_path, run=True, time_steps=True))
+    with pytest.raises(StudyError, match="holds no world"):
+        command.run(LeagueRequest(out=tmp_path, time_steps=True))
     with pytest.raises(StudyError, match="holds no world"):
         command.run(LeagueRequest(out=tmp_path, pairs=2))

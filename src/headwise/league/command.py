@@ -23,6 +23,7 @@ from headwise.league.cell import Cell, Place
 from headwise.league.drive import WHOLE, carry_out, plan_lines, read_budget
 from headwise.league.follow_up import on_fresh_seeds, winners, write_pairs
 from headwise.league.reading import read_worlds
+from headwise.league.step_time import time_steps
 from headwise.results.answer import count
 
 OUT = Path("results") / "league"
@@ -47,6 +48,8 @@ class LeagueRequest:
     fresh: int = 0
     # of how many of the highest methods pairs are written, as files
     pairs: int = 0
+    # measure what a step of every entry takes beside the plain model's
+    time_steps: bool = False
     jobs: int | None = None
     engine: str = "local"
     ray_address: str | None = None
@@ -68,8 +71,12 @@ def run(request: LeagueRequest) -> None:
         raise StudyError("--fresh is of --run: without it nothing is trained.")
     if request.pairs and (request.plan or request.run):
         raise StudyError("--pairs writes files of entries, and --run --source FOLDER runs them: one after the other.")
+    if request.time_steps and (request.folders or request.plan or request.run or request.pairs):
+        raise StudyError("--time measures what stands in --out: give it alone, after --run.")
     if request.pairs:
         _write_pairs(request)
+    elif request.time_steps:
+        _time_steps(request)
     elif request.plan or request.run:
         _work(request)
     else:
@@ -173,6 +180,16 @@ def _write_pairs(request: LeagueRequest) -> None:
         raise explain(error, target) from error
     print("\n".join(map(str, written)))
     print(f"\n{count(len(written), 'pair')}; run them: headwise league --run --source {target} --out {request.out}")
+
+
+def _time_steps(request: LeagueRequest) -> None:
+    ready = {folder.name for folder in _ready(request.out)}
+    if not ready:
+        raise StudyError(f"{request.out} holds no world of a league. Run one: headwise league --run.")
+    time_steps(
+        [cell for cell in cells_of(request, HereEngine(), PlainLines()) if cell.place.folder.name in ready], print
+    )
+    write_page(_ready(request.out), request.out)
 
 
 def _ready(out: Path) -> list[Path]:

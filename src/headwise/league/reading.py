@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headwise.files.errors import StudyError
 from headwise.league import world_folder
 from headwise.league.gains import Figures
-from headwise.league.world_folder import EntryRecord, LeagueRecord
+from headwise.league.world_folder import EntryRecord, LeagueRecord, step_times
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder, read_study
@@ -35,7 +35,7 @@ class Cell:
     # arm − plain, and arm − best control, in the unit of the outcome; corrected over all entries of the world
     to_plain: Difference | None = None
     to_control: Difference | None = None
-    # of a step, as a share of the plain model's
+    # of a step, as a share of the plain model's: measured in turns, or else by the runs
     cost: float | None = None
     others: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -130,6 +130,7 @@ def _read(folder: Path) -> WorldRead:
         name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms
     }
     # what else ran on the machine only lengthens a step: the shortest of the seeds tells most of it
+    timed = step_times(folder)
     step = min(_figures_of(study, study.baseline, STEP), default=None)
     cells = {}
     for name, one in record.entries.items():
@@ -144,7 +145,7 @@ def _read(folder: Path) -> WorldRead:
             diverged=sum(run.status == "diverged" for run in runs),
             to_plain=against_plain.get(arm),
             to_control=against_control.get(arm),
-            cost=own / step if own is not None and step else None,
+            cost=timed.get(name, own / step if own is not None and step else None),
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
