@@ -67,9 +67,9 @@ def test_claims_arms_and_scales_exist(name):
 
 def test_an_axis_takes_the_baseline_where_its_value_is_the_baselines_own():
     task = AssociativeRecall(attention_weight_decay=0.1)
-    axis = read_sweep("baseline | attention_weight_decay={0,0.1,1}", task)
+    axis, _ = read_sweep("baseline | attention_weight_decay={0,0.1,1}", task)
     assert axis.arms[1] == "baseline" and axis.arms[0] == "baseline | attention_weight_decay=0.0"
-    other = read_sweep("DropHead(p={0.1,0.2})", task)
+    other, _ = read_sweep("DropHead(p={0.1,0.2})", task)
     assert "baseline" not in other.arms
 
 

@@ -1,36 +1,42 @@
-"""What can be known of arms before anything trains: the layers they name exist, and all arms see the same data."""
+"""What can be known of arms before one is tried: each describes a task that can be, names layers that exist, and sees
+the same data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.experiments.arm import Arm, read_arm
+from headwise.experiments.arm import Arm
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.training.built_model import build_model
-from headwise.training.preflight import evaluations_of
+from headwise.training.preflight import check_task, evaluations_of
 from headwise.training.splits import examples_of
 
 
-def check_arms(texts: tuple[str, ...], task: Task) -> None:
-    """Refuse an arm whose layers the model does not have, or whose changes give it other data than the baseline's.
+def check_arms(arms: Iterable[Arm], task: Subject) -> None:
+    """Refuse an arm whose task cannot be, whose layers the model does not have, or whose changes give it other data
+    than the baseline's.
 
-    Models are built, and data is read, only for arms for which it can matter.
+    Models are built, and data is read, only for arms for which it can matter; a script is asked when it is tried.
 
     Raises:
         StudyError: naming the arm.
     """
-    for text in texts:
-        arm = read_arm(text, task)
+    if not isinstance(task, Task):
+        return
+    for arm in arms:
+        check_task(arm.task(task))
         try:
             _check_where(arm, task)
             _check_data(arm, task)
         except StudyError as error:
-            raise StudyError(f"{text}: {error}") from error
+            raise StudyError(f"{arm.text}: {error}") from error
 
 
 def _check_where(arm: Arm, task: Task) -> None:

@@ -8,7 +8,6 @@ from collections import defaultdict
 from typing import Any
 
 from headwise.comparing.comparison import Comparison
-from headwise.experiments.arm import read_arm
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.results.answer import count
@@ -101,7 +100,7 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
     disk = 0
     for entry in found:
         arm, time = entry["arm"], entry["seconds"]
-        methods = bool(read_arm(arm, comparison.study.task).methods)
+        methods = bool(comparison.study.arm(arm).methods)
         share = f" of {entry['of']}" if entry["of"] else ""
         parts = [f"{entry['layers']}{share} layers"] if methods else []
         parts += [f"{_milli(time)} ms a step"] if time is not None else []
