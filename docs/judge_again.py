@@ -33,7 +33,6 @@ from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
 from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.answer import answer
-from headwise.results.axes import trends
 from headwise.results.claim_record import EARLIER, ClaimsRecord, JudgedClaim, JudgedPremise, JudgedTest
 from headwise.results.claim_tests import Ask, Seen, directed, same
 from headwise.results.claims_judged import SIGNS, claimed, judged_claims, judged_tests, premised
@@ -45,6 +44,7 @@ from headwise.results.outcome_names import DIVERGED
 from headwise.results.records import ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
 from headwise.results.shares import whole_of
 from headwise.results.stored import checked_analysis
+from headwise.results.trend import trends
 from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"

@@ -151,9 +151,9 @@ def high_frequency(x: Tensor) -> float:
 def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and
     corrected p."""
+    from headwise.results.divergences import holm
     from headwise.results.intervals import interval
     from headwise.results.joint_flips import sign_flip
-    from headwise.results.mcnemar import holm
 
     final = {(found["arm"], found["seed"]): found["cosine"][-1] for found in measured}
     labels = list(dict.fromkeys(found["arm"] for found in measured))

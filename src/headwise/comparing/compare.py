@@ -48,24 +48,23 @@ from headwise.training.preflight import evaluations_of
 def compare(comparison: Comparison) -> list[RunResult]:
     """Run what is missing of a study and give all its results; the folder holds everything that was found.
 
-        Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable,
-        or when runs failed: the others are finished then.
+    Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable,
+    or when runs failed: the others are finished then.
 
-        Example:
-            >>> import io, tempfile
-            >>> from pathlib import Path
-            >>> from headwise.comparing.check_arms import check_arms
-    from headwise.comparing.comparison import Comparison
-            >>> from headwise.engines.in_process import HereEngine
-            >>> from headwise.comparing.progress import PlainLines
-            >>> from headwise.comparing.compare import compare
-            >>> from headwise.studies.digits import STUDY
-            >>> task = STUDY.task.model_copy(update={"epochs": 1, "train_size": 64, "test_size": 64})
-            >>> study = STUDY.model_copy(update={"task": task, "methods": ("DropHead(p=0.2)",), "seeds": 1})
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     results = compare(Comparison(study, Path(folder), HereEngine(), PlainLines(io.StringIO())))
-            >>> [result.arm for result in results]
-            ['baseline', 'DropHead(p=0.2)']
+    Example:
+        >>> import io, tempfile
+        >>> from pathlib import Path
+        >>> from headwise.comparing.comparison import Comparison
+        >>> from headwise.engines.in_process import HereEngine
+        >>> from headwise.comparing.progress import PlainLines
+        >>> from headwise.comparing.compare import compare
+        >>> from headwise.studies.digits import STUDY
+        >>> task = STUDY.task.model_copy(update={"epochs": 1, "train_size": 64, "test_size": 64})
+        >>> study = STUDY.model_copy(update={"task": task, "methods": ("DropHead(p=0.2)",), "seeds": 1})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = compare(Comparison(study, Path(folder), HereEngine(), PlainLines(io.StringIO())))
+        >>> [result.arm for result in results]
+        ['baseline', 'DropHead(p=0.2)']
     """
     out = comparison.out
     check_arms(comparison.study.parsed.values(), comparison.study.task)

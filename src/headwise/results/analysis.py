@@ -9,7 +9,6 @@ from pathlib import Path
 from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.results.answer import answer, count
-from headwise.results.axes import trends
 from headwise.results.claims_judged import judged_claims, judged_premises
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
@@ -20,6 +19,7 @@ from headwise.results.outcome_names import DIVERGED
 from headwise.results.pairing import not_paired, without_evidence
 from headwise.results.records import EnvironmentRecord, Outcome
 from headwise.results.simultaneous import EXACT_UP_TO, RESAMPLES
+from headwise.results.trend import trends
 
 # the baseline again under another name
 CONTROL = "same"

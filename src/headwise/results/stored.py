@@ -24,11 +24,7 @@ def checked_study(path: Path) -> StudyRecord:
     try:
         return _valid(StudyRecord, found)
     except ValidationError as error:
-        # version 0.1 wrote "methods" and one "metric"
-        old = {"arms": "methods", "metrics": "metric", "primary": "metric"} if "arms" not in found else {}
-        names = dict.fromkeys(
-            old.get(name, name) for problem in error.errors() for name in map(str, problem["loc"][:1])
-        )
+        names = dict.fromkeys(name for problem in error.errors() for name in map(str, problem["loc"][:1]))
         absent = [name for name in names if name not in found]
         wrong = [name for name in names if name in found]
         words = [f"lacks {', '.join(absent)}"] if absent else []
@@ -42,9 +38,9 @@ def checked_analysis(path: Path) -> Analysis:
     try:
         return _valid(Analysis, found)
     except ValidationError as error:
-        version = "of headwise 0.1" if "methods" in found else f"that cannot be read (see {_places(error)})"
         raise ValueError(
-            f"{path} is an analysis {version}. `headwise report` on the folder of its study writes it anew."
+            f"{path} is an analysis that cannot be read (see {_places(error)}). `headwise report` on the folder of its "
+            "study writes it anew."
         ) from error
 
 
