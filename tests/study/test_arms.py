@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_studies import PLACE
 
-from headwise.comparing.check_arms import check_arms
+from headwise.comparing.plan import check_arms
 from headwise.core.schedule import ByDepth, Ramp, VShape
 from headwise.experiments.arm import SAME, read_arm, read_arms
 from headwise.experiments.arm_settings import read_setting

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_studies import carry, orders, study_of
 
-from headwise.comparing.check_arms import check_arms
+from headwise.comparing.plan import check_arms
 from headwise.experiments.arm import read_arm
 from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError

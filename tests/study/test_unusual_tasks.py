@@ -7,8 +7,8 @@ import pytest
 from small_studies import carry, orders, study_of
 from unusual_tasks import Colour, Unusual
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.choosing import choose_study
+from headwise.comparing.plan import check_arms
 from headwise.comparing.request import Request
 from headwise.experiments.arm import read_arm
 from headwise.experiments.arm_settings import read_settings

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
-from headwise.comparing.plan import rehearse
+from headwise.comparing.plan import check_arms, rehearse
 from headwise.comparing.tune import tune
 from headwise.experiments.configuration import BASELINE
 from headwise.experiments.study import Study

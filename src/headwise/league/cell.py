@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.compare import describe
 from headwise.comparing.comparison import Comparison, Engine, Listener
+from headwise.comparing.plan import check_arms
 from headwise.comparing.tune import RATE, Choice, Search
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
