@@ -61,8 +61,7 @@ def _refuse_wide_margins(study: Study) -> None:
         if test.margin is not None and effect is not None and test.margin > effect:
             raise StudyError(
                 f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of "
-                f"{effect:g} is "
-                f"published: it would count as none. Give a margin of {effect / 2:g} or less."
+                f"{effect:g} is published: it would count as none. Give a margin of {effect / 2:g} or less."
             )
 
 

@@ -73,9 +73,8 @@ def _check_data(arm: Arm, task: Task) -> None:
     for split in _splits(task):
         if not _equal(examples_of(task, split), examples_of(changed, split)):
             raise StudyError(
-                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a "
-                "seed makes "
-                "no pair. Change this for all arms with --set, or change what happens to a batch."
+                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a seed "
+                "makes no pair. Change this for all arms with --set, or change what happens to a batch."
             )
 
 

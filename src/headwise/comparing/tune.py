@@ -138,9 +138,8 @@ class Search:
         failed = result.status == "diverged"
         if not failed and name not in result.metrics:
             raise StudyError(
-                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes "
-                "it to the "
-                f"evaluations of {type(self._comparison.study.task).__name__}."
+                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it "
+                f"to the evaluations of {type(self._comparison.study.task).__name__}."
             )
         value = result.metrics.get(name)
         failed = failed or value is None or not math.isfinite(value)

@@ -86,9 +86,8 @@ def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
 
 
 INTRO = (
-    "Weights of the first and the last layer after training on the first held-out example: queries from top to "
-    "bottom, keys from left to "
-    "right, the heads side by side. The maps of one layer share one colour scale."
+    "Weights of the first and the last layer after training on the first held-out example: queries from top to bottom, "
+    "keys from left to right, the heads side by side. The maps of one layer share one colour scale."
 )
 
 

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.results.analysis_record import Difference
 from headwise.results.answer import count
-from headwise.results.equivalence import Equivalence, equivalence
 from headwise.results.folder import StudyFolder
 from headwise.results.intervals import ALPHA
 from headwise.results.joint_flips import joint_test
 from headwise.results.pairing import not_paired
 from headwise.results.power import detectable_effect, pairing_gain
-from headwise.results.simultaneous import EXACT_UP_TO, Bounds, JointIntervals, families, smallest_p
+from headwise.results.simultaneous import (
+    EXACT_UP_TO,
+    Bounds,
+    Equivalence,
+    JointIntervals,
+    equivalence,
+    families,
+    smallest_p,
+)
 
 if TYPE_CHECKING:
     from headwise.results.joint_flips import Table

@@ -114,10 +114,10 @@ def read_whole_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
 
 
-def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
 
-    Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
+    Raises ValueError for a damaged line before the last.
     """
     if not path.is_file():
         return []
@@ -127,13 +127,12 @@ def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict[str, Any
         try:
             record = json.loads(line)
         except ValueError as error:
-            if torn_anywhere or number == len(lines):
+            if number == len(lines):
                 continue
             raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
-        if isinstance(record, dict):
-            records.append(record)
-        elif not torn_anywhere:
+        if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}, holds no record but {line.strip()[:40]}.")
+        records.append(record)
     return records
 
 
