@@ -147,8 +147,7 @@ def compare(
         list[str] | None,
         typer.Option(
             help="What each job of --engine slurm asks for: partition=gpu,gpus_per_node=1,timeout_min=60; "
-            "executor=local tries it out "
-            "without Slurm. Options: docs/slurm.md."
+            "executor=local tries it out without Slurm. Options: docs/slurm.md."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,

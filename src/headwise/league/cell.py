@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.compare import describe
 from headwise.comparing.comparison import Comparison, Engine, Listener
+from headwise.comparing.plan import check_arms
 from headwise.comparing.tune import RATE, Choice, Search
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
@@ -21,7 +21,6 @@ from headwise.league.space import Declared
 from headwise.league.world_folder import EntryRecord, Tried
 from headwise.results.records import RunResult
 from headwise.training.job import Order
-from headwise.training.preflight import check_task
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -216,13 +215,12 @@ class Cell:
     def _begin(self) -> Search | None:
         task = self.place.task
         try:
-            space = Declared(self.entry, task)
-            check_task(read_arm(self.entry.arm, task).task(task))
-            check_arms((self.entry.arm,), task)
+            space, arm = Declared(self.entry, task), read_arm(self.entry.arm, task)
+            check_arms((arm,), task)
         except StudyError as error:
             self._put(status="refused", why=str(error).splitlines()[0])
             return None
-        return Search(self.place.comparison, self.place.storage, read_arm(self.entry.arm, task).text, space)
+        return Search(self.place.comparison, self.place.storage, arm.text, space)
 
     def _note_trials(self, search: Search) -> None:
         tried = tuple(Tried(arm=choice.label, rate=choice.rate, value=value) for choice, value in search.tried())

@@ -88,8 +88,7 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> 
         if getattr(found, what) != getattr(fresh, what):
             raise StudyError(
                 f"{folder} holds the world {found.world} with other {what}: its entries would not be comparable with "
-                "new ones. "
-                f"Choose another --out, or delete {folder}."
+                f"new ones. Choose another --out, or delete {folder}."
             )
     return found.model_copy(update={"title": world.title, "symptom": world.symptom})
 
