@@ -16,6 +16,7 @@ import argparse
 import csv
 import itertools
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -547,6 +548,60 @@ def allowed(test: dict, holds: bool) -> tuple[str, ...]:
     return ("same direction, smaller",) if high < effect else ("same direction, larger",)
 
 
+def league_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compute gains by world, their interquartile means and the best controls of a league again, from its runs and
+    trials."""
+    if not (folder / "runs.csv").exists():
+        return 0, []
+    tables = {
+        name: list(csv.DictReader((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
+        for name in ("league", "runs", "trials", "aggregate")
+    }
+    figures: dict[str, dict[str, dict[int, float]]] = {}
+    for row in tables["runs"]:
+        by_seed = figures.setdefault(row["world"], {}).setdefault(row["entry"], {})
+        by_seed[int(row["seed"])] = float(row["figure"]) if row["figure"] else np.nan
+    plain = {row["world"]: row["entry"] for row in tables["league"] if row["kind"] == "plain"}
+    # of a loss, an error or a perplexity less is better
+    signs = {
+        row["world"]: -1.0 if re.search(r"loss|error|perplexity", row["outcome"]) else 1.0
+        for row in tables["league"]
+        if row["outcome"]
+    }
+    checked, gains = [], {}
+    for row in tables["league"]:
+        world, entry = row["world"], row["entry"]
+        tried = sorted(
+            (
+                float(one["validation"])
+                for one in tables["trials"]
+                if (one["world"], one["entry"]) == (world, entry) and one["validation"]
+            ),
+            key=lambda value: -signs[world] * value,
+        )
+        if row["validation"]:
+            checked.append((f"{world}, {entry}: validation", float(row["validation"]), tried[0]))
+        if entry not in figures[world] or entry == plain[world]:
+            continue
+        own, beside = figures[world][entry], figures[world][plain[world]]
+        spread = np.nanstd(list(beside.values()), ddof=1)
+        pairs = np.array([own[seed] - beside[seed] for seed in own])
+        gains.setdefault(entry, []).append(signs[world] * pairs / spread)
+        checked.append((f"{world}, {entry}: difference", float(row["difference"]), np.nanmean(pairs)))
+        checked.append((f"{world}, {entry}: gain", float(row["gain"]), np.nanmean(gains[entry][-1])))
+    for row in tables["aggregate"]:
+        ordered = np.sort(np.concatenate(gains[row["entry"]]))
+        ordered = ordered[np.isfinite(ordered)]
+        cut = len(ordered) // 4
+        checked.append((f"aggregate, {row['entry']}", float(row["gain"]), ordered[cut : len(ordered) - cut].mean()))
+    wrong = [
+        f"league: {what}: kept {kept}, again {again}"
+        for what, kept, again in checked
+        if not np.isclose(kept, again, rtol=1e-9, atol=1e-12)
+    ]
+    return len(checked), wrong
+
+
 def main() -> None:
     """Compute every kept result again and say what does not agree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -559,6 +614,9 @@ def main() -> None:
             for check in (mismatches, axis_mismatches, divergence_mismatches, critical_mismatches, claims_mismatches):
                 count, found = check(path.parent)
                 total, wrong = total + count, wrong + found
+    if not given.studies:
+        count, found = league_mismatches(given.results.parent / "league")
+        total, wrong = total + count, wrong + found
     print("\n".join([*wrong, f"{total} figures computed again, {len(wrong)} mismatches"]))
     sys.exit(bool(wrong))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from claims_placed import Placed, kept_claims
 
-from headwise.pages.formats import unit_named
+from headwise.league.files import read_worlds
+from headwise.pages.formats import Unit, unit_named
 from headwise.reporting.answer_table import plain_verdict
 from headwise.results.analysis_record import Analysis
 from headwise.results.stored import checked_analysis
@@ -18,6 +21,11 @@ NOTE = (
     "Differences to the study's baseline in its deciding outcome, with intervals of 95 % that hold for all arms of "
     "the study together. Arms that combine methods count for each."
 )
+LEAGUE = (
+    "In [the league](../../which_method.md), where every entry is searched alike; intervals hold for all entries of a "
+    "world together, and a step is that of the plain model where it says 1.00 ×:"
+)
+VERDICTS = {"equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 NONE = "No kept study ran it: nothing is known here of what it does to a training."
 
 
@@ -28,6 +36,9 @@ def results_of(name: str, results: Path = RESULTS) -> str:
     if rows:
         head = ["world", "arm", "outcome", "difference [95 %]", "verdict", "study"]
         parts += [NOTE, _table(head, rows)]
+    if found := _of_league(name, results.parent / "league"):
+        head = ["world", "chosen by its search", "difference [95 %]", "verdict", "against the best control", "step"]
+        parts += [LEAGUE, _table(head, found)]
     if found := _calculated(name, results):
         parts += ["Calculated or measured without training:", _table(["claim", "ours", "verdict", "study"], found)]
     return "\n\n".join(parts or [NONE])
@@ -56,6 +67,39 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
             [seeds, f"`{arm.label}`", f"{metric.label}{good}", shown, plain_verdict(entry, unit), _link(folder.name)]
         )
     return found
+
+
+@cache
+def _league(folder: Path) -> list[dict[str, str]]:
+    path = folder / "league.csv"
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+
+
+def _of_league(name: str, folder: Path) -> list[list[str]]:
+    found = []
+    for row in _league(folder):
+        if not re.search(rf"\b{name}\(", row["arm"]):
+            continue
+        title, unit = _world(row["world"])
+        if not row["difference"]:
+            found.append([title, f"`{row['arm']}`", "", f"{row['status']}: {row['why']}", "", ""])
+            continue
+        low, high = float(row["low"]), float(row["high"])
+        shown = f"{unit.number(float(row['difference']), signed=True)} {unit.difference} "
+        shown += unit.interval(low, high, signed=True)
+        against = VERDICTS.get(row["control_verdict"], row["control_verdict"])
+        cost = f"{float(row['cost']):.2f} ×" if row["cost"] else ""
+        chosen = f"`{row['chosen']}`, rate {float(row['learning_rate']):g}"
+        found.append([title, chosen, shown, VERDICTS.get(row["verdict"], row["verdict"]), against, cost])
+    return found
+
+
+@cache
+def _world(name: str) -> tuple[str, Unit]:
+    world = read_worlds([Path(str(resources.files("headwise_papers"))) / "league"])[name]
+    metric = world.built().all_metrics()[0]
+    direction = "higher" if metric.higher_is_better is not False else "lower"
+    return f"{world.title}: {metric.label} ({direction} is better)", unit_named(metric.unit)
 
 
 def _calculated(name: str, results: Path) -> list[list[str]]:

@@ -1,0 +1,359 @@
+"""Write docs/which_method.md, and the league's lines in README.md, from the kept tables in docs/league.
+
+python docs/which_method.py --keep results/league/recall results/league/words
+                                                    take tables and figures of worlds that were run
+python docs/which_method.py                         write the page
+python docs/which_method.py --check                 say whether it is current
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headwise.league.files import World, read_worlds
+from headwise.league.page import write
+from headwise.pages.formats import MINUS, Unit, unit_named
+from headwise.results.answer import count
+
+DOCS = Path(__file__).resolve().parent
+KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
+MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
+TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_runs", "pairs")
+WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one entry in one world."""
+
+    cells: dict[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        return self.cells[name]
+
+    def number(self, name: str) -> float | None:
+        """Return a figure; None where there is none."""
+        return float(self.cells[name]) if self.cells[name] else None
+
+
+@dataclass(frozen=True)
+class League:
+    """Hold the kept tables, and the files of the worlds."""
+
+    worlds: dict[str, World]
+    tables: dict[str, list[Row]]
+    environments: dict[str, dict[str, Any]]
+
+    @property
+    def run(self) -> list[str]:
+        """Return the worlds that were run, in the order of their kept table."""
+        return list(dict.fromkeys(row["world"] for row in self.tables["league"]))
+
+    def of(self, world: str) -> list[Row]:
+        """Return the entries of a world, the plain model left out."""
+        return [row for row in self.tables["league"] if row["world"] == world and row["kind"] != "plain"]
+
+    def unit(self, world: str) -> tuple[Unit, bool, str]:
+        """Return the unit of the outcome that decides, whether more is better, and its words."""
+        name = next(row["outcome"] for row in self.of(world) if row["outcome"]).rpartition("/")[2]
+        metric = next(one for one in self.worlds[world].built().all_metrics() if one.name == name)
+        return unit_named(metric.unit), metric.higher_is_better is not False, metric.label
+
+    def better(self, world: str, kinds: tuple[str, ...] = ("method",)) -> list[Row]:
+        """Return the entries that beat the plain model there, the largest gain first."""
+        found = [row for row in self.of(world) if row["kind"] in kinds and row["verdict"] == "better"]
+        return sorted(found, key=lambda row: -(row.number("gain") or 0.0))
+
+    def worse_in(self, entry: str) -> list[str]:
+        """Return the worlds in which an entry is worse than the plain model."""
+        return [row["world"] for row in self.tables["league"] if (row["entry"], row["verdict"]) == (entry, "worse")]
+
+
+def read() -> League:
+    """Read what is kept."""
+    tables = {}
+    for name in TABLES:
+        path = KEPT / f"{name}.csv"
+        rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
+        tables[name] = [Row(row) for row in rows]
+    folder = Path(str(resources.files("headwise_papers"))) / "league"
+    environments = json.loads((KEPT / "environments.json").read_text(encoding="utf-8"))
+    return League(read_worlds([folder]), tables, environments)
+
+
+def keep(folders: list[Path]) -> None:
+    """Take the tables and figures of finished worlds, and say of each where its runs were made."""
+    shutil.rmtree(KEPT, ignore_errors=True)
+    told, _ = write(folders, KEPT)
+    told.unlink()
+    found = {}
+    for folder in folders:
+        study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        found[study["name"].removeprefix("league-")] = {
+            "hardware": study["hardware"]["processor"],
+            "versions": study["versions"],
+            "environments": len(study["environments"]),
+        }
+    (KEPT / "environments.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def page(league: League) -> str:
+    """Return the page."""
+    done, open_ones = league.run, [name for name in league.worlds if name not in league.run]
+    parts = ["# Which method?", _lead(league)]
+    if open_ones:
+        names = ", ".join(league.worlds[name].title for name in open_ones)
+        parts.append(
+            f"**{count(len(done), 'world')} of {len(league.worlds)} have been run.** Not run yet: {names}. What "
+            "stands here is of the others alone."
+        )
+    parts += [
+        "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
+        "▲ better, ▼ worse, = no effect within the world's margin, · not shown; colour: the gain in standard "
+        "deviations of the plain model between seeds. How it is measured: [the league](league.md); every figure: "
+        "[league.csv](league/league.csv), [runs.csv](league/runs.csv), [trials.csv](league/trials.csv).",
+        "## By what goes wrong",
+        _by_symptom(league),
+        *[part for world in done for part in _world(league, world)],
+        "## Over all worlds",
+        *_aggregate(league),
+        "![Gain against the time of a step](league/cost.svg)",
+        *_fresh(league),
+        *_pairs(league),
+        "## What helped in no world",
+        _nowhere(league),
+        "## What these figures cannot say",
+        *_limits(league),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _lead(league: League) -> str:
+    entries = {row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")}
+    runs = len(league.tables["runs"])
+    trials = len(league.tables["trials"])
+    return (
+        f"{len(entries)} entries, methods and controls, each searched alike: {trials:,} trials on validation data and "
+        f"{runs:,} final runs on test data. A recommendation below names its interval, its cost, and the worlds that "
+        "contradict it."
+    )
+
+
+def _by_symptom(league: League) -> str:
+    lines = [
+        "| what goes wrong | what helped most [95 %] | best control [95 %] | try first |",
+        "|---|---|---|---|",
+    ]
+    for world in league.run:
+        methods, controls = league.better(world), league.better(world, ("control",))
+        best = _told(league, world, methods[0]) if methods else "no method"
+        control = _told(league, world, controls[0]) if controls else "no control"
+        lines.append(
+            f"| {league.worlds[world].symptom} ([{league.worlds[world].title}](#{_anchor(league, world)})) | {best} | "
+            f"{control} | {_first(methods, controls)} |"
+        )
+    return "\n".join(lines)
+
+
+def _first(methods: list[Row], controls: list[Row]) -> str:
+    """Return what to try first: the method only where it beats the best control by its interval too."""
+    above = [row for row in methods if row["control_verdict"] == "better"]
+    if above:
+        return f"**{above[0]['entry']}**: better than the best control too"
+    if controls:
+        also = f"; no method is shown to beat it (highest: {methods[0]['entry']})" if methods else ""
+        return f"**{controls[0]['entry']}**{also}"
+    return f"**{methods[0]['entry']}**: no control helps" if methods else "nothing helped: look elsewhere"
+
+
+def _world(league: League, world: str) -> list[str]:
+    unit, higher, label = league.unit(world)
+    known = league.worlds[world]
+    lines = [
+        f"| entry | {label}, against plain [95 %] | verdict | against the best control | time of a step | chosen |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = sorted(league.of(world), key=lambda row: -(row.number("gain") or -1e9))
+    rows = [row for row in rows if row["kind"] != "pair"]
+    for row in rows:
+        if not row["runs"] or not int(row["runs"]):
+            lines.append(f"| {row['entry']} | | {row['status']}: {_clean(row['why'])} | | | |")
+            continue
+        against = WORDS.get(row["control_verdict"], row["control_verdict"])
+        cost = row.number("cost")
+        lines.append(
+            f"| {row['entry']}{' (control)' if row['kind'] == 'control' else ''} | {_difference(row, unit)} | "
+            f"{WORDS.get(row['verdict'], row['verdict'])} | {against} | {cost:.2f} × | "
+            f"`{_clean(row['chosen'])}`, rate {float(row['learning_rate']):g} |"
+        )
+    direction = "higher is better" if higher else "lower is better"
+    return [
+        f"### {known.title}",
+        f"The plain model suffers from {known.symptom}. {known.reason} Outcome: {label} ({direction}).",
+        "\n".join(lines),
+    ]
+
+
+def _aggregate(league: League) -> list[str]:
+    lines = [
+        "| entry | worlds | gain in spreads [95 %] | share of pairs better than plain [95 %] | mean rank | step |",
+        "|---|---:|---|---|---|---:|",
+    ]
+    for row in league.tables["aggregate"]:
+        kind = "" if row["kind"] == "method" else f" ({row['kind']})"
+        cost = row.number("cost")
+        lines.append(
+            f"| {row['entry']}{kind} | {row['worlds']} | {_ends(row, 'gain')} | {_ends(row, 'improvement')} | "
+            f"{_ends(row, 'rank')} | {'' if cost is None else f'{cost:.2f} ×'} |"
+        )
+    words = (
+        "Gain: interquartile mean over all runs of all worlds, in standard deviations of the plain model between "
+        "seeds. Intervals: 1,000 resamples of the seeds within each world, not corrected over entries; they say "
+        "nothing of other worlds. Time: the shortest of the seeds, mean over worlds."
+    )
+    parts = [words, "\n".join(lines)]
+    left_out = league.tables["left_out"]
+    if left_out:
+        told = ", ".join(f"{_title(league, row['left_out'])} {_ends(row, 'rank_correlation')}" for row in left_out)
+        parts.append(f"How well the other worlds foretell the order of entries in the one left out (Spearman): {told}.")
+    return parts
+
+
+def _fresh(league: League) -> list[str]:
+    rows = league.tables["fresh"]
+    if not rows:
+        return []
+    lines = ["| entry | gain in the league | gain on fresh seeds |", "|---|---|---|"]
+    lines += [f"| {row['entry']} | {_ends(row, 'gain')} | {_ends(row, 'fresh')} |" for row in rows]
+    words = (
+        "The highest of forty is too high by chance. These ran again, at what their searches had chosen, on seeds "
+        "that no earlier run had."
+    )
+    return ["### On fresh seeds", words, "\n".join(lines)]
+
+
+def _pairs(league: League) -> list[str]:
+    rows = league.tables["pairs"]
+    if not rows:
+        return []
+    lines = ["| pair | gain | over the first | over the second |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['pair']} | {_ends(row, 'gain')} | {_ends(row, 'over_first')} | {_ends(row, 'over_second')} |"
+        for row in rows
+    ]
+    return ["### Pairs", "A gain adds up where a pair lies above both of its parts.", "\n".join(lines)]
+
+
+def _nowhere(league: League) -> str:
+    helped = {row["entry"] for world in league.run for row in league.better(world, ("method", "control"))}
+    every = [row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")]
+    none = [name for name in dict.fromkeys(every) if name not in helped]
+    where = {name: ", ".join(_title(league, world) for world in league.worse_in(name)) for name in none}
+    worse = [f"{name} (worse in {worlds})" for name, worlds in where.items() if worlds]
+    rest = [name for name, worlds in where.items() if not worlds]
+    said = []
+    if worse:
+        said.append(f"Worse somewhere, better nowhere: {'; '.join(worse)}.")
+    if rest:
+        said.append(f"Better nowhere, worse nowhere: {', '.join(rest)}.")
+    if said:
+        said.append(
+            f"This is of {count(len(league.run), 'world')}: a method against a failure that none of them has cannot "
+            "help in any."
+        )
+    return " ".join(said) or "Every entry helped in one of these worlds."
+
+
+def _limits(league: League) -> list[str]:
+    machines = sorted({one["hardware"] for one in league.environments.values()})
+    versions = next(iter(league.environments.values()))["versions"]
+    return [
+        "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. What fails "
+        "only in large models, or after many steps, is not here.\n"
+        "- Each search has six trials of one run each; every search of an entry could have ended elsewhere. The best "
+        "and second best trial of each stand in [league.csv](league/league.csv).\n"
+        "- Verdicts are corrected over all entries of a world; the aggregate is not.\n"
+        "- Times are of one thread on this processor, in turns with the plain model; on a GPU they differ.",
+        f"Made with `headwise league --run --jobs 2 --data DATA` on {', '.join(machines)}; Python "
+        f"{versions['python']}, torch {versions['torch']}.",
+    ]
+
+
+def short(league: League) -> str:
+    """Return README's lines."""
+    lines = ["| what goes wrong | what helped most [95 %] | try first |", "|---|---|---|"]
+    for world in league.run:
+        methods, controls = league.better(world), league.better(world, ("control",))
+        best = _told(league, world, methods[0]) if methods else "no method"
+        lines.append(f"| {league.worlds[world].symptom} | {best} | {_first(methods, controls)} |")
+    return "\n".join(lines)
+
+
+def _told(league: League, world: str, row: Row) -> str:
+    unit, _, _ = league.unit(world)
+    against = [_title(league, name) for name in league.worse_in(row["entry"])]
+    return f"{row['entry']} {_difference(row, unit)}" + (f"; worse in {', '.join(against)}" if against else "")
+
+
+def _difference(row: Row, unit: Unit) -> str:
+    mean = row.number("difference")
+    ends = unit.interval(row.number("low"), row.number("high"), signed=True)
+    return f"{unit.number(mean, signed=True)} {unit.difference} {ends}".replace("  ", " ").strip()
+
+
+def _ends(row: Row, name: str) -> str:
+    value, low, high = (row.number(f"{name}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return ""
+    ends = "" if low is None or high is None else f" [{_number(low)}, {_number(high)}]"
+    return f"{_number(value)}{ends}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".replace("-", MINUS)
+
+
+def _title(league: League, world: str) -> str:
+    return league.worlds[world].title if world in league.worlds else world
+
+
+def _anchor(league: League, world: str) -> str:
+    return league.worlds[world].title.lower().replace(" ", "-")
+
+
+def _clean(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Keep, write, or check."""
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--keep", type=Path, nargs="+", metavar="WORLD")
+    reader.add_argument("--check", action="store_true")
+    given = reader.parse_args()
+    if given.keep:
+        keep(given.keep)
+    league = read()
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    wanted = {PAGE: page(league), README: f"{before}{MARKS[0]}\n{short(league)}\n{MARKS[1]}{after}"}
+    old = [path.name for path, new in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != new]
+    if given.check:
+        if old:
+            print(f"not current: {', '.join(old)}; run python docs/which_method.py")
+        return bool(old)
+    for path, new in wanted.items():
+        path.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
