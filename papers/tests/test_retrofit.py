@@ -13,7 +13,8 @@ import torch
 from headwise_papers.data import stories260k, stories260k_llama
 from headwise_papers.retrofit import GATES, STUDY, WARMED
 from headwise_papers.tasks import story_teller
-from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller, in_8_bits, rounded
+from headwise_papers.tasks.eight_bits import in_8_bits, rounded
+from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 from small_studies import carry
 
 import headwise

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Hold one world on disk and what of it may be run: the study of all entries so far, and the journal of their
-    trials."""
+    """Hold one world in its folder and what of it may be run: the study of all entries so far, and the journal of
+    their trials."""
 
     def __init__(
         self,
         world: World,
-        out: Path,
+        folder: Path,
         engine: Engine,
         listener: Listener,
         *,
@@ -42,8 +42,9 @@ class Place:
         command: str,
         data: Path | None,
         device: str = "cpu",
+        first_seed: int = 0,
     ) -> None:
-        self.world, self.folder = world, out / world.name
+        self.world, self.folder, self.first_seed = world, folder, first_seed
         self.task: Task = world.built().located(data)
         study = Study(
             name=f"league-{world.name}",
@@ -60,6 +61,27 @@ class Place:
         self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
         self.record = world_folder.begin(self.folder, world, self.task.model_dump(mode="json"), trials)
         self._storage: BaseStorage | None = None
+
+    def beside(self, name: str, first_seed: int) -> Place:
+        """Return the same world in a folder within this one, its final runs on seeds from `first_seed` on."""
+        mine = self.comparison
+        return Place(
+            self.world,
+            self.folder / name,
+            mine.engine,
+            mine.listener,
+            trials=mine.trials,
+            seeds=self.study.seeds,
+            command=mine.command,
+            data=mine.data,
+            device=self.study.device,
+            first_seed=first_seed,
+        )
+
+    @property
+    def seeds(self) -> range:
+        """Return the seeds of the final runs."""
+        return range(self.first_seed, self.first_seed + self.study.seeds)
 
     @property
     def study(self) -> Study:
@@ -85,7 +107,7 @@ class Place:
 
     def orders(self, chosen: Choice) -> list[Order]:
         """Return the orders of all final runs at a choice."""
-        return [self.order(chosen, seed) for seed in range(self.study.seeds)]
+        return [self.order(chosen, seed) for seed in self.seeds]
 
     def put(self, name: str, record: EntryRecord) -> None:
         """Write down how far an entry has come."""
@@ -99,7 +121,7 @@ class Place:
         if not ready or ready[0].chosen != BASELINE:
             return
         choices = [Choice(one.chosen, one.rate) for one in ready if one.rate is not None]
-        orders = [self.order(choice, seed) for seed in range(self.study.seeds) for choice in choices]
+        orders = [self.order(choice, seed) for seed in self.seeds for choice in choices]
         grown = self.study.model_copy(update={"methods": tuple(choice.label for choice in choices[1:])})
         whole = Comparison(
             grown,
@@ -111,8 +133,9 @@ class Place:
             command=self.comparison.command,
         )
         notes = [f"{one.arm}: chosen on validation as {one.chosen}, learning rate {one.rate:g}." for one in ready]
-        described = describe(whole, orders, [*self.study.notes, *notes]).model_dump(mode="json")
-        write_json(self.folder / "study.json", described)
+        described = describe(whole, orders, [*self.study.notes, *notes]).model_copy(update={"seeds": list(self.seeds)})
+        world_folder.write(self.folder, self.record)
+        write_json(self.folder / "study.json", described.model_dump(mode="json"))
 
 
 class Cell:
