@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from headwise.results.across import aggregate
-from headwise.results.divergences import holm, mcnemar
+from headwise.results.divergences import mcnemar
 from headwise.results.joint_flips import joint_test
 from headwise.results.power import detectable_effect, pairing_gain
 from headwise.results.simultaneous import JointIntervals, equivalence
@@ -102,12 +102,6 @@ def test_mcnemar_is_that_of_statsmodels(ours, base, both):
     other = [False] * ours + [True] * base + [True] * both + [False] * 3
     wanted = tables.mcnemar([[both, ours], [base, 3]], exact=True).pvalue
     assert mcnemar(one, other) == pytest.approx(min(1.0, wanted))
-
-
-def test_holm_is_that_of_statsmodels():
-    multitest = oracle("statsmodels.stats.multitest")
-    p = [0.01, 0.04, 0.03, 0.005, 0.7]
-    assert holm(p) == pytest.approx(list(multitest.multipletests(p, method="holm")[1]))
 
 
 def test_a_trend_is_found_where_there_is_one_and_has_the_size_that_was_put_in():

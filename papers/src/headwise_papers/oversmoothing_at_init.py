@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.results.records import Claim, ClaimTest
+from headwise_papers.findings import findings
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -28,7 +31,15 @@ QUESTION = (
 WIDTH, DEPTH, HEADS, TOKENS, BATCH = 192, 12, 3, 65, 8
 BASELINE = "baseline"
 GAIN = 1.0  # FeatScale's gain of what differs from the mean over tokens, in the arm where it is not 0
-FINAL = "final token cosine"
+LABELS = {"cosine": "final token cosine", "high_frequency": "final high-frequency ratio"}
+CLAIMS = (
+    Claim(
+        text="A random transformer with NeuTRENO has less similar tokens than one without.",
+        source="Nguyen et al. 2023, arXiv 2312.00751, section G.3, figure 6, of which no figures are given",
+        published={"cosine": "significantly reduced (a figure)"},
+        tests=(ClaimTest(arm="NeuTRENO(strength=0.6)", outcome="cosine", says="lower"),),
+    ),
+)
 
 # the methods of an arm, and the values its learned parameters are set to
 Fitted = tuple[tuple["Method", ...], dict[str, float]]
@@ -51,20 +62,31 @@ def run(
         for seed in range(seeds):
             say(f"random model {seed + 1} of {seeds}")
             measured += [{"arm": label, "seed": seed, **measure(seed, arm, device)} for label, arm in arms().items()]
-    compared = compare(measured, seeds)
-    return {
-        "kind": "findings",
-        "name": "oversmoothing-at-init",
-        "title": TITLE,
-        "question": QUESTION,
-        "paragraphs": _paragraphs(compared, measured, seeds),
-        "tables": [_table(compared)],
-        "charts": [
-            _chart(measured, "cosine", "token cosine"),
-            _chart(measured, "high_frequency", "high-frequency ratio"),
-        ],
-        "claims": [_claim(compared)],
-        "settings": {
+    outputs = {(found["arm"], found["seed"]): found["output"] for found in measured}
+    unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
+    figures = {
+        label: [
+            {"cosine": found["cosine"][-1], "high_frequency": found["high_frequency"][-1]}
+            for found in measured
+            if found["arm"] == label
+        ]
+        for label in arms()
+    }
+    return findings(
+        "oversmoothing-at-init",
+        TITLE,
+        QUESTION,
+        figures,
+        CLAIMS,
+        labels=LABELS,
+        notes=(
+            "FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in "
+            f"{unchanged} of {seeds} models. The arm with a gain of {GAIN:g} on what differs from the mean over tokens "
+            "shows how it acts once it has learned such a gain.",
+            "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
+        ),
+        charts=[_chart(measured, key) for key in LABELS],
+        settings={
             "models": seeds,
             "width": WIDTH,
             "depth": DEPTH,
@@ -76,7 +98,7 @@ def run(
             "tokens_drawn_from": "standard normal",
             "device": device,
         },
-    }
+    )
 
 
 def arms() -> dict[str, Fitted]:
@@ -147,88 +169,8 @@ def high_frequency(x: Tensor) -> float:
     return float(((x - x.mean(1, keepdim=True)).norm(dim=(1, 2)) / x.norm(dim=(1, 2))).mean())
 
 
-def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
-    """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and
-    corrected p."""
-    from headwise.results.divergences import holm
-    from headwise.results.intervals import interval
-    from headwise.results.joint_flips import sign_flip
-
-    final = {(found["arm"], found["seed"]): found["cosine"][-1] for found in measured}
-    labels = list(dict.fromkeys(found["arm"] for found in measured))
-    rows = []
-    for label in labels:
-        values = [final[label, seed] for seed in range(seeds)]
-        differences = [final[label, seed] - final[BASELINE, seed] for seed in range(seeds)]
-        row = {"arm": label, "final": interval(values).model_dump(), "difference": interval(differences).model_dump()}
-        rows.append(row | {"lower": sum(x < 0 for x in differences), "seeds": seeds, "p": sign_flip(differences)})
-    for row, corrected in zip(rows[1:], holm([row["p"] for row in rows[1:]])):
-        row["p_corrected"] = corrected
-    return rows
-
-
-def _claim(compared: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the claim of section G.3 with the verdict of its paired difference, corrected for all arms."""
-    row = next(one for one in compared if one["arm"].startswith("NeuTRENO"))
-    mean, decided = row["difference"]["mean"], row["p_corrected"] < 0.05
-    return {
-        "text": "A random transformer with NeuTRENO has less similar tokens than one without.",
-        "source": "Nguyen et al. 2023, arXiv 2312.00751, section G.3, figure 6, of which no figures are given",
-        "published": {"cosine": "significantly reduced (a figure)"},
-        "ours": f"final token cosine {mean:+.3f} {_span(row['difference'])}, lower in {row['lower']} of "
-        f"{row['seeds']} models",
-        "verdict": "undecided" if not decided else "as published" if mean < 0 else "contrary",
-    }
-
-
-def _paragraphs(compared: list[dict[str, Any]], measured: list[dict[str, Any]], seeds: int) -> list[str]:
-    by_arm = {row["arm"]: row for row in compared}
-    base = by_arm.pop(BASELINE)["final"]["mean"]
-    best = min(by_arm.values(), key=lambda row: row["final"]["mean"])
-    others = [
-        f"{label} {row['final']['mean']:.3f} (lower in {row['lower']} of {seeds})"
-        for label, row in by_arm.items()
-        if row is not best
-    ]
-    first = next(found for found in measured if found["arm"] == BASELINE)["cosine"][0]
-    outputs = {(found["arm"], found["seed"]): found["output"] for found in measured}
-    unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
-    return [
-        f"Of all arms {best['arm']} leaves the tokens of a random {DEPTH}-block model least alike: a final token "
-        f"cosine of {best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of "
-        f"{seeds} models.",
-        f"The others end at: {'; '.join(others)}. The tokens start with a cosine of {abs(first):.3f} in size: they "
-        "are drawn independently.",
-        "FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in "
-        f"{unchanged} of {seeds} models. The arm with a gain of {GAIN:g} on what differs from the mean over tokens "
-        "shows how it acts once it has learned such a gain.",
-        "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
-    ]
-
-
-def _table(compared: list[dict[str, Any]]) -> dict[str, Any]:
-    columns = ["arm", FINAL, "95 % interval", "paired difference", "95 % interval of it", "corrected p", "lower in"]
-    rows = []
-    for row in compared:
-        plain = row["arm"] == BASELINE
-        difference: list[str | None] = ["–", "–", "–", "–"]
-        if not plain:
-            p = f"{row['p_corrected']:.2g}"
-            difference = [
-                f"{row['difference']['mean']:+.3f}",
-                _span(row["difference"]),
-                p,
-                f"{row['lower']} of {row['seeds']}",
-            ]
-        rows.append([row["arm"], round(row["final"]["mean"], 4), _span(row["final"]), *difference])
-    return {"title": "After the last block", "columns": columns, "rows": rows}
-
-
-def _span(found: dict[str, Any]) -> str | None:
-    return None if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
-
-
-def _chart(measured: list[dict[str, Any]], key: str, title: str) -> dict[str, Any]:
+def _chart(measured: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    title = LABELS[key].removeprefix("final ")
     labels = list(dict.fromkeys(found["arm"] for found in measured))
     data = []
     for label in labels:
