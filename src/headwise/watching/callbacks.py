@@ -20,9 +20,10 @@ except ImportError as error:
 class WatchCallback(TrainerCallback):
     """Watches the model of a `transformers.Trainer`; takes what `headwise.watch` takes.
 
-    Steps are the trainer's optimizer steps, gradient accumulation included, and so is each step's loss. `callback.watch` is the handle during and
-    after the training: its records stay readable. What `report_to` of the Trainer names gets the health beside the
-    loss, each reading at its own step; `log` is for other places, and `report=False` keeps it from there.
+    Steps are the trainer's optimizer steps, gradient accumulation included, and so is each step's loss.
+    `callback.watch` is the handle during and after the training: its records stay readable. What `report_to` of the
+    Trainer names gets the health beside the loss, each reading at its own step; `log` is for other places, and
+    `report=False` keeps it from there.
 
     Example:
         >>> import headwise

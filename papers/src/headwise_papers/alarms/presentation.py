@@ -395,9 +395,9 @@ def candidate_words(candidates: dict[str, Candidate]) -> str:
         if why:
             failing.append(f"{name} ({'; '.join(why)})")
     return (
-        "A signal may be a rule where its threshold stands so high that even the upper end of the interval of its false "
-        "alarms, on the half by which it is fixed, is one in 10,000 steps, and it then keeps to one in 10,000 on the "
-        "other half, on the family held out with its interval, and is silent in healthy runs whose rate rises for "
+        "A signal may be a rule where its threshold stands so high that even the upper end of the interval of its "
+        "false alarms, on the half by which it is fixed, is one in 10,000 steps, and it then keeps to one in 10,000 on "
+        "the other half, on the family held out with its interval, and is silent in healthy runs whose rate rises for "
         f"{SLOW.severity:.0f} of the {STEPS} steps. This holds for: {', '.join(holding) or 'none'}. It does not for: "
         f"{', '.join(failing) or 'none'}. The first is shipped as `loss_spike`, its threshold rounded up to "
         f"{Thresholds().loss_spike:g}, and judges every step whose loss is given; its form (fifty losses, all of them "
