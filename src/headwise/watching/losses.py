@@ -46,7 +46,8 @@ class Losses:
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(f"watch.step(loss) takes one number, got a tensor of shape {tuple(loss.shape)}")
         self.given = True
-        value, event = (loss.detach(), None) if isinstance(loss, Tensor) else (float(loss), None)
+        value = loss.detach() if isinstance(loss, Tensor) else float(loss)
+        event: Any = None
         if isinstance(value, Tensor) and value.device.type == "cuda":
             event = torch.cuda.Event()
             value = value.to("cpu", non_blocking=True)
