@@ -37,7 +37,7 @@ class StepLosses:
         return found
 
     def leave(self) -> None:
-        """Give the Trainer its own step back, where nobody put another around this one."""
+        """Put the own step of the Trainer back, where nobody put another around this one."""
         if self._trainer.__dict__.get(NAME) is not self._standing:
             return
         if self._own is None:
