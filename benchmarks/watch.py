@@ -1,5 +1,5 @@
-"""What watching costs: a full reading, readings every 50 steps, an idle watch, the largest logit of every step, and
-what is read around the optimizer's step, each against the same training step.
+"""What watching costs: a full reading, readings every 50 steps, an idle watch, the loss and the largest logit of every
+step, and what is read around the optimizer's step, each against the same training step; and the memory of a reading.
 
 make bench-watch
 make bench-watch ARGS="--rounds 9 --threads 2"
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from memory import peak
 from timing import interleave, machine, ratio
 from torch import Tensor, nn
 
@@ -26,6 +27,8 @@ EVERY = 50
 BARS = (1.0, 0.02, 0.005)
 # The largest logit read in every step, over a step.
 LOGIT_BAR = 0.03
+# The memory that a reading adds where sequences are twice as long, over what it adds else: 2 where it grows with T.
+MEMORY_BAR = 2.2
 
 
 def vit() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
@@ -54,7 +57,7 @@ def stepper(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], watch=None
         loss.backward()
         optimizer.step()
         if watch is not None:
-            watch.step()
+            watch.step(loss)
 
     return run
 
@@ -71,10 +74,12 @@ def cost(name: str, make, rounds: int) -> bool:
     extra = ratio(times, "read", "plain") - 1
     sites = len({record["site"] for record in watch.records()})
     watch.remove()
-    hooks = idle_time(model, sites) / step
+    hooks, losses = idle_time(model, sites) / step, loss_time(model) / step
+    overall = extra / EVERY + losses
     print(f"\n### {name}: {sites} sites, a step takes {step:.2f} s\n\n| what | over a step | bar |\n|---|---|---|")
     print(f"| full reading ({len(watch.names)} statistics) | {extra:.2f} | {BARS[0]} |")
-    print(f"| every = {EVERY}, overall | {extra / EVERY:.2%} | {BARS[1]:.0%} |")
+    print(f"| every = {EVERY}, and the loss of every step, overall | {overall:.2%} | {BARS[1]:.0%} |")
+    print(f"| loss of every step | {losses:.3%} | |")
     print(f"| idle: hook time x sites | {hooks:.3%} | {BARS[2]:.1%} |")
     for rows in (64, 256):
         print(f"| reading of {rows} sampled queries | {sampled(make, rounds, rows=rows):.2f} | |", flush=True)
@@ -86,7 +91,7 @@ def cost(name: str, make, rounds: int) -> bool:
     print(f"| gradients and updates ({len(OF_STEP)} figures), every = {EVERY} | {around / EVERY:.2%} | |", flush=True)
     spikes = sampled(make, rounds, statistics=["gradient_spike"])
     print(f"| gradient norm of every step | {spikes:.1%} | |", flush=True)
-    return extra <= BARS[0] and extra / EVERY <= BARS[1] and hooks <= BARS[2] and logit <= LOGIT_BAR
+    return extra <= BARS[0] and overall <= BARS[1] and hooks <= BARS[2] and logit <= LOGIT_BAR
 
 
 def sampled(make, rounds: int, **settings) -> float:
@@ -126,18 +131,60 @@ def idle_time(model: nn.Module, sites: int, calls: int = 300) -> float:
     return max(0.0, statistics.median(within) - statistics.median(without)) * sites
 
 
+def loss_time(model: nn.Module, calls: int = 300) -> float:
+    """Measure the seconds of a step() between two readings that judges a loss."""
+    watch = headwise.watch(model, every=10**9, on_alert=None)
+    watch.step_to(1)
+    losses = (3 + 0.1 * torch.randn(60 + calls)).unbind()
+    for loss in losses[:60]:
+        watch.step(loss)
+    start = time.perf_counter()
+    for loss in losses[60:]:
+        watch.step(loss)
+    seconds = (time.perf_counter() - start) / calls
+    watch.remove()
+    return seconds
+
+
+def reading_memory(size: int) -> float:
+    """Return how many times the memory that a full reading adds to a forward grows from `size` tokens to twice as
+    many."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 1, 64, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+
+    def added(tokens: int) -> int:
+        x = torch.randn(1, tokens, 64)
+        plain = peak(lambda: model(x))
+        watch = headwise.watch(model, every=1, on_alert=None)
+        model(x)
+        watch.step(1.0)
+        read = peak(lambda: (model(x), watch.step(1.0)))
+        watch.remove()
+        print(f"| reading of {tokens} tokens, {(read - plain) / 2**20:.0f} MiB more than {plain / 2**20:.0f} | | |")
+        return read - plain
+
+    return added(2 * size) / added(size)
+
+
 def main() -> None:
     """Measure both models and print a line that says whether all bars hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=("vit", "gpt2"))
+    parser.add_argument("--only", choices=("vit", "gpt2", "memory"))
+    parser.add_argument("--tokens", type=int, default=8192, help="of the shorter sequences whose memory is compared")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(machine(options.threads), f"\n{len(STATISTICS)} statistics of activations")
     models = {"vit": ("the blog's ViT, batch 256", vit), "gpt2": ("GPT-2-small-sized, batch 2, T=512", gpt2)}
     held = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
+    if options.only in (None, "memory"):
+        print("\n### Memory of a reading, 2 layers, one head\n\n| what | | bar |\n|---|---|---|")
+        growth = reading_memory(options.tokens)
+        print(f"| twice as many tokens take so many times as much | {growth:.2f} | {MEMORY_BAR} |")
+        held.append(growth <= MEMORY_BAR)
     print("\nall bars hold" if all(held) else "\na bar is broken")
 
 

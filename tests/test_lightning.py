@@ -204,6 +204,25 @@ def test_the_health_goes_to_the_loggers_of_the_trainer():
     assert {step for step, figures in kept.figures.items() if any("entropy" in name for name in figures)} == {0, 3}
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_watch_gets_the_loss_of_every_step(accumulate, monkeypatch):
+    from headwise.watching.losses import Losses
+
+    taken = []
+    monkeypatch.setattr(Losses, "add", lambda self, step, loss: taken.append(float(loss)))
+    callback = HeadwiseCallback(watch={"every": 50, "on_alert": None})
+    trainer(callback, accumulate_grad_batches=accumulate).fit(Plain(), LOADER)
+    module, losses = Plain(), []
+    optimizer = module.configure_optimizers()
+    for first in range(0, len(BATCHES), accumulate):
+        optimizer.zero_grad()
+        loss = sum(module.loss(batch) for batch in BATCHES[first : first + accumulate]) / accumulate
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert taken == pytest.approx(losses, rel=1e-4)
+
+
 def test_a_step_that_is_skipped_takes_its_penalties_along():
     class Skipping(Plain):
         def training_step(self, batch, batch_idx):

@@ -14,7 +14,9 @@ from headwise_papers.alarms.faults import FAULTS, HEALTHY, Fault, Injection, fau
 from headwise_papers.alarms.models import Attention, Digits, Size, rounded_up
 from headwise_papers.alarms.one_run import BEYOND, Cell, carry_out
 from headwise_papers.alarms.scoring import Crossings, Pair, best_pair, measured, scored, shown, thresholds
-from headwise_papers.alarms.signals import DEVIATION, SLOPE, signals
+from headwise_papers.alarms.signals import DEVIATION, SLOPE, rules, signals
+
+import headwise
 
 TINY = Size(8, 1)
 
@@ -197,6 +199,39 @@ def test_intervals_of_leads_and_false_alarms():
     assert presentation.false_interval(point) == pytest.approx((0, 0.36889), rel=1e-3)
 
 
+def test_losses_are_judged_as_watch_judges_them():
+    noise = torch.randn(90, generator=torch.Generator().manual_seed(3)).clamp(-2, 2)
+    losses = (3 + 0.02 * noise + 2 * (torch.arange(90) == 70)).tolist()
+    run = made_up(rules=[(80, "logit_growth")]) | {"steps": 90, "every step": {"loss": losses}}
+    watch = headwise.watch(torch.nn.MultiheadAttention(16, 2), every=1000, on_alert=None)
+    with pytest.warns(match="no training forward"):
+        watch.step(losses[0])
+    for loss in losses[1:]:
+        watch.step(loss)
+    found = rules(run)
+    assert [alert["step"] for alert in watch.alerts()] == found["loss_spike"].tolist() == [70]
+    assert found["logit_growth"].tolist() == [80] and found["any rule"].tolist() == [70, 80]
+
+
+def test_a_threshold_that_is_sure_of_its_false_alarms_allows_fewer():
+    draw = np.random.default_rng(1)
+    runs = scored([made_up(seed=2 * seed, loss=draw.normal(size=20)) for seed in range(50)])
+    # of 1,000 steps: 3.69 expected alarms where none was seen, 5.57 where one was (95 %)
+    for target, most in ((0.0036, None), (0.0037, 0), (0.0056, 1)):
+        found = scoring.sure_threshold(runs, "loss spike", target)
+        assert math.isinf(found) if most is None else measured(runs, "loss spike", found).false == most
+
+
+def test_a_candidate_holds_where_it_is_silent_in_health_on_all_three():
+    def point(false, steps=50_000):
+        return scoring.Point("x", 1.0, 10, (3,) * 5, false, steps)
+
+    def holds(other=0, held=0, slow=0):
+        return presentation.Candidate(1.0, point(0), point(other), point(held), slow, 12).holds
+
+    assert holds() and holds(other=5) and not holds(other=6) and not holds(held=1) and not holds(slow=1)
+
+
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, family):
     """Shrink the study: two families with the digits' data, runs of 24 steps, two faults."""
@@ -219,9 +254,9 @@ def tiny(monkeypatch, tmp_path, family):
 def test_a_study_that_was_cut_goes_on_and_ends_with_the_same_findings(tiny, monkeypatch):
     found = alarms.run(tiny, seeds=2, steps=24)
     titles = [table["title"] for table in found["tables"]]
-    assert len(titles) == 4 and all(found["paragraphs"]) and len(found["charts"]) == 5
+    assert len(titles) == 5 and all(found["paragraphs"]) and len(found["charts"]) == 5
     files = sorted((tiny / "runs").iterdir())
-    assert len(files) == 2 * (2 * 2 + 3 * 4 + 2)
+    assert len(files) == 2 * (2 * 2 + 3 * 4 + 2 + 2)
     for gone in files[::4]:
         gone.unlink()
     again = []

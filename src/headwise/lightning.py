@@ -89,6 +89,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         self._hooks: list[Any] = []
         self._of_model: list[Any] = []
         self._stepped = False
+        self._loss: Tensor | None = None
 
     @property
     def state_key(self) -> str:
@@ -126,6 +127,11 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         if len(self._of_model) == 1:
             self._after_step()
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Keep the loss for the watch; one that a scaler multiplied is none."""
+        if self.watch is not None and getattr(trainer.precision_plugin, "scaler", None) is None:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the step of several optimizers."""
         if self._stepped:
@@ -144,7 +150,8 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
                 )
         self._steps += 1
         if self.watch is not None:
-            self.watch.step()
+            self.watch.step(self._loss)
+        self._loss = None
 
     def _check_called(self, handle: Regularized) -> None:
         if not handle.seen_training:

@@ -141,7 +141,7 @@ def test_a_training_that_diverged_is_told_of_and_goes_on(tmp_path):
     ill = [a for a in watch.alerts() if a["site"] == "blocks.0.attn"]
     assert {a["alert"] for a in ill} == {"not_finite"}
     assert len({a["head"] for a in ill}) == len(ill) > 1
-    assert re.search(r"of blocks.0.attn head 0 is nan: the training diverged there in 1 steps", ill[0]["sentence"])
+    assert re.search(r"of blocks.0.attn head 0 is nan: the training diverged there in 1 step", ill[0]["sentence"])
     assert watch.reasons()["blocks.0.attn"]["spectral_norm_qk"] == "the weights are not finite"
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["value"] is None
 
@@ -163,7 +163,7 @@ def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
     from headwise.statistics.alert_remedies import REMEDIES, remedy_for, remedy_for_weights
     from headwise.watching import rules
 
-    told = {rule.alert for rule in rules.RULES}
+    told = {rule.alert for rule in (*rules.RULES, *rules.OF_STEPS)}
     of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}
     at_once = {rule.of_checkpoint or rule.alert for rule in rules.RULES}
     used = [remedy_for(alert, trains=True) for alert in told] + [remedy_for(alert, trains=False) for alert in at_once]

@@ -120,6 +120,17 @@ def test_a_plot_has_a_panel_for_each_statistic_and_marks_alerts():
     }
 
 
+def test_a_plot_marks_alerts_of_the_loss_in_every_panel():
+    model, watch = watched(every=1000)
+    read(model, watch)
+    for step in range(60):
+        watch.step(5.0 if step == 55 else 1 + 0.01 * (step % 3))
+    assert [alert["alert"] for alert in watch.alerts()] == ["loss_spike"]
+    chart = json.loads(watch.plot("max_logit", "token_cosine").to_json())
+    for panel in chart["concat"]:
+        assert [row["step"] for row in chart["datasets"][panel["layer"][1]["data"]["name"]]] == [56]
+
+
 def test_a_plot_of_what_was_not_read_is_refused():
     model, watch = watched()
     with pytest.raises(ValueError, match="nothing was read yet"):

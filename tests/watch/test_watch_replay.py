@@ -92,6 +92,24 @@ def test_the_steps_of_a_file_run_again_to_the_same_losses_and_readings(methods, 
     assert "largest logit" in lines and "the same bits" in lines and "max_logit blocks.0.attn head" in lines
 
 
+def test_a_spike_of_the_loss_writes_its_file_between_two_readings(tmp_path):
+    training = Training()
+    watch = headwise.watch(
+        training.model, every=30, on_alert=None, statistics=["max_logit", "gradient_spike"], keep=5, keep_in=tmp_path
+    )
+    for step in range(62):
+        batch = torch.randint(len(EXAMPLES), (4,)).tolist()
+        loss = training.step(batch)
+        watch.step(loss + 20 * (step == 61), batch=batch)
+    assert [(one["alert"], one["step"]) for one in watch.alerts()] == [("loss_spike", 61)]
+    other = Training()
+    found = replay(tmp_path / "step_00000061.pt", other.model, [other.optimizer], other.step)
+    # the gradient's deviation is told from more steps than were kept
+    assert found.differences == {60: 0.0}
+    lines = list(found.lines())
+    assert lines[0].startswith("step 61: the loss rose") and lines[1] == "step | loss then | loss now"
+
+
 def test_a_file_holds_at_least_so_many_steps_and_readings_and_at_most_twice_as_many(tmp_path):
     _, watch = kept(tmp_path, keep=4, grows_at=12)
     (path,) = tmp_path.iterdir()

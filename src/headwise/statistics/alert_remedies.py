@@ -24,6 +24,12 @@ REMEDIES = {
         "learning rate in docs/results/stability-map, SigmaReparam the highest",
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
+    "loss_spike": Remedy(
+        "look at the batches and the learning rate of the last steps: wrong labels, outlier tokens and a rate that "
+        "jumped raised it in docs/results/alarms, and watch(..., keep=N) runs those steps again; where the rate is "
+        "meant, SigmaReparam or QKNorm bear a higher one in docs/results/stability-map",
+        "OLMo 2 2025, arXiv 2501.00656; Zhai et al. 2023, arXiv 2303.06296",
+    ),
     "over_smoothing": Remedy(
         "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures of "
         "NeuTRENO; a high cosine is a diagnosis and no score of quality",

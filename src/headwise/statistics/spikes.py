@@ -18,15 +18,17 @@ class Spikes:
 
     Args:
         window: how many values before are looked at.
+        fewest: how many there must be.
     """
 
-    def __init__(self, window: int = WINDOW) -> None:
+    def __init__(self, window: int = WINDOW, fewest: int = FEWEST) -> None:
         self.before: deque[float] = deque(maxlen=window)
+        self.fewest = fewest
 
     def add(self, values: Iterable[float]) -> list[float | None]:
         """Return the deviation of each value, in its order.
 
-        None where fewer than ten values came before or none of them differs; NaN of a value that is not finite, which
+        None where too few values came before or none of them differs; NaN of a value that is not finite, which
         is not counted among those before.
         """
         return [self._next(value) for value in values]
@@ -40,7 +42,7 @@ class Spikes:
 
     def _deviation(self, value: float) -> float | None:
         count = len(self.before)
-        if count < FEWEST:
+        if count < self.fewest:
             return None
         mean = math.fsum(self.before) / count
         spread = math.sqrt(math.fsum((one - mean) ** 2 for one in self.before) / (count - 1))

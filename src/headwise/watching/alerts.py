@@ -56,10 +56,11 @@ class Judge:
     Args:
         thresholds: the limits.
         at_once: judge every figure as it stands, with nothing known of before; an audit reads once.
+        rules: what is told.
     """
 
-    def __init__(self, thresholds: Thresholds, at_once: bool = False) -> None:
-        self.rules = [rule(thresholds) for rule in RULES]
+    def __init__(self, thresholds: Thresholds, at_once: bool = False, rules: tuple[type[Rule], ...] = RULES) -> None:
+        self.rules = [rule(thresholds) for rule in rules]
         self.at_once = at_once
         # By alert, statistic, site and head: the last step at which the figure was well, and whether its illness was
         # told.
@@ -109,7 +110,7 @@ class Judge:
 
 def _sentence(rule: Rule, found: Finding, since: int | None) -> str:
     record = found.record
-    when = "" if since is None else f" in {record['step'] - since} steps"
+    when = "" if since is None else f" in {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
     place = record["site"] + ("" if record["head"] is None else f" head {record['head']}")
     verb, to = ("is", "") if since is None else (rule.verb, "to ")
     return found.says.format(place=place, value=record["value"], verb=verb, to=to) + when

@@ -21,7 +21,7 @@ def plot(records: Sequence[Record], alerts: Sequence[Alert], names: Sequence[str
 
     Args:
         records: everything that was read.
-        alerts: marked at their steps in the chart of their statistic.
+        alerts: marked at their steps in the chart of their statistic, those of the loss in every chart.
         names: of statistics; none for the six that loggers show.
 
     Raises:
@@ -37,7 +37,11 @@ def plot(records: Sequence[Record], alerts: Sequence[Alert], names: Sequence[str
     chosen = list(names) or [name for name in BRIEF if name in read] or read[:6]
     if not chosen:
         raise ValueError("nothing was read yet: call step() after optimizer.step()")
-    panels = [_panel(alt, name, records, [alert for alert in alerts if alert["statistic"] == name]) for name in chosen]
+    # an alert of what is not among the records, such as the loss, is marked everywhere
+    marked = {
+        name: [one for one in alerts if one["statistic"] == name or one["statistic"] not in read] for name in chosen
+    }
+    panels = [_panel(alt, name, records, marked[name]) for name in chosen]
     return alt.concat(*panels, columns=2).resolve_scale(color="shared")
 
 

@@ -19,9 +19,13 @@ from headwise.core.settings import suggest
 from headwise.files.health_records import Alert, Record
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.optimizer_steps import OptimizerSteps
+from headwise.watching.losses import LOSS_SPIKE
 from headwise.watching.replay_file import random_left_alone, read_replay, set_random_state
+from headwise.watching.updates import GRADIENT_SPIKE
 from headwise.watching.watch import watch
 
+# told from more steps than are run again
+LOOK_BACK = (LOSS_SPIKE, GRADIENT_SPIKE)
 Step = Callable[[Any], Any]
 
 
@@ -44,7 +48,8 @@ class Replay:
 
     def lines(self) -> Iterator[str]:
         """Return the lines of a table: a row for each step, a column for each figure that raised an alert."""
-        shown = list(dict.fromkeys((a["statistic"], a["site"], a["head"]) for a in self.alerts))[:6]
+        places = ((a["statistic"], a["site"], a["head"]) for a in self.alerts if a["statistic"] not in LOOK_BACK)
+        shown = list(dict.fromkeys(places))[:6]
         for alert in self.alerts:
             yield f"step {alert['step']}: {alert['sentence']}"
         heads = [f"{name} {site}" + ("" if head is None else f" head {head}") for name, site, head in shown]
@@ -151,7 +156,7 @@ def _compared(then: list[Record], now: list[Record]) -> Iterator[tuple[int, floa
     values = {_place(record): record["value"] for record in now}
     apart: dict[int, float] = {}
     for record in then:
-        if (found := values.get(_place(record))) is None:
+        if record["statistic"] in LOOK_BACK or (found := values.get(_place(record))) is None:
             continue
         alike = found == record["value"] or (math.isnan(found) and math.isnan(record["value"]))
         size = max(abs(found), abs(record["value"]), 1e-30)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from headwise.files.health_records import Record
+from headwise.watching.losses import BEFORE, LOSS_SPIKE
 
 # A sharp head whose mean distance is this near to 0 or 1 reads its own token or its neighbour.
 NEIGHBOUR = 0.1
@@ -32,6 +33,8 @@ class Thresholds:
             above.
         output_norm: a dead head, where a head's mean output norm is below this share of the largest of its layer, or
             zero.
+        loss_spike: a spike of the loss, where the loss given to `step()` lies this many standard deviations above the
+            mean of the fifty steps before.
         redundancy: redundancy, where a head's mean cosine with the other maps of its layer exceeds this.
         redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by themselves and are
             no alert.
@@ -48,6 +51,7 @@ class Thresholds:
     high_frequency: float | None = 0.05
     effective_rank: float | None = 2.0
     output_norm: float | None = 0.005
+    loss_spike: float | None = 4.3
     redundancy: float | None = 0.99
     redundancy_entropy: float = 0.9
 
@@ -172,6 +176,20 @@ class LogitGrowth(Rule):
             yield from _above(finite.get("max_logit", ()), limit, says)
 
 
+class LossSpike(Rule):
+    """Tells of a step whose loss lies far above those of the steps before."""
+
+    alert, verb = "loss_spike", "rose"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Say of each step whether its loss is above the limit."""
+        if (limit := self.thresholds.loss_spike) is not None:
+            says = (
+                f"the loss {{verb}} {{to}}{{value:.3g}} standard deviations above the {BEFORE} steps before ({limit:g})"
+            )
+            yield from _above(finite.get(LOSS_SPIKE, ()), limit, says)
+
+
 class OverSmoothing(Rule):
     """Tells of a layer whose tokens point the same way."""
 
@@ -256,7 +274,7 @@ class Redundancy(Rule):
             yield Finding(record, limit, record["value"] > limit and not uniform, says)
 
 
-# In the order in which their alerts are told.
+# Of a reading, in the order in which their alerts are told.
 RULES: tuple[type[Rule], ...] = (
     NotFinite,
     EntropyCollapse,
@@ -267,3 +285,5 @@ RULES: tuple[type[Rule], ...] = (
     DeadHead,
     Redundancy,
 )
+# Of the loss of every step.
+OF_STEPS: tuple[type[Rule], ...] = (NotFinite, LossSpike)

@@ -17,19 +17,19 @@ from headwise.projections import of as projections_of
 from headwise.statistics.spikes import Spikes
 from headwise.statistics.weights.query_key_update import spectral_entropy, update_spectrum
 from headwise.watching.figures import Figures
+from headwise.watching.losses import LOSS_SPIKE, WHOLE
 from headwise.watching.matrices import OUTSIDE
 from headwise.watching.stream import block_of
 from headwise.watching.transfer import on_cpu
 from headwise.watching.weights import still
 
 GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY = "gradient_norm", "update_ratio", "update_entropy"
-GRADIENT_SPIKE, LOSS_SPIKE = "gradient_spike", "loss_spike"
+GRADIENT_SPIKE = "gradient_spike"
 OF_STEP = (GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY, GRADIENT_SPIKE, LOSS_SPIKE)
-# The site of a figure of all parameters, and of those that stand in no block.
-WHOLE, REST = "model", "outside"
+# The site of a figure of the parameters that stand in no block.
+REST = "outside"
 SHARDED = "some of its parameters are sharded over processes, of which each holds a part"
 STILL = "its parameters are zero, or did not move"
-NO_LOSS = "no loss was given to step(): watch.step(loss)"
 # Stands for nothing divided by nothing, which is no sign of a divergence as NaN is: no norm and no entropy is negative.
 NOTHING = -1.0
 
@@ -79,12 +79,11 @@ class Updates:
         self.missing: dict[str, str] = {}
         self._groups = groups(model, sites) if self.names else []
         self._blocks = self._query_key_blocks(model, sites)
-        self._lost = False
         self._norms: dict[str, Tensor] = {}
         self._before: list[list[Tensor]] = []
         self._factors: dict[Site, tuple[Tensor, Tensor]] = {}
-        self._each: dict[str, list[Tensor | float]] = {GRADIENT_SPIKE: [], LOSS_SPIKE: []}
-        self._spikes = {GRADIENT_SPIKE: Spikes(), LOSS_SPIKE: Spikes()}
+        self._each: list[Tensor] = []
+        self._spikes = Spikes()
 
     @property
     def every_step(self) -> bool:
@@ -116,18 +115,13 @@ class Updates:
                 if self._norms:
                     self._norms = {WHOLE: whole, **self._norms}
                 if self.every_step:
-                    self._each[GRADIENT_SPIKE].append(whole)
+                    self._each.append(whole)
         if armed and UPDATE_RATIO in self.names:
             self._before = [
                 [] if one.sharded() else [p.detach().clone() for p in one.parameters] for one in self._groups
             ]
         if armed:
             self._factors = {site: self._query_key(site) for site in self._blocks}
-
-    def loss(self, value: Tensor | float) -> None:
-        """Keep the loss of a step; a tensor stays on its device until a step is read."""
-        self._lost = True
-        self._each[LOSS_SPIKE].append(value.detach() if isinstance(value, Tensor) else float(value))
 
     def _gradient(self, group: Group, optimizer: Optimizer) -> Tensor | None:
         if group.sharded():
@@ -176,27 +170,18 @@ class Updates:
         self.missing |= {f"{one.statistic} of {one.site}": STILL for one in figures if one not in told}
         return [*told, *self._spiked(step)]
 
-    def reasons(self) -> dict[str, str]:
-        """Say why figures are missing."""
-        unknown = LOSS_SPIKE in self.names and not self._lost
-        return self.missing | ({LOSS_SPIKE: NO_LOSS} if unknown else {})
-
     def _entropy(self, site: Site, q: Tensor, k: Tensor) -> Tensor:
         values = update_spectrum(q, k, *self._query_key(site))
         return torch.where(values.sum(-1) == 0, NOTHING, spectral_entropy(values))
 
     def _spiked(self, step: int) -> list[Figures]:
-        """Return the largest deviations of the steps since the last that was read."""
-        figures = []
-        for name, kept in self._each.items():
-            tensors = iter(on_cpu([one for one in kept if isinstance(one, Tensor)]))
-            values = [float(next(tensors)) if isinstance(one, Tensor) else one for one in kept]
-            found = [one for one in self._spikes[name].add(values) if one is not None]
-            kept.clear()
-            if found and name in self.names:
-                largest = next((one for one in found if one != one), max(found))
-                figures.append(Figures(WHOLE, OUTSIDE, step, name, "layer", array("d", [largest]), None, False))
-        return figures
+        """Return the largest deviation of the gradients of the steps since the last that was read."""
+        found = [one for one in self._spikes.add(map(float, on_cpu(self._each))) if one is not None]
+        self._each.clear()
+        if not found:
+            return []
+        largest = next((one for one in found if one != one), max(found))
+        return [Figures(WHOLE, OUTSIDE, step, GRADIENT_SPIKE, "layer", array("d", [largest]), None, False)]
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

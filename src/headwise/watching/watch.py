@@ -21,11 +21,12 @@ from headwise.regularizing.plan import Where
 from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge, told
 from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
+from headwise.watching.losses import LOSS_SPIKE, NO_LOSS, Losses
 from headwise.watching.packing import is_first, joined
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
 from headwise.watching.replay_file import Keeper
-from headwise.watching.rules import Thresholds
+from headwise.watching.rules import OF_STEPS, Thresholds
 from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 from headwise.watching.whole_model import MODEL, Loss, WholeModel, names_with
@@ -70,7 +71,8 @@ def watch(
             `matrix_norm`, the spectral norm of every matrix of the model; `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖
             of a step) of each attention layer, each block and what stands outside; `update_entropy`, the spectral
             entropy of what a step does to each head's W_qᵀW_k; `gradient_spike` and `loss_spike`, the largest deviation
-            of a step since the last reading from the thousand steps before it, in their standard deviations.
+            of a step since the last reading from the steps before it (a thousand; fifty of the loss), in their standard
+            deviations.
         thresholds: limits of the alerts.
         loss: gives the loss of a fixed batch, for example `lambda: criterion(model(x), y)`: its `sharpness` is read,
             and the `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and
@@ -139,6 +141,7 @@ class Watch:
         self.every, self.on_alert, self.names = every, on_alert, names
         self.steps, self.rows, self.removed = 0, rows, False
         self._keeper: Keeper | None = None
+        self._losses, self._judge_of_losses = Losses(), Judge(thresholds, rules=OF_STEPS)
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
@@ -168,25 +171,26 @@ class Watch:
         """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
 
         Args:
-            loss: of this step, for `loss_spike`; a tensor stays on its device until a step is read.
+            loss: of this step, which every step is judged by where it is given; nothing waits for a tensor on a
+                device.
             batch: names the examples of this step, as the training of a replay takes them: numbers, texts or tensors,
                 or lists or dicts of them.
 
         Raises:
-            ValueError: where steps are kept and no batch is named.
+            ValueError: where steps are kept and no batch is named, or the loss is more than one number.
             HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
         self._forgotten.stop()
         if loss is not None:
-            self._whole.updates.loss(loss)
+            self._losses.add(self.steps, loss)
         if self._keeper is not None:
             if batch is None:
                 raise ValueError(
                     "watch(keep=...) cannot run a step again whose batch it does not know: watch.step(batch=ids)"
                 )
             self._keeper.step(self.steps, loss, batch)
-        alerts = self._take() if self._armed else []
+        alerts = self._judged_losses() + (self._take() if self._armed else [])
         if self._keeper is not None:
             if alerts and is_first():
                 settings = {"statistics": self.names, "rows": self.rows, "every": self.every}
@@ -195,6 +199,17 @@ class Watch:
         self.steps += 1
         self._arm()
         self._tell(alerts)
+
+    def _judged_losses(self) -> list[Alert]:
+        """Return the alerts of the losses that are known by now, and write each with the figure it is of."""
+        alerts: list[Alert] = []
+        for record in self._losses.known(wait=self._armed):
+            found = self._judge_of_losses.alerts([record])
+            if found and is_first():
+                self._logs.write([record, *found], record["step"])
+            alerts += found
+        self._alerts += alerts
+        return alerts
 
     def _last_readings(self, many: int) -> list[Record]:
         read = sorted({figure.step for figure in self._figures})[-many:]
@@ -211,6 +226,7 @@ class Watch:
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
             self._judge.alerts(records)
         self._recorder.clear()
+        self._losses = Losses()
         self.steps = step
         if self._keeper is not None:
             self._keeper.begin(step)
@@ -239,9 +255,14 @@ class Watch:
                 figures.append(Figures.of_weights(site, self.steps, name, values, recorder.heads[site.index]))
         recorder.clear()
         figures += self._whole.take()
-        self._figures += figures
         records = [record for figure in figures for record in figure.records()]
         alerts = self._judge.alerts(records)
+        # each loss was judged by itself
+        spiked = self._losses.largest(self.steps)
+        if LOSS_SPIKE in self.names:
+            figures += spiked
+            records += [record for figure in spiked for record in figure.records()]
+        self._figures += figures
         self._alerts += alerts
         if is_first() and records:
             self._logs.write([*records, *alerts], self.steps)
@@ -311,7 +332,9 @@ class Watch:
     def reasons(self) -> dict[str, dict[str, str]]:
         """Say, per site read so far and of the "model", which statistics have no meaning there and why."""
         found = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
-        return found | ({MODEL: whole} if (whole := self._whole.reasons()) else {})
+        unknown = LOSS_SPIKE in self.names and not self._losses.given
+        whole = self._whole.reasons() | ({LOSS_SPIKE: NO_LOSS} if unknown else {})
+        return found | ({MODEL: whole} if whole else {})
 
     def remove(self) -> None:
         """Take the watch off the model: observers, hooks and memory go, records stay.

@@ -95,7 +95,7 @@ class WholeModel:
 
     def reasons(self) -> dict[str, str]:
         """Say why a figure is missing, or a matrix is not read."""
-        return self.missing | (self.matrices.missing if self.matrices else {}) | self.updates.reasons()
+        return self.missing | (self.matrices.missing if self.matrices else {}) | self.updates.missing
 
     def stop(self) -> None:
         """Read nothing more."""

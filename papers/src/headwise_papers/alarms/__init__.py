@@ -67,7 +67,7 @@ def run(
 
 def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
     """Name every run of the study, those with faults first, then the healthy ones, twins first."""
-    from headwise_papers.alarms.faults import HEALTHY, RATES, SURPRISE, Fault, faults_of
+    from headwise_papers.alarms.faults import HEALTHY, RATES, SLOW, SURPRISE, Fault, faults_of
     from headwise_papers.alarms.models import FAMILIES, HELD_OUT
     from headwise_papers.alarms.one_run import Cell
 
@@ -85,6 +85,7 @@ def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
         yield from faulty
         for seed in range(min(4, many)):
             yield Cell(family.name, sizes[seed % len(sizes)], SURPRISE, seed)
+            yield Cell(family.name, sizes[seed % len(sizes)], SLOW, seed)
     yield from sorted(healthy, key=lambda one: one.seed)
 
 

@@ -17,7 +17,7 @@ STEPS, WARMUP = 256, 40
 DECAY, BETAS = 0.1, (0.9, 0.98)
 # steps that a falling temperature takes, and that batches stay corrupted
 FALL, CORRUPTED = 100, 20
-HEALTHY, UNLISTED = "healthy", "gradients kept"
+HEALTHY, UNLISTED, SLOWLY = "healthy", "gradients kept", "healthy, warm-up of"
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ FAULTS = (
 )
 # tried once, after everything was chosen: the gradients of former steps are never cleared
 SURPRISE = Fault(UNLISTED, 1)
+# healthy runs whose rate rises for most of their steps: no threshold was fixed by a rate that rises
+SLOW = Fault(SLOWLY, 200)
 # multiples of the rate at which a run counts as healthy
 RATES = (0.3, 0.6, 1.0)
 
@@ -124,7 +126,8 @@ class Injection:
 
     def _rate(self, step: int, began: bool) -> float:
         """Return the multiple of the family's rate."""
-        warm = 1.0 if self.kind.startswith("no warm-up") else min(1.0, (step + 1) / WARMUP)
+        steps = self.severity if self.kind == SLOWLY else WARMUP
+        warm = 1.0 if self.kind.startswith("no warm-up") else min(1.0, (step + 1) / steps)
         many = self.kind == HEALTHY or (began and "rate ×" in self.kind)
         return warm * (self.severity if many else 1.0)
 

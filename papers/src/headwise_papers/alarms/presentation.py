@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from headwise.files.durable import write_json
 from headwise.results.intervals import share
-from headwise.watching.rules import RULES
-from headwise_papers.alarms.faults import BETAS, DECAY, HEALTHY, RATES, STEPS, UNLISTED, WARMUP
+from headwise.watching.rules import OF_STEPS, RULES, Thresholds
+from headwise_papers.alarms.faults import BETAS, DECAY, HEALTHY, RATES, SLOW, SLOWLY, STEPS, UNLISTED, WARMUP
 from headwise_papers.alarms.models import HELD_OUT
 from headwise_papers.alarms.one_run import EVALUATE, READ
 from headwise_papers.alarms.scoring import (
@@ -27,10 +28,13 @@ from headwise_papers.alarms.scoring import (
     halves,
     measured,
     scored,
+    sure_threshold,
     thresholds,
 )
-from headwise_papers.alarms.signals import DEVIATION, SLOPE
+from headwise_papers.alarms.signals import DEVIATION, JUDGED, SLOPE
 
+# signals that may become rules: each of another kind, in the form that is known soonest or catches most
+CANDIDATES = (JUDGED, "update ratio" + DEVIATION, "gradient spike", "largest logit")
 # signals that pairs are made of, and columns of the table of faults
 PAIRED, COLUMNS = 8, 7
 EVERYBODYS = ("loss spike", "gradient spike", "gradient norm")
@@ -54,7 +58,8 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
     """Score the runs, write the tables and the file of measured alarms into `out`, and return the findings."""
     from headwise_papers.alarms import QUESTION, TITLE
 
-    every = scored(runs)
+    every = scored([run for run in runs if run["kind"] != SLOWLY])
+    slow = scored([run for run in runs if run["kind"] == SLOWLY])
     held = [run for run in every if run.family == HELD_OUT.name and run.kind != UNLISTED]
     fixing, reported = halves([run for run in every if run.family != HELD_OUT.name])
     fixed = thresholds(fixing)
@@ -65,7 +70,7 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
     order = sorted(points, key=lambda name: _goodness(points[name][0]), reverse=True)
     leading = _one_form_each(order)
     pair = best_pair(fixing, leading[:PAIRED])
-    shipped = sorted({f"rule: {rule.alert}" for rule in RULES} | {"rule: any rule"})
+    shipped = sorted({f"rule: {rule.alert}" for rule in (*RULES, *OF_STEPS)} | {"rule: any rule"})
     ruled = {name: (measured(reported, name, math.nan), measured(held, name, math.nan)) for name in shipped}
     curves = {name: curve(fixing, reported, name) for name in order}
     write_csv(out / "signals.csv", points)
@@ -73,17 +78,33 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
     write_json(out / "alarms.json", quoted(fixed, reported + held, shipped))
     chosen = _columns(leading)
     surprise = [run for run in every if run.kind == UNLISTED]
+    candidates = {
+        name: Candidate(
+            at := sure_threshold(fixing, name),
+            measured(fixing, name, at),
+            measured(reported, name, at),
+            measured(held, name, at),
+            sum(bool(len(run.alarms(name, at))) for run in slow),
+            len(slow),
+        )
+        for name in CANDIDATES
+        if every and name in every[0].series
+    }
     return {
         "kind": "findings",
         "name": "alarms",
         "scale": "small",
         "title": TITLE,
         "question": QUESTION,
-        "paragraphs": paragraphs(every, points, leading, ruled, pair, reported, fixed, surprise, chosen),
+        "paragraphs": [
+            *paragraphs(every, points, leading, ruled, pair, reported, fixed, surprise, chosen),
+            candidate_words(candidates),
+        ],
         "claims": [],
         "tables": [
             signal_table(points, leading),
             rule_table(ruled),
+            candidate_table(candidates),
             fault_table([run for run in every if run.kind != UNLISTED], chosen, fixed),
             surprise_table(surprise, chosen, fixed),
         ],
@@ -208,6 +229,48 @@ def rule_table(ruled: dict[str, tuple[Point, Point]]) -> dict[str, Any]:
     return {"title": "The rules of headwise.watch as shipped", "columns": columns, "rows": rows}
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A signal that may become a rule, at a threshold of which the half it was fixed by is sure.
+
+    Attributes:
+        slow: healthy runs with a long warm-up in which it warned, of `slow_runs`.
+    """
+
+    threshold: float
+    fixing: Point
+    other: Point
+    held: Point
+    slow: int
+    slow_runs: int
+
+    @property
+    def holds(self) -> bool:
+        """Return whether it keeps to its false alarms on the family held out, with the interval, and on the other half,
+        and is silent while a rate rises."""
+        if not (self.held.healthy and self.other.healthy):
+            return False
+        return false_interval(self.held)[1] <= 1000 * TARGET >= self.other.rate and not self.slow
+
+
+def candidate_table(candidates: dict[str, Candidate]) -> dict[str, Any]:
+    """Return the signals that may become rules at a threshold of which one is sure."""
+    rows = []
+    for name, one in candidates.items():
+        rows.append([name, _threshold(name, one.threshold), false_words(one.fixing)])
+        for point in (one.other, one.held):
+            rows[-1] += [caught_words(point), lead_words(point), false_words(point)]
+        rows[-1] += [f"{one.slow} of {one.slow_runs}", "yes" if one.holds else "no"]
+    columns = ["signal", "alarm where", "false alarms on the half it was fixed by"]
+    columns += ["other half: caught", "lead", "false alarms", "held-out family: caught", "lead", "false alarms"]
+    columns += ["warned in healthy runs with a long warm-up", "holds"]
+    return {
+        "title": "What may be a rule: sure of one false alarm in 10,000 healthy steps",
+        "columns": columns,
+        "rows": rows,
+    }
+
+
 def fault_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> dict[str, Any]:
     """Return for each fault how often it showed, and which signals caught it and how early, the first one named."""
     rows = []
@@ -314,6 +377,29 @@ def paragraphs(
     return said
 
 
+def candidate_words(candidates: dict[str, Candidate]) -> str:
+    """Say which signals may be rules, and which not and why."""
+    holding = [name for name, one in candidates.items() if one.holds]
+    failing = []
+    for name, one in candidates.items():
+        why = [f"warned in {one.slow} of {one.slow_runs} healthy runs with a long warm-up"] * bool(one.slow)
+        if one.held.healthy and false_interval(one.held)[1] > 1000 * TARGET:
+            why.append(f"on the family held out {false_words(one.held)} false alarms in 1,000 steps")
+        if one.other.healthy and one.other.rate > 1000 * TARGET:
+            why.append(f"on the other half {false_words(one.other)}")
+        if why:
+            failing.append(f"{name} ({'; '.join(why)})")
+    return (
+        "A signal may be a rule where its threshold stands so high that even the upper end of the interval of its "
+        "false alarms, on the half by which it is fixed, is one in 10,000 steps, and it then keeps to one in 10,000 on "
+        "the other half, on the family held out with its interval, and is silent in healthy runs whose rate rises for "
+        f"{SLOW.severity:.0f} of the {STEPS} steps. This holds for: {', '.join(holding) or 'none'}. It does not for: "
+        f"{', '.join(failing) or 'none'}. The first is shipped as `loss_spike`, its threshold rounded up to "
+        f"{Thresholds().loss_spike:g}, and judges every step whose loss is given; its form (fifty losses, all of them "
+        "there) was chosen after the first score, on the half by which thresholds are fixed."
+    )
+
+
 def pair_words(pair: Pair | None, single: Point, reported: Sequence[Scored], best: str, fixed: dict[str, float]) -> str:
     """Say whether two signals together beat the best one, on the half that neither was fixed by."""
     from scipy import stats
@@ -364,6 +450,7 @@ def settings(runs: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any]:
         "sizes": sorted({run["size"] for run in runs}),
         "steps": STEPS,
         "warm-up": WARMUP,
+        "warm-up of the slow runs": int(SLOW.severity),
         "readings every": READ,
         "evaluations every": EVALUATE,
         "rates of healthy runs": list(RATES),

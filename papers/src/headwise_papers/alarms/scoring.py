@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise_papers.alarms.faults import HEALTHY, UNLISTED
-from headwise_papers.alarms.signals import Series, rules, signals
+from headwise_papers.alarms.signals import JUDGED, Series, passed, rules, signals
 
 # a fault shows in the loss where it lies this much above the healthy twin's, at two evaluations in a row
 ABOVE = 1.1
@@ -53,9 +53,7 @@ class Scored:
         """Return the steps at which a signal comes to lie above its threshold; those of a rule are its own."""
         if name.startswith("rule: "):
             return self.rules.get(name.removeprefix("rule: "), np.empty(0))
-        steps, values = self.series[name]
-        over = values > threshold
-        return steps[over & ~np.concatenate([[False], over[:-1]])]
+        return passed(*self.series[name], threshold)
 
     def lead(self, alarms: np.ndarray) -> int | None:
         """Return the steps from the first alarm since the fault began to the step at which the loss shows it; None
@@ -188,8 +186,21 @@ def thresholds(fixing: Sequence[Scored], target: float = TARGET) -> dict[str, fl
     """Return the least threshold of each signal at which healthy runs have at most `target` false alarms a step."""
     healthy = [run for run in fixing if run.healthy]
     steps = sum(run.steps for run in healthy)
-    names = healthy[0].series if healthy else {}
+    names = [name for name in healthy[0].series if name != JUDGED] if healthy else []
     return {name: Crossings(healthy, name).least(target * steps) for name in names}
+
+
+def sure_threshold(fixing: Sequence[Scored], name: str, target: float = TARGET) -> float:
+    """Return the least threshold at which even the upper end of the interval of a signal's false alarms (Garwood 1936)
+    is at most `target` a step; infinity where there are too few healthy steps to be sure."""
+    from scipy import stats
+
+    healthy = [run for run in fixing if run.healthy]
+    steps = sum(run.steps for run in healthy)
+    allowed = -1
+    while stats.chi2.ppf(0.975, 2 * (allowed + 1) + 2) / 2 <= target * steps:
+        allowed += 1
+    return Crossings(healthy, name).least(allowed) if allowed >= 0 else np.inf
 
 
 def curve(fixing: Sequence[Scored], reported: Sequence[Scored], name: str) -> list[Point]:

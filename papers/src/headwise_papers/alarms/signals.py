@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from headwise.statistics.spikes import Spikes
+from headwise.watching.losses import BEFORE
+from headwise.watching.rules import LossSpike, Thresholds
 from headwise_papers.alarms.one_run import BEYOND
 
 # of which a small value is the worrying one
@@ -24,6 +26,8 @@ SIGNED = ("token cosine", "head redundancy")
 # readings that a slope spans, and that a deviation looks back on
 SPAN, BACK = 6, 20
 LEVEL, SLOPE, DEVIATION = "", ", slope", ", deviation"
+# the signal that the rule `loss_spike` goes by
+JUDGED = "loss spike, all 50 there"
 # steps and values of one run; what is not known is -inf, which raises no alarm
 Series = tuple[np.ndarray, np.ndarray]
 
@@ -36,6 +40,9 @@ def signals(run: dict[str, Any]) -> dict[str, Series]:
         for name, values in run["every step"].items()
         if name != "loss"
     }
+    losses = [_number(one) for one in run["every step"]["loss"]]
+    spikes = Spikes(BEFORE, BEFORE).add(math.inf if one is None else one for one in losses)
+    found[JUDGED] = every, _known([one if one is None or one == one else math.inf for one in spikes])
     read = np.asarray(run["read"])
     for name, values in run["readings"].items():
         numbers = [_number(one) for one in values]
@@ -45,10 +52,20 @@ def signals(run: dict[str, Any]) -> dict[str, Series]:
 
 
 def rules(run: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the steps at which each rule, as shipped, raised an alert, and those of any rule."""
-    kinds = sorted({kind for _, kind in run["alerts"]})
-    found = {kind: np.asarray([step for step, other in run["alerts"] if other == kind]) for kind in kinds}
-    return found | {"any rule": np.asarray(sorted({step for step, _ in run["alerts"]}))}
+    """Return the steps at which each rule, as shipped, raised an alert, and those of any rule.
+
+    Losses are judged here: a run that was kept before there was a rule for them counts like any other.
+    """
+    found = {LossSpike.alert: passed(*signals(run)[JUDGED], Thresholds().loss_spike or math.inf)}
+    for step, kind in run["alerts"]:
+        found[kind] = np.append(found.get(kind, np.empty(0, int)), step)
+    return found | {"any rule": np.unique(np.concatenate(list(found.values())))}
+
+
+def passed(steps: np.ndarray, values: np.ndarray, threshold: float) -> np.ndarray:
+    """Return the steps at which values come to lie above a threshold."""
+    over = values > threshold
+    return steps[over & ~np.concatenate([[False], over[:-1]])]
 
 
 def _number(value: float | None) -> float | None:
