@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwise.comparing.plan import plan_without
 from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import Request, check, refuse_unused
 from headwise.engines import rank
@@ -104,6 +105,11 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
         task = study.task.located(request.data.resolve() if request.data else None)
         for line in announce(study, folder, request.trials):
             display.say(line)
+        absent = [found for found in task.data_sets() if found.downloads and not found.is_here(task.folder)]
+        if request.plan and absent:
+            for line in plan_without(absent, study, request.trials):
+                display.say(line)
+            return folder
         try:
             task.prepare(display.say)
         except OSError as error:

@@ -45,7 +45,10 @@ def describe_failures(failures: list[Failure]) -> str:
 def write_log(failures: list[Failure]) -> Path:
     """Write what every failure left of its place in the code into failures.log, and give its path."""
     path = failures[0][0].folder.parent.parent / LOG
-    parts = [f"{_name(order)}: {event['reason']}\n{event['trace'].rstrip()}\n" for order, event in failures]
+    parts = [
+        f"{_name(order)}: {event['reason']}{event.get('printed', '')}\n{event['trace'].rstrip()}\n"
+        for order, event in failures
+    ]
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
@@ -67,7 +70,7 @@ def _describe_alike(reason: str, failures: list[Failure]) -> str:
     # a reason that says its place itself has none in the trace
     reason += place_of(failures[0][1]["trace"])
     same = f" (the same in {more} other {'run' if more == 1 else 'runs'})" if more else ""
-    return f"{_name(failures[0][0])}, could not go on: {reason}{same}"
+    return f"{_name(failures[0][0])}, could not go on: {reason}{same}{failures[0][1].get('printed', '')}"
 
 
 def _name(order: Order) -> str:

@@ -18,17 +18,18 @@ def run_orders(
     *,
     total: int | None = None,
     finished: int = 0,
+    after: int = 0,
 ) -> list[RunResult]:
     """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
 
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises
-    StudyError when runs failed, after the others have ended.
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before; `after`
+    the runs that follow trials. Raises StudyError when runs failed, after the others have ended.
     """
     queue = _Queue(comparison.engine, then)
     failures: list[Failure] = []
     for order in orders:
         queue.submit(order)
-    comparison.listener.plan(total or len(orders), finished + len(queue.results))
+    comparison.listener.plan(total or len(orders), finished + len(queue.results), after)
     for event in comparison.engine.events():
         order = queue.known[event["run"]]
         if event["event"] == "failed":

@@ -137,7 +137,8 @@ def study_of_numbers(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a table: CSV or TSV with a heading, or JSON objects, one a line or in a list, whose parts are named with dots.
+    """Read a table: CSV or TSV with a heading, or JSON objects, one a line or in a list; their parts are named with
+    dots.
 
     Raises:
         StudyError: where the file is missing, empty, or a line is no row.
