@@ -169,6 +169,12 @@ def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp
     assert {json.loads(path.read_text())["arm"] for path in tmp_path.glob("runs/*/result.json")} == {"baseline", ARM}
 
 
+def test_every_outcome_that_is_asked_for_is_recorded(tmp_path):
+    outcomes = ("accuracy:higher", "f1:higher")
+    with pytest.raises(StudyError, match=r"it recorded test/accuracy, test/loss, and the study asks for test/f1. Call"):
+        carry_script(tmp_path, outcomes=outcomes)
+
+
 def test_runs_that_fail_alike_are_told_once_and_the_others_are_not_tried(tmp_path):
     with pytest.raises(StudyError) as caught:
         carry_script(tmp_path, f"{COMMAND} --wrong nan", seeds=6)
