@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ SAME_FAILURES = 3
 
 LOG = "failures.log"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# of paths of code that is no user's
+NOT_OWN = ("site-packages", str(Path(__file__).parents[1]), sysconfig.get_paths()["stdlib"], "<frozen")
 # an order and its last event, with the reason
 Failure = tuple[Order, dict[str, Any]]
 
@@ -56,9 +59,7 @@ def write_log(failures: list[Failure]) -> Path:
 def place_of(trace: str) -> str:
     """Say where something was raised: the last line of the user's own code, else the last line there is."""
     frames = FRAME.findall(trace)
-    own = [
-        frame for frame in frames if not any(part in frame[0] for part in ("site-packages", "/headwise/", "<frozen"))
-    ]
+    own = [frame for frame in frames if not any(part in frame[0] for part in NOT_OWN)]
     if not frames:
         return ""
     file, line, function = (own or frames)[-1]
