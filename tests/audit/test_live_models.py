@@ -42,6 +42,15 @@ def test_a_hubs_cache_is_read_by_folder_and_by_name(tmp_path, monkeypatch):
         headwise.audit("me/other")
 
 
+def test_an_old_name_of_the_hub_has_no_owner(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    tiny().save_pretrained(tmp_path / "models--tiny")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert headwise.audit("tiny")
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'gpt2': give a transformers folder.*hf download gpt2"):
+        headwise.audit("gpt2")
+
+
 def test_a_cache_of_several_snapshots_without_a_main_one_is_told(tmp_path):
     for name in ("abc", "def"):
         (tmp_path / "snapshots" / name).mkdir(parents=True)

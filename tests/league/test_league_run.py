@@ -22,7 +22,7 @@ class Quiet:
     def __init__(self):
         self.said, self.ended = [], []
 
-    def plan(self, total, finished):
+    def plan(self, total, finished, after=0):
         self.total = total
 
     def hear(self, order, event):

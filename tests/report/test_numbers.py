@@ -49,15 +49,19 @@ def jsonl(path):
 
 
 def of_wandb(path):
-    more = {
-        "State": "finished",
-        "Notes": "-",
-        "User": "me",
-        "Tags": "",
-        "Created": "2026-01-01T00:00:00.000Z",
-        "Runtime": 17,
-    }
-    return table(path, [{"Name": f"run-{at}", **row, "lr": 0.1, **more} for at, row in enumerate(rows_of(arm="Group"))])
+    """As its page wrote a table of runs in November 2025: every field in quotes, settings and then figures sorted."""
+    found = []
+    for at, row in enumerate(rows_of()):
+        head = {"Name": f"run-{at}", "Agent": "", "State": "finished", "Notes": "-", "User": "", "Tags": ""}
+        head |= {"Created": "2025-11-13T09:48:11.000Z", "Runtime": 9910 + at, "Sweep": ""}
+        settings = {"arm": row["arm"], "lr": 0.1, "optim.name": "adamw", "seed": row["seed"]}
+        # a figure that is the same in most runs is no setting
+        found.append(head | settings | {"accuracy": row["accuracy"], "best_epoch": 4 if at == 2 else 5, "val/loss": at})
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(found[0]), quoting=csv.QUOTE_ALL)
+        writer.writeheader()
+        writer.writerows(found)
+    return path
 
 
 def of_mlflow(path):
@@ -74,6 +78,7 @@ def of_mlflow(path):
 
 
 def of_trackio(path):
+    """As pandas writes its metrics.parquet, arm and seed joined from configs.parquet: a row a step."""
     rows = []
     for at, row in enumerate(rows_of()):
         for step, value in ((0, 0.1), (10, row["accuracy"])):
@@ -82,6 +87,20 @@ def of_trackio(path):
             )
         rows[-1]["loss"] = 0.2
     return table(path, rows)
+
+
+def of_trackio_by_its_query(path):
+    """As `trackio query project --json` of trackio 0.43 prints metrics joined with configs."""
+    rows = []
+    for at, row in enumerate(rows_of()):
+        when = f"2026-11-23T15:16:{at:02}.942084+00:00"
+        config = {"arm": row["arm"], "seed": row["seed"], "lr": 0.1, "_Username": None, "_Created": when}
+        for step, value in ((0, 0.1), (1, row["accuracy"])):
+            metrics = json.dumps({"loss": 1.0, "accuracy": value})
+            rows.append({"run_name": f"run-{at}", "step": step, "metrics": metrics, "config": json.dumps(config)})
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps({"project": "p", "query": "SELECT", "columns": list(rows[0]), "rows": rows}, indent=2))
+    return path
 
 
 def of_wandb_by_its_recipe(path):
@@ -115,7 +134,30 @@ def of_a_spreadsheet(path):
     return path
 
 
-EXPORTS = [jsonl, of_wandb, of_wandb_by_its_recipe, of_mlflow, of_mlflow_by_its_command, of_trackio, of_a_spreadsheet]
+def of_json(path):
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps(rows_of()))
+    return path
+
+
+EXPORTS = [
+    jsonl,
+    of_json,
+    of_wandb,
+    of_wandb_by_its_recipe,
+    of_mlflow,
+    of_mlflow_by_its_command,
+    of_trackio,
+    of_trackio_by_its_query,
+    of_a_spreadsheet,
+]
+
+
+def test_a_setting_of_wandbs_page_that_stands_out_is_told(tmp_path):
+    path = of_wandb(tmp_path / "runs.csv")
+    path.write_text(path.read_text().replace('"adamw","3"', '"sgd","3"', 1))
+    with pytest.raises(StudyError, match=r"row 5 has optim.name sgd, and row 2 of the same arm plain has adamw"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
 
 
 @pytest.mark.parametrize("make", EXPORTS)
@@ -182,7 +224,9 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"arm": "plain"}\n{"arm": "x", "acc', "line 2, is no JSON: unterminated string .*delete it where"),
-        ("a.json", "[]", "is JSON as a whole. Give one object a line, in a file that ends in .jsonl"),
+        ("a.json", "[]", "holds no row"),
+        ("a.json", '{"arm": "plain"}', r'holds no list of runs. Write \[{"arm": ..., "seed": ...}, ...\]'),
+        ("a.json", '[{"arm": "plain"', "a.json is no JSON: Expecting"),
         (
             "a.csv",
             "arm,seed,accuracy\nplain,0,0,5\n",

@@ -24,7 +24,7 @@ class Silent:
     def __init__(self):
         self.said, self.plans, self.ends = [], [], []
 
-    def plan(self, total, finished):
+    def plan(self, total, finished, after=0):
         self.plans.append((total, finished))
 
     def hear(self, order, event):

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from headwise.comparing.command import announce
+from headwise.comparing.command import announce, carry_out
+from headwise.comparing.request import Request, refuse_unused
+from headwise.engines.in_process import HereEngine
+from headwise.files.errors import StudyError
 from headwise.studies.catalogue import catalogue, print_studies
-from headwise.studies.registry import load_study
+from headwise.studies.registry import Installed, load_study
 from headwise.study import DataSet
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,6 +39,21 @@ def test_a_study_says_what_it_downloads_before_it_does(tmp_path):
     study = study.model_copy(update={"task": study.task.located(tmp_path)})
     assert announce(study, tmp_path, 0)[-1] == "data:   cifar-10-batches-bin, 184 MB unpacked, to download"
     assert not any(line.startswith("data:") for line in announce(load_study("digits").STUDY, tmp_path, 0))
+
+
+def test_a_plan_downloads_nothing(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("headwise_papers")
+    monkeypatch.chdir(tmp_path)
+    request = Request(study="blog-cifar10", studies=Installed(), plan=True, seeds=2, trials=3, data=tmp_path / "none")
+    carry_out(request, HereEngine())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: cifar-10-batches-bin, 184 MB unpacked, to download plan: 18 runs after 27 trials; layers" in said
+    assert "once cifar-10-batches-bin is here. Nothing was downloaded" in said and not list(tmp_path.iterdir())
+
+
+def test_a_study_of_findings_has_no_plan(tmp_path):
+    with pytest.raises(StudyError, match="a study of its own kind, for which --plan has no meaning"):
+        refuse_unused(Request(study="alarms", plan=True))
 
 
 def test_sizes_are_those_of_the_page_on_data():

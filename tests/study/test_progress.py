@@ -125,6 +125,30 @@ def test_the_time_that_is_left_is_told_from_the_first_run_on(tmp_path, monkeypat
     assert said == ["runs 3/12, about 9 min 00 s left", "runs 5/12, about 5 min 03 s left"]
 
 
+def test_trials_say_how_many_runs_follow_at_80_columns(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    order = two_orders(tmp_path)[1]
+    done = {"event": "done", "result": RESULT}
+    stream, at = io.StringIO(), [0.0]
+    monkeypatch.setattr(showing.time, "monotonic", lambda: at[0])
+    lines = PlainLines(stream)
+    lines.plan(24, 2, 54)
+    at[0] = 60.0
+    lines.hear(order, done)
+    assert stream.getvalue().splitlines()[::2] == [
+        "trials 2/24 · runs 0/54",
+        "trials 3/24 · runs 0/54, about 21 min 00 s left",
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    with Bars(console) as display:
+        display.plan(24, 2, 54)
+        display.hear(order, EVENT)
+        display.hear(order, done)
+    shown = console.file.getvalue()
+    assert "trials 3/24 · runs 0/54" in shown and "left" in shown and max(map(len, shown.splitlines())) <= 80
+
+
 def test_a_failure_is_one_line_with_its_place_and_the_details_lie_in_a_log(tmp_path):
     (order,) = orders(tiny_study(), tmp_path)
     order.folder.mkdir(parents=True)

@@ -22,7 +22,7 @@ from headwise.files.errors import StudyError
 from headwise.files.script_run import Told
 from headwise.results.analysis import analyse
 from headwise.training.script_order import ScriptOrder
-from headwise.training.script_process import last_lines
+from headwise.training.script_process import last_lines, raised_in
 from headwise.training.script_run import Run
 
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -81,7 +81,7 @@ def test_arms_are_arguments_and_every_run_is_kept_like_any_other(tmp_path):
     ("form", "words", "environment"),
     [
         ("argparse", ["train.py", "--lr", "0.0003", "--opt.name", "sgd", "--amp"], {}),
-        ("hydra", ["train.py", "lr=0.0003", "opt.name=sgd", "amp=true"], {}),
+        ("hydra", ["train.py", "lr=0.0003", "opt.name=sgd", "amp=true", "+note='a, b'"], {}),
         ("environment", ["train.py"], {"lr": "0.0003", "opt.name": "sgd", "amp": "true"}),
     ],
 )
@@ -93,7 +93,7 @@ def test_changes_are_handed_over_in_the_form_that_was_asked_for(tmp_path, form, 
         "lr": 3e-4,
         "opt.name": "sgd",
         "amp": True,
-    }
+    } | ({"+note": "a, b"} if form == "hydra" else {})
     assert command_line(settings, tmp_path) == (words, environment)
 
 
@@ -150,8 +150,11 @@ def test_options_of_scripts_are_refused_of_tasks():
     ("wrong", "message"),
     [
         ("nothing", r"it ended without an outcome. Call run.record\(accuracy=...\).*step 4 of"),
-        ("twice", r"ended with exit code 1.*accuracy=...\) of 'test' was called twice"),
-        ("nan", r"exit code 1.*run.record\(accuracy=nan\) is no number that can be compared"),
+        (
+            "twice",
+            r"exit code 1: ValueError: run.record\(.*called twice.* \(line \d+ of scripted.py, in <module>\)",
+        ),
+        ("nan", r"exit code 1: ValueError: run.record\(accuracy=nan\) is no number that can be compared"),
         (
             "other",
             r"it recorded test/f1, and the study asks for test/accuracy. Call run.record\(accuracy=...\), or change "
@@ -164,6 +167,43 @@ def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp
     with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not go on: .*{message}"):
         carry_script(tmp_path, methods=(f"baseline | wrong={wrong}", ARM))
     assert {json.loads(path.read_text())["arm"] for path in tmp_path.glob("runs/*/result.json")} == {"baseline", ARM}
+
+
+def test_every_outcome_that_is_asked_for_is_recorded(tmp_path):
+    outcomes = ("accuracy:higher", "f1:higher")
+    with pytest.raises(StudyError, match=r"it recorded test/accuracy, test/loss, and the study asks for test/f1. Call"):
+        carry_script(tmp_path, outcomes=outcomes)
+
+
+def test_runs_that_fail_alike_are_told_once_and_the_others_are_not_tried(tmp_path):
+    with pytest.raises(StudyError) as caught:
+        carry_script(tmp_path, f"{COMMAND} --wrong nan", seeds=6)
+    told = str(caught.value)
+    assert "(the same in 2 other runs) Its last lines (" in told and told.count("Its last lines") == 1
+    assert "3 runs failed" in told and str(tmp_path / "failures.log") in told
+    assert (tmp_path / "failures.log").read_text().count("Its last lines") == 3
+    assert len(list(tmp_path.glob("runs/*"))) == 3
+
+
+def test_what_a_process_of_a_launcher_raised_is_the_cause():
+    raised = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    g()", "MemoryError: no room"]
+    other = [line.replace("Memory", "Connection").replace("no room", "reset") for line in raised]
+    launcher = ["Traceback (most recent call last):", "torch.distributed.elastic.multiprocessing.ChildFailedError: "]
+    ranks = [f"[rank0]: {line}" for line in raised] + [f"[rank1]: {line}" for line in other]
+    assert raised_in(["step 1", *ranks, *launcher, "=====", "train.py FAILED"]) == (raised[-1], "\n".join(raised))
+    # of an exception while another was handled, the last one ended the script
+    assert raised_in([*raised, "", "During handling of the above exception:", "", *other])[0] == other[-1]
+    assert raised_in(["nothing of the kind"]) == ("", "")
+
+
+def test_configuration_files_that_the_command_names_are_part_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text("lr: 0.1\n")
+    request = request_of(f"{COMMAND} --config=train.yaml")
+    before, again = (choose_study(request).configurations()[0] for _ in range(2))
+    Path("train.yaml").write_text("lr: 0.2\n")
+    after = choose_study(request).configurations()[0]
+    assert before.identity == again.identity != after.identity and list(after.data) == ["train.yaml"]
 
 
 def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
@@ -292,6 +332,7 @@ def test_a_plan_starts_every_arm_and_ends_it_after_its_second_step(tmp_path):
     assert (
         listener.said[0] == "plan:   6 runs, each arm tried for a batch" and "baseline | lr=0.3: " in listener.said[2]
     )
+    assert listener.said[3] == "time:   not known: run.regularize(model, steps=...) tells the steps of a run"
     assert (
         "ms a step" in listener.said[1] and not (tmp_path / "runs").exists() and not (tmp_path / "study.json").exists()
     )

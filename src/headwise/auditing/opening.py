@@ -124,8 +124,9 @@ def factory_model(file: Path, name: str) -> BuiltModel:
     return BuiltModel(f"{file.name}:{name}", "factory", model)
 
 
-# owner and model, as the hub names them
+# owner and model, as the hub names them; its oldest models, such as gpt2, are named without an owner
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+OLD_HUB_NAME = re.compile(r"\w[\w.-]*")
 FORMS = "a transformers folder, TIMM_NAME:FILE.safetensors, or MODULE.py:FACTORY"
 
 
@@ -159,6 +160,12 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
         raise CheckpointError(f"{path} alone does not tell which model it is: give {FORMS}")
     if HUB_NAME.fullmatch(str(text)):
         return TransformersFolder(_of_hub(str(text)))
+    if OLD_HUB_NAME.fullmatch(str(text)):
+        try:
+            return TransformersFolder(_of_hub(str(text)))
+        except CheckpointError as error:
+            remedy = f"give {FORMS}; of a model of the hub, hf download {text}, then give the same name again"
+            raise CheckpointError(f"there is no checkpoint {str(text)!r}: {remedy}") from error
     raise CheckpointError(f"there is no checkpoint {str(text)!r}: give {FORMS}")
 
 

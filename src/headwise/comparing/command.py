@@ -94,6 +94,7 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
     from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
+    from headwise.comparing.plan import plan_without
 
     study = choose_study(request)
     folder = choose_folder(request, study)
@@ -102,6 +103,11 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
         task = study.task.located(request.data.resolve() if request.data else None)
         for line in announce(study, folder, request.trials):
             display.say(line)
+        absent = [found for found in task.data_sets() if found.downloads and not found.is_here(task.folder)]
+        if request.plan and absent:
+            for line in plan_without(absent, study, request.trials):
+                display.say(line)
+            return folder
         try:
             task.prepare(display.say)
         except OSError as error:

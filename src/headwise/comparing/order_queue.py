@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ SAME_FAILURES = 3
 
 LOG = "failures.log"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# of paths of code that is no user's
+NOT_OWN = ("site-packages", str(Path(__file__).parents[1]), sysconfig.get_paths()["stdlib"], "<frozen")
 # an order and its last event, with the reason
 Failure = tuple[Order, dict[str, Any]]
 
@@ -28,17 +31,18 @@ def run_orders(
     *,
     total: int | None = None,
     finished: int = 0,
+    after: int = 0,
 ) -> list[RunResult]:
     """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
 
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before. Raises
-    StudyError when runs failed, after the others have ended.
+    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before; `after`
+    the runs that follow trials. Raises StudyError when runs failed, after the others have ended.
     """
     queue = _Queue(comparison.engine, then)
     failures: list[Failure] = []
     for order in orders:
         queue.submit(order)
-    comparison.listener.plan(total or len(orders), finished + len(queue.results))
+    comparison.listener.plan(total or len(orders), finished + len(queue.results), after)
     for event in comparison.engine.events():
         order = queue.known[event["run"]]
         if event["event"] == "failed":
@@ -114,7 +118,10 @@ def describe_failures(failures: list[Failure]) -> str:
 def write_log(failures: list[Failure]) -> Path:
     """Write what every failure left of its place in the code into failures.log, and give its path."""
     path = failures[0][0].folder.parent.parent / LOG
-    parts = [f"{_name(order)}: {event['reason']}\n{event['trace'].rstrip()}\n" for order, event in failures]
+    parts = [
+        f"{_name(order)}: {event['reason']}{event.get('printed', '')}\n{event['trace'].rstrip()}\n"
+        for order, event in failures
+    ]
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
@@ -122,9 +129,7 @@ def write_log(failures: list[Failure]) -> Path:
 def place_of(trace: str) -> str:
     """Say where something was raised: the last line of the user's own code, else the last line there is."""
     frames = FRAME.findall(trace)
-    own = [
-        frame for frame in frames if not any(part in frame[0] for part in ("site-packages", "/headwise/", "<frozen"))
-    ]
+    own = [frame for frame in frames if not any(part in frame[0] for part in NOT_OWN)]
     if not frames:
         return ""
     file, line, function = (own or frames)[-1]
@@ -136,7 +141,7 @@ def _describe_alike(reason: str, failures: list[Failure]) -> str:
     # a reason that says its place itself has none in the trace
     reason += place_of(failures[0][1]["trace"])
     same = f" (the same in {more} other {'run' if more == 1 else 'runs'})" if more else ""
-    return f"{_name(failures[0][0])}, could not go on: {reason}{same}"
+    return f"{_name(failures[0][0])}, could not go on: {reason}{same}{failures[0][1].get('printed', '')}"
 
 
 def _name(order: Order) -> str:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from headwise.comparing.comparison import Comparison
+from headwise.comparing.order_queue import place_of
 from headwise.experiments.arm import Arm
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.study import Study
 from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
+from headwise.files.data_set import DataSet
 from headwise.files.errors import StudyError
 from headwise.results.answer import count
 from headwise.training.built_model import build_model
@@ -151,18 +154,22 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
         tried[order.identity] = dataclasses.replace(order, folder=folder, tries=True, watch=False)
         comparison.engine.submit(tried[order.identity])
     problems: dict[str, list[str]] = defaultdict(list)
+    printed: dict[str, str] = {}
     found = {}
     for event in comparison.engine.events():
         arm = tried[event["run"]].configuration.arm
         if event["event"] == "failed":
-            problems[event["reason"]].append(arm)
+            reason = f"{event['reason']}{place_of(event['trace'])}"
+            problems[reason].append(arm)
+            printed.setdefault(reason, event.get("printed", ""))
         elif event["event"] == "done":
-            found[arm] = {"arm": arm, "steps": None, "parameters": None, "of": 0, **event["result"]}
+            found[arm] = {"arm": arm, "of": 0, **event["result"]}
             found[arm]["layers"] = len(event["result"]["layers"])
         else:
             _tell(comparison, event)
     if problems:
-        raise StudyError("\n".join([*(f"{'; '.join(arms)}: {reason}" for reason, arms in problems.items()), AGAIN]))
+        lines = [f"{'; '.join(arms)}: {reason}{printed[reason]}" for reason, arms in problems.items()]
+        raise StudyError("\n".join([*lines, AGAIN]))
     return [found[order.configuration.arm] for order in orders]
 
 
@@ -173,17 +180,29 @@ def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
         comparison.listener.say(event["text"])
 
 
+def plan_without(absent: list[DataSet], study: Study, trials: int) -> list[str]:
+    """Describe the plan of a study whose data is not here: a plan downloads nothing."""
+    names = ", ".join(found.name for found in absent)
+    sizes = [found.megabytes for found in absent if found.megabytes is not None]
+    size = f" ({_bytes(int(sum(sizes) * 10**6))} unpacked)" if sizes else ""
+    text = (
+        f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes can be told once "
+        f"{names} is here. Nothing was downloaded: the same command without --plan begins with it{size}."
+    )
+    return textwrap.wrap(text, WIDTH, initial_indent="plan:   ", subsequent_indent=" " * 8, break_long_words=False)
+
+
+def _runs(runs: int, trials: int) -> str:
+    return count(runs, "run") + (f" after {count(trials, 'trial')}" if trials else "")
+
+
 def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Order]) -> list[str]:
     """Describe the plan in lines of 80 columns: runs, layers reached, time and disk, as far as they are known."""
     runs: dict[str, int] = defaultdict(int)
     for order in left:
         runs[order.configuration.arm] += 1
     trials = len(comparison.study.arms) * comparison.trials
-    lines = [
-        f"plan:   {count(len(left), 'run')}"
-        + (f" after {count(trials, 'trial')}" if trials else "")
-        + ", each arm tried for a batch"
-    ]
+    lines = [f"plan:   {_runs(len(left), trials)}, each arm tried for a batch"]
     seconds: float | None = 0.0
     disk = 0
     for entry in found:
@@ -194,20 +213,27 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
         parts += [f"{_milli(time)} ms a step"] if time is not None else []
         whole = time * entry["steps"] if time is not None and entry["steps"] is not None else None
         parts += [f"{clock(whole)} a run"] if whole is not None else []
-        lines += textwrap.wrap(
-            f"{arm}: {', '.join(parts) or 'as it is'}",
+        # a number stays on the line of its unit
+        joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)
+        wrapped = textwrap.wrap(
+            f"{arm}: {joined or 'as it is'}",
             WIDTH,
             initial_indent=" " * 8,
             subsequent_indent=" " * 10,
             break_long_words=False,
         )
+        lines += [line.replace("\u00a0", " ") for line in wrapped]
         repeats = runs[arm] + comparison.trials
         seconds = None if whole is None or seconds is None else seconds + whole * repeats
         disk += 4 * KEPT * (entry["parameters"] or 0) * repeats
     if seconds is not None and found:
         at_once = f", {comparison.jobs} at a time" if comparison.jobs > 1 else ""
         lines.append(f"time:   about {clock(seconds / comparison.jobs)} of training{at_once}, evaluations apart")
-    if disk:
+    elif comparison.script is not None:
+        lines.append("time:   not known: run.regularize(model, steps=...) tells the steps of a run")
+    if disk and comparison.script is not None:
+        lines.append(f"disk:   {_bytes(disk)} where each run keeps one checkpoint with Adam's means")
+    elif disk:
         lines.append(f"disk:   at most {_bytes(disk)} of checkpoints")
     return lines
 

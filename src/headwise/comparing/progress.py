@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from headwise.experiments.script import RATES
 from headwise.results.records import RunResult
 from headwise.training.job import Order, is_first_process
 
@@ -24,7 +25,7 @@ class PlainLines:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._finished = self._total = self._before = 0
+        self._finished = self._total = self._before = self._after = 0
         self._spoke = self._began = self._told = time.monotonic()
 
     def __enter__(self) -> PlainLines:
@@ -33,12 +34,13 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def plan(self, total: int, finished: int) -> None:
-        """Tell how many runs there are and how many are finished already."""
-        self._finished, self._total, self._before = finished, total, finished
+    def plan(self, total: int, finished: int, after: int = 0) -> None:
+        """Tell how many runs there are and how many are finished already; or trials, `after` which so many runs
+        follow."""
+        self._finished, self._total, self._before, self._after = finished, total, finished, after
         self._began, self._told = time.monotonic(), -QUIET
         known = f", {finished} finished already" if finished else ""
-        self.say(f"{total} runs{known}")
+        self.say(state(finished, total, after) if after else f"{total} runs{known}")
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
         """Print what an event is worth."""
@@ -50,18 +52,18 @@ class PlainLines:
             self._finished += 1
             count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
             self.say(f"{count} {title(order)}: {describe_end(event['result'])}")
-            self._say_left("trials" if order.configuration.purpose == "trial" else "runs")
+            self._say_left()
         elif time.monotonic() - self._spoke > QUIET:
             self.say(f"{title(order)}: {describe_progress(event)}")
 
-    def _say_left(self, what: str) -> None:
+    def _say_left(self) -> None:
         """Say, from the first run on and then now and then, how long the rest will take; not of what is over in a
         moment."""
         now = time.monotonic()
         left = (now - self._began) / (self._finished - self._before) * (self._total - self._finished)
         if left >= QUIET and now - self._told >= QUIET:
             self._told = now
-            self.say(f"{what} {self._finished}/{self._total}, about {clock(left)} left")
+            self.say(f"{state(self._finished, self._total, self._after)}, about {clock(left)} left")
 
     def say(self, text: str) -> None:
         """Print one line at once."""
@@ -73,23 +75,17 @@ class Bars:
     """Draw an overall bar and one line for each running run: epoch, loss, accuracy, time left."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         text = TextColumn("{task.description}", markup=False)
         times = (TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"))
-        columns = (text, BarColumn(bar_width=20), MofNCompleteColumn(), *times)
+        columns = (text, BarColumn(bar_width=20), *times)
         self._all = Progress(*columns, console=console)
         self._each = Progress(
             text, BarColumn(bar_width=16), TextColumn("{task.fields[state]}", markup=False), console=console
         )
         self._overall: Any = None
+        self._finished = self._total = self._after = 0
         self._lines: dict[str, Any] = {}
         self._console = console
 
@@ -108,22 +104,24 @@ class Bars:
             self._each.remove_task(line)
         self._live.__exit__(kind, error, trace)
 
-    def plan(self, total: int, finished: int) -> None:
+    def plan(self, total: int, finished: int, after: int = 0) -> None:
         """Begin the overall bar, runs finished earlier counted in."""
         if self._overall is not None:
             self._all.remove_task(self._overall)
-        self._overall = self._all.add_task("runs", total=total, completed=finished)
+        self._finished, self._total, self._after = finished, total, after
+        self._overall = self._all.add_task(state(finished, total, after), total=total, completed=finished)
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
         """Draw what changed."""
-        what = "trials" if order.configuration.purpose == "trial" else "runs"
         run = order.identity
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
         elif event["event"] == "output":
             self.say(event["text"])
         elif event["event"] == "done":
-            self._all.update(self._overall, advance=1, description=what)
+            self._finished += 1
+            words = state(self._finished, self._total, self._after)
+            self._all.update(self._overall, advance=1, description=words)
             if run in self._lines:
                 self._each.remove_task(self._lines.pop(run))
         else:
@@ -151,11 +149,17 @@ def choose_display() -> PlainLines | Bars:
 NOT_MEASURED = ("cost/", "heads/", "watched/")
 
 
+def state(finished: int, total: int, after: int) -> str:
+    """Say how many runs are finished, or of trials also how many runs follow them."""
+    return f"trials {finished}/{total} · runs 0/{after}" if after else f"runs {finished}/{total}"
+
+
 def title(order: Order) -> str:
     """Name a run for people."""
     configuration = order.configuration
     if configuration.purpose == "trial":
-        rate = configuration.settings.get("learning_rate")
+        known = (configuration.settings.get(name) for name in RATES)
+        rate = next((value for value in known if isinstance(value, (int, float))), None)
         return f"trial of {configuration.arm}" + (f", learning rate {rate:g}" if rate is not None else "")
     return f"{configuration.arm}, seed {configuration.seed}"
 

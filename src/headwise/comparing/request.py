@@ -173,6 +173,7 @@ def refuse_unused(request: Request) -> None:
         "--tune": request.trials,
         f"--engine {request.engine}": request.engine != "local",
         "--watch": request.watch,
+        "--plan": request.plan,
         **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
     }
     given = [name for name, value in unused.items() if value]

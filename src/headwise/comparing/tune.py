@@ -226,10 +226,14 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
-    comparison.listener.say(
-        f"trials {finished}/{comparison.trials * len(arms)} · runs 0/{len(study.arms) * study.seeds}"
+    run_orders(
+        comparison,
+        orders,
+        then,
+        total=comparison.trials * len(arms),
+        finished=finished,
+        after=len(study.arms) * study.seeds,
     )
-    run_orders(comparison, orders, then, total=comparison.trials * len(arms), finished=finished)
     found = {arm.text: arm.best() for arm in arms}
     names = {arm.text: arm.rate_name for arm in arms}
     final = [

@@ -47,7 +47,7 @@ def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str,
     try:
         return {"event": "done", "result": _result(order, tell)}
     except StudyError as error:
-        return {"event": "failed", "reason": str(error), "trace": ""}
+        return {"event": "failed", "reason": str(error), "trace": error.trace, "printed": error.printed}
     except OSError as error:
         return {"event": "failed", "reason": str(explain(error, order.folder)), "trace": "", "fatal": True}
     except Exception as error:

@@ -49,8 +49,8 @@ def split(text: str, mark: str) -> list[str]:
 
 
 WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
-# a task's are identifiers, a script's arguments may have dots and dashes
-NAME = re.compile(r"[A-Za-z_][\w.-]*")
+# a task's are identifiers, a script's arguments may have dots and dashes, Hydra's slashes and the pluses of new ones
+NAME = re.compile(r"\+{0,2}[A-Za-z_][\w./-]*")
 BARE = re.compile(r"[A-Za-z_][\w./:-]*$")
 
 

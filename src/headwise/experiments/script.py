@@ -18,7 +18,8 @@ from headwise.files.errors import StudyError
 # by which scripts call their learning rate, the most frequent first
 RATES = ("lr", "learning_rate", "learning-rate", "optimizer.lr", "optim.lr", "optimizer.learning_rate")
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
-UNITS = ("%", "nats", "bits", "points")
+# endings of files in which scripts are given their settings
+CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
 class Script(Subject):
@@ -50,6 +51,13 @@ class Script(Subject):
     def changed(self) -> dict[str, Any]:
         """Return the arguments that were changed, by name."""
         return dict(self.__pydantic_extra__ or {})
+
+    def files(self) -> list[Path]:
+        """List the configuration files that the command names: their content is part of every run's identity."""
+        words = [word.rpartition("=")[2] for word in split_command(self.script)]
+        form, path = check_form(self.arguments)
+        named = [word for word in words if word.endswith(CONFIGURATIONS)] + ([path] if form == "yaml" else [])
+        return [file for file in map(Path, dict.fromkeys(named)) if file.is_file()]
 
     def rate(self) -> tuple[str, float] | None:
         """Return name and value of the learning rate that the command line or a change names; None where none does."""
@@ -170,7 +178,7 @@ def command_line(settings: dict[str, Any], own: Path) -> tuple[list[str], dict[s
     if form == "argparse":
         return [*words, *(word for name, value in changed.items() for word in _argument(name, value))], {}
     if form == "hydra":
-        return [*words, *(f"{name}={_plain(value)}" for name, value in changed.items())], {}
+        return [*words, *(f"{name}={_of_hydra(value)}" for name, value in changed.items())], {}
     if form == "environment":
         return words, {name: _plain(value) for name, value in changed.items()}
     return _with_yaml(words, path, changed, own), {}
@@ -191,6 +199,13 @@ def _plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_plain, value))}]"
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def _of_hydra(value: Any) -> str:
+    """Write a value as Hydra's grammar reads it back: a text with marks of that grammar stands in quotes."""
+    if not isinstance(value, str) or re.fullmatch(r"[\w./:@%?|+-]+", value):
+        return _plain(value)
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) -> list[str]:

@@ -17,6 +17,10 @@ class StudyError(Exception):
         headwise.files.errors.StudyError: the text has no letter; give another --set text=FILE
     """
 
+    # of another program that failed: its last lines, to be shown, and what it left of its place in the code
+    printed = ""
+    trace = ""
+
 
 def is_for_users(error: BaseException) -> bool:
     """Tell a message from a failure: ours say what to do, and what the file system refuses names the file."""

@@ -1,5 +1,5 @@
-"""Numbers from anywhere: a table of runs (CSV or JSON lines) becomes the folder of a study, and its report is that of
-any study.
+"""Numbers from anywhere: a table of runs (CSV, JSON lines, JSON) becomes the folder of a study, and its report is that
+of any study.
 
 Rows are runs: their arm, their seed, and what they scored. The tables that Weights & Biases, MLflow and trackio export
 are read as they are; what another tool calls the columns can be said.
@@ -28,7 +28,7 @@ from headwise.results.digests import RESULT, digest_of, digests, sealed
 from headwise.results.folder import ledger_of
 from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 ARMS = ("arm", "method", "group")
 SEEDS = ("seed", "random_seed", "data_seed")
 STATES = ("status", "state")
@@ -47,15 +47,20 @@ MACHINES = (
     "sweep",
     "agent",
     "description",
+    "job type",
+    "github",
     "gpu type",
     "gpu count",
+    "cpu count",
     "os",
     "python version",
     "commit",
 )
 MORE_TIMES = ("end time", "relative time", "heartbeatat")
-# columns that hold a whole dict, as Weights & Biases' own recipe for an export writes them
-DICTS = ("config", "summary")
+# columns that hold a whole dict, as Weights & Biases' own recipe for an export and trackio's query write them
+DICTS = ("config", "summary", "metrics")
+# with which the CSV of Weights & Biases' page begins; its settings and then its figures follow, each by the alphabet
+OF_WANDB = ("name", "state", "created", "runtime")
 OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, "_timestamp")
 # how many of a kind of fault are told by row
 TOLD = 5
@@ -125,14 +130,15 @@ def study_of_numbers(
             f"--baseline {arms[0]!r}."
         )
     _refuse_doubles(path, cells)
-    _refuse_mixed(path, cells, {*columns.values(), *wanted.values()})
+    _refuse_mixed(path, cells, {*columns.values(), *wanted.values(), *_figures_of_wandb(names)})
     notes = _gaps(cells, [baseline, *(label for label in arms if label != baseline)], metrics[0].name)
     _write(path, cells, metrics, baseline, out, notes)
     return notes
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a table: CSV or TSV with a heading, or one JSON object a line, whose parts are named with dots.
+    """Read a table: CSV or TSV with a heading, or JSON objects, one a line or in a list; their parts are named with
+    dots.
 
     Raises:
         StudyError: where the file is missing, empty, or a line is no row.
@@ -143,9 +149,8 @@ def read_rows(path: Path) -> list[Row]:
         raise StudyError(f"{path} does not exist in {Path.cwd()}. Give the path of a CSV or JSONL file.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"{path} cannot be read as text ({error}). Give a CSV or JSONL file in UTF-8.") from error
-    if path.suffix.lower() == ".json":
-        raise StudyError(f"{path} is JSON as a whole. Give one object a line, in a file that ends in .jsonl, or a CSV.")
-    rows = list(_of_json(path, text) if path.suffix.lower() in (".jsonl", ".ndjson") else _of_csv(path, text))
+    readers = {".json": _of_whole_json, ".jsonl": _of_json, ".ndjson": _of_json}
+    rows = list(readers.get(path.suffix.lower(), _of_csv)(path, text))
     if not rows:
         raise StudyError(f"{path} holds no row. Give a table with a heading and one row a run.")
     return rows
@@ -165,7 +170,20 @@ def _of_json(path: Path, text: str) -> Iterable[Row]:
             ) from error
         if not isinstance(found, dict):
             raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')
-        yield Row(number, _flat(found))
+        yield Row(number, _unfolded(path, number, _flat(found)))
+
+
+def _of_whole_json(path: Path, text: str) -> Iterable[Row]:
+    """Read a list of runs, or what `trackio query --json` prints, whose "rows" are one."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise StudyError(f"{path} is no JSON: {error}. Give a list of runs, or one a line in a .jsonl file.") from error
+    rows = found.get("rows") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise StudyError(f'{path} holds no list of runs. Write [{{"arm": ..., "seed": ...}}, ...].')
+    for number, row in enumerate(rows, 1):
+        yield Row(number, _unfolded(path, number, _flat(row)))
 
 
 def _flat(found: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -198,11 +216,11 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
             yield Row(reader.line_num, _unfolded(path, reader.line_num, dict(zip(names, map(str.strip, values)))))
 
 
-def _unfolded(path: Path, line: int, values: dict[str, str]) -> dict[str, Any]:
+def _unfolded(path: Path, line: int, values: dict[str, Any]) -> dict[str, Any]:
     """Take apart the cells that hold a dict, as Python writes it or as JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if name.lower() not in DICTS or not value.startswith("{"):
+        if name.lower() not in DICTS or not isinstance(value, str) or not value.startswith("{"):
             found[name] = value
             continue
         try:
@@ -262,6 +280,19 @@ def _figure_column(names: list[str], name: str, path: Path) -> str:
         if candidate in names:
             return candidate
     raise StudyError(f"--outcome {name}: {path} has no such column.{suggest(name, names)} Columns: {', '.join(names)}.")
+
+
+def _figures_of_wandb(names: list[str]) -> list[str]:
+    """Name the figures in the CSV of Weights & Biases' page: behind its settings the alphabet begins once more."""
+    lower = [name.lower() for name in names]
+    if not set(OF_WANDB) <= set(lower):
+        return []
+    begin = 1 + max(at for at, name in enumerate(lower) if name in (*OF_WANDB, "sweep"))
+    for keys in (names, lower):
+        falls = [at for at in range(begin + 1, len(names)) if keys[at] < keys[at - 1]]
+        if len(falls) == 1:
+            return names[falls[0] :]
+    return []
 
 
 def _plain(name: str) -> str:
@@ -324,7 +355,11 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
     for name in (
         name
         for name in names
-        if name not in used and _plain(name) not in OF_THE_RUN and not name.startswith((*FIGURES, "tags."))
+        if name not in used
+        and _plain(name) not in OF_THE_RUN
+        and not name.startswith((*FIGURES, "tags."))
+        # what trackers note of a run for themselves
+        and not _plain(name).startswith("_")
     ):
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,8 @@ PATIENCE = 5.0
 LOCK_PATIENCE = 20.0
 # lines of a script's output that a failure shows
 LAST = 8
+# what torchrun itself raises where one of its processes failed
+LAUNCHER_RAISES = "ChildFailedError"
 # variables of the command's own launcher, which a script's launcher sets anew
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # prctl: the signal that this process gets when its parent ends
@@ -78,7 +81,7 @@ def try_script(order: ScriptOrder) -> dict[str, Any]:
     code, _ = _run(order, attempt, lambda event: None)
     told = Telling(order.folder)
     if code is not None and code != 0:
-        raise StudyError(f"{_ended(code)}.{last_lines(order.folder)}")
+        raise failure(code, order.folder)
     fitted = told.first("regularized")
     if order.configuration.methods and fitted is None:
         raise StudyError(
@@ -86,7 +89,11 @@ def try_script(order: ScriptOrder) -> dict[str, Any]:
         )
     logs = told.logs()
     seconds = (logs[-1]["at"] - logs[0]["at"]) / (logs[-1]["step"] - logs[0]["step"]) if len(logs) > 1 else None
-    return {"layers": (fitted or {}).get("layers", []), "seconds": seconds}
+    parameters = (told.first("weights") or {}).get("parameters")
+    found = fitted or {}
+    return {"layers": found.get("layers", []), "steps": found.get("steps"), "parameters": parameters} | {
+        "seconds": seconds
+    }
 
 
 def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
@@ -95,11 +102,12 @@ def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
     attempt = _attempt(order)
     code, divergence = _run(order, attempt, tell)
     if divergence is None and code != 0:
-        raise StudyError(f"{_ended(code)}.{last_lines(order.folder)}")
+        raise failure(code, order.folder)
     try:
         result = result_of(order, divergence)
     except StudyError as error:
-        raise StudyError(f"{str(error).rstrip()}{last_lines(order.folder)}") from error
+        error.printed = last_lines(order.folder)
+        raise
     result = result.model_copy(update={"digests": digests(order.folder)})
     write_json(order.folder / RESULT, sealed(result.model_dump(mode="json")))
     return result
@@ -220,11 +228,12 @@ def _listen(
         if ended:
             return process.returncode, None
         if order.timeout is not None and time.monotonic() - heard > order.timeout:
-            raise StudyError(
+            hangs = StudyError(
                 f"it printed and logged nothing for {order.timeout:g} s and was ended. Give a longer --timeout, or "
-                f"find what it waits "
-                f"for.{last_lines(order.folder)}"
+                "find what it waits for."
             )
+            hangs.printed = last_lines(order.folder)
+            raise hangs
 
 
 class Ear:
@@ -345,15 +354,51 @@ def _ended(code: int | None) -> str:
     )
 
 
+def failure(code: int | None, folder: Path) -> StudyError:
+    """Return what is to be raised of a script that ended with an exit code: what it raised, where, and its last
+    lines."""
+    raised, trace = raised_in(_printed(folder))
+    error = StudyError(f"{_ended(code)}{f': {raised}' if raised else '.'}")
+    error.printed, error.trace = last_lines(folder), trace
+    return error
+
+
+def raised_in(lines: list[str]) -> tuple[str, str]:
+    """Return the line of an exception that ended a script, and its traceback; of several processes the first that
+    failed."""
+    found: list[tuple[str, str]] = []
+    begin: int | None = None
+    # each process of torch's launcher says its rank first
+    plain = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    for at, line in enumerate(plain):
+        if line.startswith("Traceback (most recent call last)"):
+            begin = at
+        elif begin is not None and line and not line.startswith(" "):
+            found.append((line, "\n".join(plain[begin : at + 1])))
+            begin = None
+    own = [one for one in found if LAUNCHER_RAISES not in one[0]]
+    if not own:
+        return "", ""
+    # a launcher speaks after its processes, and the first of these is the cause
+    return own[0] if len(own) < len(found) else own[-1]
+
+
+def _printed(folder: Path) -> list[str]:
+    """Return the lines of the last start, as far as they are kept in mind; of a bar the last state."""
+    path = folder / OUTPUT
+    if not path.exists():
+        return []
+    with open(path, "rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 65536))
+        text = stream.read().decode(errors="replace").replace("\r\n", "\n")
+    return [line.rpartition("\r")[2].rstrip() for line in text.rpartition("\n--- start")[2].split("\n")]
+
+
 def last_lines(folder: Path) -> str:
     """Return the last lines that a script printed, indented, with the file that holds all of them."""
     path = folder / OUTPUT
     if not path.exists():
         return ""
-    with open(path, "rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 8192))
-        # a bar writes over its line: what it said last is shown
-        lines = stream.read().decode(errors="replace").replace("\r\n", "\n").split("\n")
-    lines = [line.rpartition("\r")[2].rstrip() for line in lines if line.strip() and not line.startswith("--- start")]
+    lines = [line for line in _printed(folder) if line and not line.startswith("--- start")]
     shown = "".join(f"\n    {line}" for line in lines[-LAST:])
     return f" Its last lines ({path}):{shown}" if shown else f" It printed nothing ({path})."

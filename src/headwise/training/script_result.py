@@ -152,8 +152,10 @@ def _outcomes(order: ScriptOrder, told: Telling) -> dict[str, float]:
     if trial:
         # nothing is ever chosen by a test
         found = {name: value for name, value in found.items() if name.startswith("validation/")}
-    wanted = f"validation/{order.primary.partition('/')[2]}" if trial else order.primary
-    if wanted not in found:
+    decides, _, primary = order.primary.partition("/")
+    asked = [f"validation/{primary}"] if trial else [order.primary, *(f"{decides}/{name}" for name in order.outcomes)]
+    wanted = next((name for name in asked if name not in found), None)
+    if wanted is not None:
         split, _, name = wanted.partition("/")
         other = ", ".join(f"{split}/{name}" for split, figures in records.items() for name in figures)
         how = f'run.record(split="{split}", {name}=...)' if split != "test" else f"run.record({name}=...)"

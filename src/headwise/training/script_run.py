@@ -78,7 +78,8 @@ class Run:
         Args:
             model: any module that `headwise.regularize` takes.
             example: a batch, as `headwise.regularize` takes it.
-            steps: optimizer steps of the whole training; needed where the arm holds a schedule.
+            steps: optimizer steps of the whole training; needed where the arm holds a schedule, and with it the plan
+                says how long the study takes.
 
         Raises:
             RuntimeError: when called twice.
@@ -96,7 +97,7 @@ class Run:
             self._told.tell("weights", digest=of_weights(model), parameters=parameters)
         handle, self._handle = fit_arm(self.arm, model, example=example, seed=self.seed, steps=steps)
         layers = [fitted.site.name for fitted in self._handle.fitted] if self._handle is not None else []
-        self._told.tell("regularized", arm=self.arm, layers=layers)
+        self._told.tell("regularized", arm=self.arm, layers=layers, steps=steps)
         if self._told.terms.get("watch"):
             self._begin_to_watch(model)
         return handle

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwise.study import StudyError
+from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Source
 
 NAME = "stories260K.bin"
@@ -57,6 +57,11 @@ class Attention:
     k: Tensor
     v: Tensor
     o: Tensor
+
+
+def described() -> DataSet:
+    """Name the model with its tokenizer."""
+    return DataSet(SOURCE.folder, ((NAME, TOKENS),), megabytes=1.1)
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:

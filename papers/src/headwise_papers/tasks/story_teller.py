@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import headwise
 from headwise.experiments.evaluation import Sums
 from headwise.regularizing.handle_place import HANDLE
-from headwise.study import Evaluation, Metric, Phase, Task
+from headwise.study import DataSet, Evaluation, Metric, Phase, Task
 from headwise_papers.data import stories260k, tinyshakespeare
 from headwise_papers.data.stories260k_llama import llama, tokenizer
 from headwise_papers.tasks.eight_bits import in_8_bits
@@ -90,6 +90,10 @@ class StoryTeller(Task):
     def files(self) -> list[Path]:
         """Name the model, its tokenizer and the text."""
         return [*stories260k.files(self.folder), *tokenizer_files(self.folder), *tinyshakespeare.files(self.folder)]
+
+    def data_sets(self) -> list[DataSet]:
+        """Name what the runs read."""
+        return [stories260k.described(), tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
         """Download what is missing and check it."""
