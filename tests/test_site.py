@@ -192,7 +192,7 @@ def test_the_page_of_a_method_has_picture_code_and_cost(site, tmp_path, name):
     assert stages and all(f"def {stage}(" in text for stage in stages)
     # the picture shows something: the maps with the method differ from the plain ones by what can be seen
     plain, seen, _ = pages.pictured(headwise.parse(said.get("picture", name))[0])
-    assert (seen - plain).abs().max() >= 0.05 * plain.max()
+    assert REGISTRY[name].only_rounding or (seen - plain).abs().max() >= 0.05 * plain.max()
     assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").count("<rect") == 4 * (100 + 1)
 
 

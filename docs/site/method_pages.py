@@ -206,7 +206,7 @@ def _forms(cls: type[Method]) -> list[str]:
     return [
         "As in the paper, on the matrix:",
         _code(cls, textbook),
-        "As it runs, without the matrix, where that is exact:",
+        f"As it runs{', without the matrix' if methods_table.matrix_free(cls)[:2] != 'no' else ''}, where that is exact:",
         _code(cls, list(twins)),
         "The tests hold both against each other, values and gradients, on every kind of call.",
     ]
