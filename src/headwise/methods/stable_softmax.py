@@ -32,7 +32,7 @@ class StableSoftmax(Method):
     half of the type's range (44 in bf16), beyond which weights would become 0.
 
     An own computation, in blocks of queries: slower than a fused kernel, and without its error. Where attention is
-    computed on the matrix anyway (soft-caps, weights that the host asks for, logits that another method edits), they are
+    computed on the matrix anyway (soft-caps, weights that a host asks for, logits that another method edits), they are
     divided first and nothing is shifted.
     """
 
