@@ -50,11 +50,11 @@ TRAINERS = {"lightning": ("HeadwiseCallback",), "axolotl": ("HeadwisePlugin", "H
 def write(folder: Path) -> None:
     """Write the pages of the reference into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    optional = sorted(set(dir(headwise)) - {*headwise.__all__})
     given = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
     elsewhere = {*methods.__all__, *given, "Method", "__version__"}
-    names = [name for name in headwise.__all__ if name not in elsewhere]
-    _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names + optional, key=str.lower), METHODS))
+    # dir() has the names that need an optional library too
+    names = {*dir(headwise), *headwise.__all__} - elsewhere
+    _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
     for module, classes in TRAINERS.items():
