@@ -37,7 +37,7 @@ PURPOSES = {
     "RelaxedAttention",
     "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap "
     "SpectralNorm "
-    "Temperature WeightNorm ZLoss",
+    "StableSoftmax Temperature WeightNorm ZLoss",
     "oversmoothing": "AttnScale ContraNorm FeatScale GFSA NeuTRENO ReAttention ValueResidual",
     "heads that do the same": "Decorrelation Disagreement DropHead InterleavedHeads ReAttention",
     "attention sinks": "AttentionSink DifferentialAttention GatedOutput XSA",

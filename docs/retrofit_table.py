@@ -15,7 +15,7 @@ from pathlib import Path
 from headwise_papers.retrofit import END, KEPT, MARGIN, METHODS, START, STUDY, TRAVEL, WARMED
 
 from headwise import methods
-from headwise.core.method import REGISTRY
+from headwise.core.method import REGISTRY, Method
 from headwise.experiments.configuration import BASELINE
 from headwise.results.intervals import Interval, interval
 
@@ -24,6 +24,11 @@ FOLDER = DOCS / "results" / STUDY.name
 PAGE, SHORT = FOLDER / "README.md", DOCS / "shipping.md"
 MARKS = "<!-- retrofit: begin (python docs/retrofit_table.py) -->", "<!-- retrofit: end -->"
 YES, LATER, WARM, NO, OPEN = "yes", "yes, once fine-tuned", "with warm-up", "no", "undecided"
+# of methods that were not switched on
+TRAINS = "yes: evaluation stays as it was; how fine-tuning ends was measured with DropHead alone"
+STEPS = "yes: nothing changes before the first step; fine-tuning was not run"
+STARTS = "yes: it begins where the model stays as it was; fine-tuning was not run"
+UNKNOWN = "not known: it changes what the model computes, and was not run"
 STORIES, MOVED, WORTH, RISE = "stories/loss", "own/moved", "reset/worth", "int8/rise"
 HEAD = (
     "method",
@@ -107,19 +112,26 @@ def rows() -> list[Row]:
     return [Row(arm, figures) for arm in METHODS]
 
 
-def left() -> tuple[list[str], list[str]]:
-    """Return the methods that were not switched on: those that act in training alone, and the others."""
+def left() -> dict[str, list[str]]:
+    """Return the methods that were not switched on, by what their classes say of evaluation."""
     tried = {arm.partition("(")[0] for arm in METHODS}
-    rest = [name for name in methods.__all__ if name not in tried]
-    training = [name for name in rest if REGISTRY[name].acts == "train" and not REGISTRY[name].overrides("after_step")]
-    return sorted(training), sorted(set(rest) - set(training))
+    found: dict[str, list[str]] = {TRAINS: [], STEPS: [], STARTS: [], UNKNOWN: []}
+    for name in sorted({*methods.__all__} - tried):
+        found[_by_construction(REGISTRY[name])].append(name)
+    return found
+
+
+def _by_construction(cls: type[Method]) -> str:
+    if cls.acts == "train":
+        return STEPS if cls.overrides("after_step") else TRAINS
+    neutral = cls.neutral is not None and cls() == cls(**cls.neutral)
+    return STARTS if neutral else UNKNOWN
 
 
 def whole(found: list[Row]) -> str:
     """Return the section of the study's page."""
     lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in found)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    training, rest = left()
     said = (
         "Differences to the plain model in nats per token, paired by seed. *Stories* are the model's own. "
         "*Moved*: root mean square move of what the method brought along; *put back*: how much worse the model is with "
@@ -130,11 +142,9 @@ def whole(found: list[Row]) -> str:
         f"sum of their learning rates is {TRAVEL:g}, about as far as AdamW moves a parameter at most; "
         "DifferentialAttention draws its start, so that its move is not known."
     )
-    others = (
-        f"Not switched on here: {_code(training)}, which act in training alone and so leave evaluation as it is "
-        f"(DropHead stands for them); {_code(rest)}."
-    )
-    return f"## May it enter a trained model?\n\n{said}\n\n{table}\n\n{others}"
+    others = "Not switched on here, and what their classes promise, which the tests hold them to:"
+    rest = "\n".join(f"- {label}: {_code(names)}." for label, names in left().items())
+    return f"## May it enter a trained model?\n\n{said}\n\n{table}\n\n{others}\n\n{rest}"
 
 
 def short(found: list[Row]) -> str:
@@ -142,7 +152,9 @@ def short(found: list[Row]) -> str:
     by: dict[str, list[str]] = defaultdict(list)
     for row in found:
         by[row.verdict].append(row.arm)
-    lines = [f"| {verdict} | {_code(by[verdict])} |" for verdict in (YES, LATER, WARM, NO, OPEN) if by[verdict]]
+    by.update(left())
+    order = (YES, LATER, WARM, NO, OPEN, TRAINS, STEPS, STARTS, UNKNOWN)
+    lines = [f"| {verdict} | {_code(by[verdict])} |" for verdict in order if by[verdict]]
     return "\n".join(["| may it enter? | methods |", "|---|---|", *lines])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,24 @@ def test_the_examples_of_the_docstrings_run_and_every_public_name_has_one():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert done.stdout.endswith("without one: none\n")
+
+
+def described(path: Path) -> list[tuple[str, str]]:
+    """Return each line of the arguments, attributes and errors of a file's docstrings, with whose it is."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
+        for section in re.findall(r"^(?:Args|Attributes|Raises):\n((?: {4}.*\n?|\n)*)", text or "", re.MULTILINE):
+            found += [(node.name, line) for line in section.splitlines() if line.strip()]
+    return found
+
+
+def test_what_continues_a_line_on_an_argument_is_no_argument_of_its_own():
+    # the reference would show "in" or "cut" as an argument
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "papers" / "src").rglob("*.py")]
+    entry = re.compile(r"     |    [\w*]+(, [\w*]+)*( \(.*\))?: ")
+    assert files
+    assert [(path.name, *one) for path in files for one in described(path) if not entry.match(one[1])] == []
 
 
 @pytest.mark.parametrize("name", methods.__all__)

@@ -1,4 +1,4 @@
-"""Check every link of the built site, offline: `python docs/site/check_links.py build/docs`.
+"""Check every link of the built site, and the size of its pages, offline: `python docs/site/check_links.py build/docs`.
 
 A relative link must lead to a file, and to a place in it where it names one; an address must have the form of one.
 Scripts, styles and pictures must come from the site itself: it is to be read without a network.
@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ADDRESS = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(:\d+)?(/\S*)?$")
+# bytes that a page may have, pictures, scripts and styles apart
+LIMIT = 200_000
 LOADED = {"script": "src", "img": "src", "source": "src", "iframe": "src", "object": "data"}
 
 
@@ -38,11 +40,13 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """Return a line for each link of the site that leads nowhere."""
+    """Return a line for each link of the site that leads nowhere, and for each page that is too large."""
     pages = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     wrong = []
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
+        if (size := path.stat().st_size) > LIMIT:
+            wrong.append(f"{name}: has {size:,} bytes, more than {LIMIT:,}: split it")
         for link in page.links:
             if reason := _wrong(link, path, pages):
                 wrong.append(f"{name}: {link}: {reason}")
@@ -72,7 +76,7 @@ def _wrong(link: str, path: Path, pages: dict[Path, Page]) -> str | None:
 def main(arguments: list[str]) -> int:
     """Print every problem; give 1 where there is one."""
     found = problems(Path(arguments[0]))
-    print("\n".join(found) or "every link leads somewhere")
+    print("\n".join(found) or "every link leads somewhere, and no page is too large")
     return 1 if found else 0
 
 

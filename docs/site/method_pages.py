@@ -201,12 +201,13 @@ def _forms(cls: type[Method]) -> list[str]:
         # what is read in closed form needs no matrix in its paper either
         read = [twin for twin in TWINS["read"] if cls.overrides(twin)]
         return ["It acts beside the attention matrix, so that one form serves.", _code(cls, textbook + read)]
+    free = ", without the matrix" if not methods_table.matrix_free(cls).startswith("no") else ""
     if not twins:
         return ["It has the form of its paper alone, which builds the matrix.", _code(cls, textbook)]
     return [
         "As in the paper, on the matrix:",
         _code(cls, textbook),
-        "As it runs, without the matrix, where that is exact:",
+        f"As it runs{free}, where that is exact:",
         _code(cls, list(twins)),
         "The tests hold both against each other, values and gradients, on every kind of call.",
     ]

@@ -22,7 +22,8 @@ COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
 # what the author of a method, a statistic or a report's reader meets behind the public names
 INNER = {
     "What `regularize` and `watch` give": (
-        "headwise.regularizing.handle.Regularized",
+        "headwise.Regularized",
+        "headwise.Site",
         "headwise.watching.watch.Watch",
         "headwise.regularizing.coverage.Coverage",
     ),
@@ -32,6 +33,9 @@ INNER = {
         "headwise.statistics.curvature.sharpness.Sharpness",
     ),
     "What `run` and `compare` give": (
+        "headwise.Run",
+        "headwise.StudyReport",
+        "headwise.StudyResult",
         "headwise.training.plain_handle.PlainHandle",
         "headwise.results.analysis_record.Analysis",
     ),
@@ -46,9 +50,11 @@ TRAINERS = {"lightning": ("HeadwiseCallback",), "axolotl": ("HeadwisePlugin", "H
 def write(folder: Path) -> None:
     """Write the pages of the reference into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    optional = sorted(set(dir(headwise)) - {*headwise.__all__})
-    names = [name for name in headwise.__all__ if name not in methods.__all__ and name != "__version__"]
-    _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names + optional, key=str.lower), METHODS))
+    given = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
+    elsewhere = {*methods.__all__, *given, "Method", "__version__"}
+    # dir() has the names that need an optional library too
+    names = {*dir(headwise), *headwise.__all__} - elsewhere
+    _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
     _put(folder / "report.md", _page("headwise.report", "headwise.report", headwise.report.__all__))
     for module, classes in TRAINERS.items():
@@ -78,10 +84,13 @@ def write(folder: Path) -> None:
     _put(folder / "index.md", f"# Reference\n\nEvery public name, from its docstring.\n\n{toctree}\n")
 
 
-METHODS = "The methods are public names of this module too; each has [a page of its own](../methods/index.md)."
+METHODS = (
+    "Public names of this module too: the methods, each of which has [a page of its own](../methods/index.md); "
+    "`Method`, from which [methods of your own](own_method.md) derive; and [what these calls give](objects.md)."
+)
 
 OWN_METHOD = (
-    "What a subclass of [`headwise.Method`](headwise.md) may set and override. A stage that is not overridden does "
+    "What a subclass of `headwise.Method` may set and override. A stage that is not overridden does "
     "not exist for the "
     "core. Shapes: B batch, H query heads, T queries, N keys, D head size, C hidden size."
 )
@@ -103,7 +112,8 @@ def _checks() -> str:
 def _own_method() -> str:
     """Return the page of what `Method` leaves to its subclasses: type checkers alone see the stages, so autodoc does
     not."""
-    parts = ["# The class variables and stages of a method", OWN_METHOD, "## Class variables"]
+    parts = ["# Method: its class variables and stages", OWN_METHOD]
+    parts += [_entry("headwise.Method"), "## Class variables"]
     for name, (default, said) in method_contract.class_variables().items():
         parts.append(f"### `{name}`\n\nDefault: `{default}`. {said}")
     parts.append("## Stages")

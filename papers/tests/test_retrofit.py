@@ -3,6 +3,7 @@ what a method brought is put back, and the study runs at its least size."""
 
 from __future__ import annotations
 
+import re
 import runpy
 import struct
 from dataclasses import replace
@@ -18,6 +19,7 @@ from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 from small_studies import carry
 
 import headwise
+from headwise import methods
 from headwise.comparing.claim_check import canonical_claims
 from headwise.experiments.arm import read_arms
 
@@ -106,6 +108,15 @@ def test_the_study_runs_at_its_least_size(model_files, tmp_path):
     assert plain[on] != plain["stories/loss"] and plain["own/moved"] == plain["reset/worth"] == 0
     assert 0 < gate["own/moved"] < 0.01 and gate["reset/loss"] != gate["test/loss"]
     assert gate["int8/rise"] == pytest.approx(gate["int8/loss"] - gate["test/loss"])
+
+
+def test_the_page_names_every_method_once():
+    page = (EXAMPLE.parents[1] / "docs" / "shipping.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- retrofit: begin")[2].partition("<!-- retrofit: end")[0]
+    named = re.findall(r"`(\w+(?:\([^`]*)?)`", table)
+    assert len(named) == len(set(named))
+    # a method with two starts stands there twice
+    assert {one.partition("(")[0] for one in named} == set(methods.__all__)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ OUTSIDE = {"InputNoise", "BranchDrop"}
 
 
 # What edits the logits before a method that makes them anew would be lost.
-LOST = {(name, "LinearAttention") for name in ("ForgettingAttention", "Temperature", "SoftCap")}
+LOST = {(name, "LinearAttention") for name in ("ForgettingAttention", "StableSoftmax", "Temperature", "SoftCap")}
 
 
 def refused(first, second):

@@ -50,7 +50,7 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     if edits is None:
         return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
-    if edits.replaced and any(_reads(m) for m in active):
+    if any(m.replaces_logits for m in edits.maps) and any(_reads(m) for m in active):
         # The closed forms are those of a softmax.
         return None
     if not read_without_matrix(call, active, readings):
@@ -93,7 +93,7 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
         untouched = edits.q is call.q and edits.k is call.k and edits.all_kept() is None and not edits.maps
         edits.replaced = True
         edits.maps.append(method)
-        return untouched and call.dropout == 0
+        return untouched and (call.dropout == 0 or method.commutes_with_dropout)
     scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
     if scores is not None:
         edits.q, edits.k = scores

@@ -32,7 +32,7 @@ def audit(
     *,
     thresholds: WeightThresholds | None = None,
     activation_thresholds: Thresholds | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] | None = None,
     command: str = "",
 ) -> Audit:
     """Read the health of every head of a checkpoint: from its weights, and from data where given.
@@ -41,8 +41,8 @@ def audit(
 
     Args:
         checkpoint: a model in memory, which stays as it is; a transformers folder, a hub's cache among them; the name
-        of a model that lies in
-            the hub's cache; `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of yours).
+            of a model that lies in the hub's cache; `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of
+            yours).
         text: a text file, for the statistics of the activations.
         images: a folder of images, for the same.
         out: where to write the HTML report; the JSON is written beside it.

@@ -44,7 +44,7 @@ class Read:
     unused: list[str] = field(default_factory=list)
 
 
-def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, of: None) -> Read:
+def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Read:
     """Read the weights of every attention layer; at most one layer's are in memory at a time.
 
     Args:
@@ -64,7 +64,8 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
         for index, one in enumerate(found):
             one.site.model = checkpoint.model
             _read_site(read, checkpoint, one.site, most)
-            progress(index + 1, len(found))
+            if progress is not None:
+                progress(index + 1, len(found))
     # Of a training that diverged everywhere no figure is left: that is what there is to say of it.
     if not read.records and not read.not_finite:
         reasons = [layer["missing"].get("qk", "") for layer in read.layers]

@@ -51,18 +51,18 @@ def compress(
     Args:
         model: any model that `regularize` reaches, not regularized itself (fold or remove its methods first).
         energy: share of the singular values' sum that is kept, above 0; 1 keeps all that are not 0, and the outputs to
-        rounding. parts: "qk", "vo" or "both". Rotary positions and norms of queries and keys allow "vo" alone. where:
-        which sites are cut: a function of `Site`, or names of sites; None takes every one that can be. example: a batch
-        (tensor, tuple of arguments or dict of keywords) to see layouts on, and to time forwards with. loss: judges the
-        model before and after, for example a mean loss over held-out data.
+            rounding.
+        parts: "qk", "vo" or "both". Rotary positions and norms of queries and keys allow "vo" alone.
+        where: which sites are cut: a function of `Site`, or names of sites; None takes every one that can be.
+        example: a batch (tensor, tuple of arguments or dict of keywords) to see layouts on, and to time forwards with.
+        loss: judges the model before and after, for example a mean loss over held-out data.
 
     Returns:
         What was cut, what was refused and why, parameters, time and loss before and after.
 
     Raises:
         ValueError: with all problems at once, where a product asked for can be cut nowhere, or not on a site that
-        `where`
-            names; the model is untouched then.
+            `where` names; the model is untouched then.
 
     Example:
         >>> import torch, headwise

@@ -98,7 +98,7 @@ class Method:
     commutes_with_dropout: ClassVar[bool] = False
     """Whether `attend` gives the same if the host drops weights before the edit instead of after it. If it is wrongly
     True, the fast form differs from the textbook one wherever the host has dropout; False costs the matrix there and is
-    always right."""
+    always right. A map in the place of the softmax says so where it drops weights by `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
     """Whether a query's row of the matrix is read and written without the rows of other queries, so that a large matrix
     may be made in blocks of queries. If it is wrongly True, results change with the size of the call; False takes
@@ -106,6 +106,9 @@ class Method:
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` makes logits of its own instead of editing those it gets. If it is wrongly False, edits of
     methods before it are lost in silence; where it is True, `regularize` refuses such an order."""
+    only_rounding: ClassVar[bool] = False
+    """Whether the method changes nothing but rounding, at any setting. If it is wrongly True, no check asks whether the
+    method acts; if it is left False, the check of its strong setting fails."""
     over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
     """Whether penalties of several layers are summed or averaged: with the wrong one the paper's strength is off by
     their number."""

@@ -41,6 +41,7 @@ from headwise.methods.soft_cap import SoftCap as SoftCap
 from headwise.methods.spectral_cap import SpectralCap as SpectralCap
 from headwise.methods.spectral_norm import SpectralNorm as SpectralNorm
 from headwise.methods.ssmax import SSMax as SSMax
+from headwise.methods.stable_softmax import StableSoftmax as StableSoftmax
 from headwise.methods.symmetric_attention import SymmetricAttention as SymmetricAttention
 from headwise.methods.temperature import Temperature as Temperature
 from headwise.methods.value_residual import ValueResidual as ValueResidual

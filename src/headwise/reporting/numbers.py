@@ -108,7 +108,7 @@ def study_of_numbers(
 
     Raises:
         StudyError: naming the rows, where a column is missing, a row has no arm or seed, two rows are of one arm and
-        seed, or rows of one arm have different settings.
+            seed, or rows of one arm have different settings.
     """
     metrics = [read_outcome(text) for text in outcomes]
     if not metrics:

@@ -54,7 +54,7 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
 
     Raises:
         StudyError: with the last lines of its output, where it fails, hangs, or does not record what the study asks
-        for.
+            for.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
     try:

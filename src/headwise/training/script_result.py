@@ -89,7 +89,7 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
 
     Raises:
         StudyError: where the script recorded nothing, not what the study asks for, twice, or never fitted the arm's
-        methods.
+            methods.
     """
     told = Telling(order.folder)
     logs = told.logs()
