@@ -2,8 +2,8 @@
 its methods.
 
 Models import the function by name, and compile it: it is replaced in each place that a site's code reads it from, a
-module's globals, a closure, a class or the layer itself, and put back with the last site. Its `score_mod` and `block_mask`
-become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
+module's globals, a closure, a class or the layer itself, and put back with the last site. Its `score_mod` and
+`block_mask` become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
 """
 
 from __future__ import annotations
