@@ -162,6 +162,21 @@ def user_function(module, query, key, value, attention_mask, scaling=None, dropo
     return out.transpose(1, 2).contiguous(), None
 
 
+def varlen_function(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    """Attend within the sequences of a row as functions do that take no mask: by bounds, else by positions."""
+    assert attention_mask is None and query.shape[0] == 1
+    bounds = kwargs.get("cu_seq_lens_q")
+    if bounds is None:
+        first = (kwargs["position_ids"][0] == 0).nonzero()[:, 0]
+        bounds = torch.cat([first, first.new_tensor([query.shape[2]])])
+
+    def one(q, k, v):
+        return attend(q, k, v, scaling, module.is_causal, (-1, -1), 0.0, None, dropout)
+
+    rows = (x[0].transpose(0, 1) for x in (query, key, value))
+    return of_sequences(one, *rows, bounds, bounds)[None], None
+
+
 FLASH = {
     "flash_attention_2": (flash_attn_func, flash_attn_varlen_func),
     "flash_attention_3": (flash3_func, flash3_varlen_func),

@@ -12,8 +12,11 @@ import torch
 from backend_functions import KINDS, use
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
+    ContinuousBatchingConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -230,6 +233,55 @@ def test_a_paged_cache_is_refused_where_a_method_acts_and_left_alone_where_none_
     headwise.regularize(twin, DropHead(p=0.5))
     out, _ = headwise.hosts.transformers.call.routed(layer.eval(), q, q[:, :2], q[:, :2], None, cache=object())
     assert out.shape == (1, 6, 4, 8)
+
+
+def test_continuous_batching_generates_as_before_under_methods_of_training_and_refuses_what_acts(llama):
+    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": 49}
+    # By default the cache takes the memory that is there.
+    pages = ContinuousBatchingConfig(page_size=32, num_blocks=8, max_batch_tokens=32)
+    given = {"inputs": [[1, 2, 3, 4], [5, 6, 7]], "warmup": False, "continuous_batching_config": pages}
+    written, told = [], []
+    for method in (None, DropHead(p=0.5), GatedOutput(), ContraNorm(strength=1.0)):
+        twin = copy.deepcopy(llama).eval()
+        if method is not None:
+            headwise.regularize(twin, method)
+        batch = twin.generate_batch(**given, generation_config=GenerationConfig(**settings))
+        written.append([one.generated_tokens for one in batch.values()])
+        told.append({str(one.error) for one in batch.values()})
+    assert written[1] == written[0] and all(len(one) == 3 for one in written[0])
+    for errors in told[2:]:
+        assert all("layers.0.self_attn attends over a paged cache ('sdpa')" in error for error in errors)
+
+
+@pytest.mark.parametrize("name", ["headwise_mine", "eager_mine", "my flash", "a/b@v1:c", "mine|paged", "None", "Ünï"])
+def test_a_users_function_is_kept_whatever_its_name(llama, monkeypatch, name):
+    AttentionInterface._global_mapping[name] = backend_functions.user_function
+    AttentionMaskInterface._global_mapping[name] = AttentionMaskInterface._global_mapping["users_own"]
+    for method in (DropHead(p=0.5), EntropyPenalty(strength=1.0)):
+        expected, found = (run(llama, kind, [method], batch()) for kind in ("sdpa", name))
+        torch.testing.assert_close(found[:3], expected[:3], rtol=1e-4, atol=1e-5)
+        assert found[3] == {"the host's"}
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_users_function_in_the_place_of_transformers_own_is_kept(llama, monkeypatch, name):
+    called = []
+
+    def halved(module, query, key, value, attention_mask, **others):
+        called.append(module)
+        return backend_functions.user_function(module, query, key / 2, value, attention_mask, **others)
+
+    plain = run(llama, name, [GatedOutput()], batch("none"))
+    AttentionInterface._global_mapping[name] = halved
+    found = run(llama, name, [GatedOutput()], batch("none"))
+    assert len(called) == 2 and found[3] == {"the host's"}
+    assert not torch.equal(found[0], plain[0])
+    with pytest.raises(ValueError, match=rf"DropColumn edits the weights inside of '{name}'.*attention=\"headwise\""):
+        headwise.regularize(use(copy.deepcopy(llama), name), DropColumn())
+    sharp = copy.deepcopy(llama)
+    sharp.model.layers[0].self_attn.q_proj.weight.data.mul_(100)
+    with pytest.raises(RuntimeError, match=rf"layers\.0\.self_attn.*attention '{name}' that does more than its"):
+        run(sharp, name, [EntropyPenalty(strength=1.0)], batch("none"))
 
 
 def test_generation_with_a_growing_cache_goes_on_by_the_kernel(llama):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.attention import flex_attention as library
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask, flex_attention
 
 import headwise
-from headwise import DropHead, EntropyPenalty, QKClip, RelaxedAttention
+from headwise import DropHead, EntropyPenalty, QKClip, RelaxedAttention, hosts
 
 # without torch.compile its own kernel is a slow one, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
@@ -65,6 +66,56 @@ class Compiled(nn.Module):
 
     def forward(self, q, k, v, score_mod, block_mask):
         return Compiled.compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+
+compiled_here = torch.compile(flex_attention, backend="eager")
+grouped = functools.partial(flex_attention, enable_gqa=True)
+
+
+class Global(nn.Module):
+    def forward(self, q, k, v, score_mod, block_mask):
+        return compiled_here(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+
+class Partial(nn.Module):
+    def forward(self, q, k, v, score_mod, block_mask):
+        return grouped(q, k, v, score_mod=score_mod, block_mask=block_mask)
+
+
+class OfInstance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = torch.compile(flex_attention, backend="eager")
+
+    def forward(self, q, k, v, score_mod, block_mask):
+        return self.kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+
+@torch.compile(backend="eager")
+def attend(q, k, v, score_mod, block_mask):
+    return flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+
+class Around(nn.Module):
+    def forward(self, q, k, v, score_mod, block_mask):
+        return attend(q, k, v, score_mod, block_mask)
+
+
+def closed_over():
+    kernel = torch.compile(flex_attention, backend="eager")
+
+    class Closure(nn.Module):
+        def forward(self, q, k, v, score_mod, block_mask):
+            return kernel(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+
+    return Closure
+
+
+class Table(nn.Module):
+    kernels: ClassVar = {"flex": flex_attention}
+
+    def forward(self, q, k, v, score_mod, block_mask):
+        return self.kernels["flex"](q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
 
 
 class WithLse(nn.Module):
@@ -124,7 +175,7 @@ def naive(model, x, gamma=0.0, bias=True, allowed=True):
     return x
 
 
-@pytest.mark.parametrize("inner", [Named, Attribute, Compiled])
+@pytest.mark.parametrize("inner", [Named, Attribute, Compiled, Global, Partial, OfInstance, Around, closed_over()])
 def test_methods_act_on_flex_attention_wherever_it_is_named(inner):
     model, x = Model(inner), vectors()
     twin = copy.deepcopy(model)
@@ -139,6 +190,26 @@ def test_methods_act_on_flex_attention_wherever_it_is_named(inner):
     for ours, theirs in zip(model.parameters(), twin.parameters()):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     handle.remove()
+    assert not hosts.sdpa.flex._places
+    with torch.no_grad():
+        assert torch.allclose(model(x, None, masked()), naive(model, x, bias=False), atol=1e-5)
+
+
+def test_in_a_compiled_model_the_layer_leaves_the_graph_or_is_refused_where_it_may_not():
+    torch._dynamo.reset()
+    model, x = Model(), vectors()
+    handle = headwise.regularize(model, RelaxedAttention(gamma=0.3))
+    with pytest.raises(Exception, match=r"layers\.0 calls flex_attention in a compiled graph"):
+        torch.compile(model, backend="eager", fullgraph=True)(x, alibi, masked())
+    torch._dynamo.reset()
+    out = torch.compile(model, backend="eager")(x, alibi, masked())
+    assert torch.allclose(out, naive(model, x, 0.3), atol=1e-5)
+    handle.remove()
+
+
+def test_what_is_read_from_elsewhere_is_refused_before_the_first_step():
+    with pytest.raises(ValueError, match=r"no attention layer that headwise can see.*called by that name"):
+        headwise.regularize(Model(Table), RelaxedAttention(gamma=0.3))
 
 
 def test_each_of_mask_and_bias_keeps_its_meaning_alone():

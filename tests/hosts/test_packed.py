@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from backend_functions import use
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     BertConfig,
     BertModel,
+    CTRLConfig,
+    CTRLModel,
     DataCollatorWithFlattening,
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -244,6 +248,33 @@ def test_two_rows_of_several_sequences_are_told_apart_on_sdpa(llama):
     model = copy.deepcopy(llama).double()
     methods = [DropHead(p=0.5), EntropyPenalty(strength=1.0), ContraNorm(strength=1.0)]
     same(train(model, "sdpa", methods, rows), train(model, "sdpa", methods, whole), 1e-12)
+
+
+def test_layers_that_are_not_handed_the_positions_see_the_sequences_of_their_model():
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 32}
+    off = dict.fromkeys(("resid_pdrop", "embd_pdrop"), 0.0)
+    model = sharpened(CTRLModel(CTRLConfig(**sizes, **off))).double()
+    for methods in ([DropHead(p=0.5)], [ContraNorm(strength=1.0)], [EntropyPenalty(strength=1.0)]):
+        same(train(model, "sdpa", methods, packed()), train(model, "sdpa", methods, padded()), 1e-12)
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+def test_a_users_function_without_masks_is_told_as_flash_kernels_are(llama, bounds):
+    AttentionInterface._global_mapping["varlen"] = backend_functions.varlen_function
+    AttentionMaskInterface._global_mapping["varlen"] = AttentionMaskInterface._global_mapping["flash_attention_2"]
+    model = copy.deepcopy(llama).double()
+    for methods in ([DropHead(p=0.5)], [ContraNorm(strength=1.0)], [EntropyPenalty(strength=1.0)]):
+        expected = train(model, "sdpa", methods, padded())
+        same(train(model, "varlen", methods, packed(bounds)), expected, 1e-12)
+
+
+def test_a_function_with_flash_in_its_name_may_take_masks(llama):
+    AttentionInterface._global_mapping["my_flash"] = backend_functions.user_function
+    AttentionMaskInterface._global_mapping["my_flash"] = AttentionMaskInterface._global_mapping["sdpa"]
+    model = copy.deepcopy(llama).double()
+    for methods in ([DropHead(p=0.5)], [ContraNorm(strength=1.0)], [EntropyPenalty(strength=1.0)]):
+        same(train(model, "my_flash", methods, packed()), train(model, "sdpa", methods, padded()), 1e-12)
 
 
 def test_positions_that_start_again_behind_padding_make_no_sequences(llama):

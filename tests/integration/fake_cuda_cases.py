@@ -28,7 +28,8 @@ from headwise.core.method import REGISTRY
 TRANSFORMERS = ("llama-left-padded", "bert-padded")
 WALKED = {"sdpa": ("own",), "torch": ("torch",), "transformers": TRANSFORMERS}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-COMPILED = (
+# of each kind of stage one, and then the others
+FIRST = (
     "DropHead",
     "EntropyPenalty",
     "InputNoise",
@@ -38,6 +39,7 @@ COMPILED = (
     "RelaxedAttention",
     "QKClip",
 )
+COMPILED = (*FIRST, *sorted(set(shelf.__all__) - set(FIRST)))
 # read where they are named; they need their numbers to go on
 OF_MODEL = [
     "matrix_norm",
@@ -113,8 +115,8 @@ def methods(kind: str, dtype: str) -> Iterator[Case]:
 
 
 def compiled() -> Iterator[Case]:
-    """A method of each kind of stage in a compiled model; the masks of transformers hold constants that torch cannot
-    trace here."""
+    """Every method in a compiled model, on hosts and in dtypes in turn; the masks of transformers hold constants that
+    torch cannot trace here."""
     for number, name in enumerate(COMPILED):
         at = ("sdpa", "torch")[number % 2], tuple(DTYPES)[number // 2 % 2]
         yield f"{name} on {' in '.join(at)}", lambda name=name, at=at: regularized(name, *at, compiled=True)

@@ -25,6 +25,7 @@ class Running:
         given: the sites, by index, that got these values outside the model's own forward.
         compiled: whether compiled code began it.
         may_pack: whether its rows may hold several sequences each, as far as its arguments tell.
+        positions: that the model was called with, where code is not compiled.
         packings: by what tells them, the packings seen in it.
     """
 
@@ -34,6 +35,7 @@ class Running:
     given: set[int] = field(default_factory=set)
     compiled: bool = False
     may_pack: bool = True
+    positions: Tensor | None = None
     packings: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -44,7 +46,7 @@ class Forward:
         self.latest = Running()
         self.mine = threading.local()
 
-    def begin(self, samples: int | None, may_pack: bool = True) -> None:
+    def begin(self, samples: int | None, may_pack: bool = True, positions: Tensor | None = None) -> None:
         """Begin a forward on a batch of so many samples, whose rows may hold several sequences each or do not."""
         if torch.compiler.is_compiling():
             # One object that stays: a graph writes into it, and would guard on a new one at each call.
@@ -52,7 +54,7 @@ class Forward:
             latest.samples, latest.running, latest.compiled, latest.may_pack = samples, True, True, may_pack
             latest.carried.clear()
         else:
-            self.latest = self.mine.now = Running(samples, True, may_pack=may_pack)
+            self.latest = self.mine.now = Running(samples, True, may_pack=may_pack, positions=positions)
 
     def end(self) -> None:
         """End the forward; the batch size stays known for what backward runs again."""

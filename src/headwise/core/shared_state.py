@@ -65,7 +65,8 @@ class SharedState:
     def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Begin a forward of the whole model with these arguments: the first tensor tells how many samples it holds."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
-        self.forward.begin(tensors[0].size(0) if tensors else None, may_pack(model, args, kwargs))
+        samples = tensors[0].size(0) if tensors else None
+        self.forward.begin(samples, may_pack(model, args, kwargs), kwargs.get("position_ids"))
 
     def follow(self, model: nn.Module) -> None:
         """Follow the forwards of a model that has no handle."""

@@ -2,15 +2,17 @@
 its methods.
 
 Models import the function by name, and compile it: it is replaced in each place that a site's code reads it from, a
-module's globals, a class or the layer itself, and put back when the last site is gone. Its `score_mod` and `block_mask`
-become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
+module's globals, a closure, a class or the layer itself, and put back with the last site. Its `score_mod` and
+`block_mask` become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from types import CellType
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ def stand_in(layer: nn.Module) -> None:
             original = kept.__func__ if isinstance(kept, staticmethod) else kept
             if getattr(original, "stands_for_flex", None) is None:
                 _places[id(holder), name] = holder, name, kept
-                _put(holder, name, _routed(original))
+                _put(holder, name, _stand_in_of(original))
 
 
 def step_aside() -> None:
@@ -60,6 +62,8 @@ def step_aside() -> None:
 def _put(holder: Any, name: str, value: Any) -> None:
     if isinstance(holder, dict):
         holder[name] = value
+    elif isinstance(holder, CellType):
+        setattr(holder, name, value)
     else:
         # never bound to an instance, as the compiled function is not
         setattr(holder, name, value if isinstance(value, staticmethod) else staticmethod(value))
@@ -78,6 +82,7 @@ def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
         if space is library:
             continue
         yield from ((space, name, space[name]) for name in used if _is_flex(space.get(name)))
+        yield from ((cell, "cell_contents", value) for cell, value in _closed_over(function) if _is_flex(value))
         if NAME in used and any(space.get(name) is one for name in used for one in (torch, sys.modules[LIBRARY])):
             yield library, NAME, library[NAME]
     own = ((module.__dict__, module.__dict__), *((base, vars(base)) for base in type(module).__mro__))
@@ -85,11 +90,28 @@ def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
         yield from ((holder, name, held[name]) for name in words & held.keys() if _is_flex(held[name]))
 
 
+def _closed_over(function: Any) -> Iterator[tuple[CellType, Any]]:
+    """Return what a function reads from the functions around it, and where that is kept."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            # empty: its name is not given a value yet
+            yield cell, cell.cell_contents
+
+
 def _is_flex(value: Any) -> bool:
     value = value.__func__ if isinstance(value, staticmethod) else value
     value = getattr(value, "stands_for_flex", value)
+    value = value.func if isinstance(value, functools.partial) else value
     value = getattr(value, "_torchdynamo_orig_callable", value)
     return callable(value) and getattr(value, "__name__", "") == NAME and getattr(value, "__module__", "") == LIBRARY
+
+
+def _stand_in_of(original: Any) -> Any:
+    if not isinstance(original, functools.partial):
+        return _routed(original)
+    made: Any = functools.partial(_routed(original.func), *original.args, **original.keywords)
+    made.stands_for_flex = original
+    return made
 
 
 def _routed(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.masks import seeing_themselves
 from headwise.hosts.transformers.packing import packing_of
-from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN, is_flash
+from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN
 from headwise.hosts.transformers.site import describe
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -44,7 +44,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
         if asks[cls] and module not in taken:
             site = describe(name, module, modules)
             reason = unreachable(module)
-            if not reason and (kind := implementation_of(module) or "eager") not in PLAIN:
+            if not reason and not is_plain(cls, kind := implementation_of(module) or "eager"):
                 site.kernel = kind
             found.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
     return found
@@ -59,7 +59,7 @@ def unreachable(module: nn.Module) -> str:
             "config before regularize()"
         )
     kind = implementation_of(module)
-    if kind is None or not kind.startswith(KEY):
+    if kind is None or (kind != KEY and not kind.startswith(f"{KEY}|")):
         return ""
     return f"its attention implementation is {kind!r}, which regularize() alone sets: {LOAD_SDPA}, or {SET_SDPA}"
 
@@ -126,6 +126,11 @@ class TransformersAdapter:
         """Return the host's own implementation: what the shared config names now."""
         return self.config._attn_implementation or "eager"
 
+    @property
+    def plain(self) -> bool:
+        """Return whether that is transformers' own eager or sdpa attention, in whose place headwise computes."""
+        return is_plain(type(self.site.module), self.implementation)
+
     def attach(self, fitted: FittedLayer) -> None:
         """Route the module's attention through `fitted`."""
         register()
@@ -138,7 +143,7 @@ class TransformersAdapter:
         own = copy.copy(self.config)
         # Past the property, whose setter writes to the config's parts too, which the copy shares.
         kind = self.implementation
-        if kind not in PLAIN:
+        if not self.plain:
             # The host's name stays in ours, for modules that ask whether it is a flash kernel's.
             own._attn_implementation_internal = register_beside(kind)
         else:
@@ -166,7 +171,7 @@ class TransformersAdapter:
         x = next((x for x in (*kwargs.values(), *args) if isinstance(x, Tensor) and x.is_floating_point()), None)
         if x is not None and x.dim() == 3 and not self.site.is_cross:
             found = packing_of(
-                self.site.name, is_flash(self.implementation), kwargs, (x.shape[0], x.shape[1]), self.fitted.running()
+                self.site.name, self.implementation, kwargs, (x.shape[0], x.shape[1]), self.fitted.running()
             )
         self.fitted.packing.put(found)
         real = None
@@ -192,11 +197,28 @@ class TransformersAdapter:
 
     def original(self) -> Any:
         """Return the host's own attention function, as the module's file defines or the interface holds it."""
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+        cls = type(self.site.module)
+        functions = interface_of(cls)
         if self.implementation != "eager":
-            return ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, routed)
-        return eager_function(type(self.site.module))
+            return functions.get_interface(self.implementation, routed)
+        return functions.get("eager") or eager_function(cls)
+
+
+def interface_of(cls: type) -> Any:
+    """Return the attention functions that a module class asks: transformers' own, or those of its file (Doge)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
+    return forward.__globals__.get(INTERFACE, ALL_ATTENTION_FUNCTIONS)
+
+
+def is_plain(cls: type, implementation: str) -> bool:
+    """Return whether a name stands for transformers' own eager or sdpa attention: users may register theirs under
+    these names."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    own = {"eager": None, "sdpa": sdpa_attention_forward}
+    return implementation in own and interface_of(cls).get(implementation) is own[implementation]
 
 
 def is_cache(x: Any) -> bool:

@@ -21,7 +21,7 @@ from headwise.hosts.layers.remedies import LOAD_SDPA, SET_SDPA
 from headwise.hosts.transformers.cache import newest_last
 from headwise.hosts.transformers.masks import is_block_mask, matrix_of
 from headwise.hosts.transformers.packing import packing_of
-from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN, Routed, is_flash
+from headwise.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
 
 # Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of
 # caches, outputs and losses, and what was applied to queries, keys and masks before.
@@ -69,7 +69,11 @@ def routed(
         out, weights = host(query, key, value)
         return out.transpose(1, 2), weights
 
-    eager, plain = adapter.implementation == "eager", adapter.implementation in PLAIN
+    plain = adapter.plain
+    eager = plain and adapter.implementation == "eager"
+    if _paged(adapter, kwargs):
+        _refuse_acting(adapter, fitted)
+        return host(query, key, value)
     if plain:
         _refuse_unknown(adapter, kwargs)
     elif adapter.site.kernel != adapter.implementation:
@@ -78,9 +82,6 @@ def routed(
     _refuse_changed(adapter, module)
     if fitted.idle(module.training):
         # The host's own result as it is: no transpose there and back, which may change what compiled code fuses.
-        return host(query, key, value)
-    if not plain and _paged(adapter, kwargs):
-        _refuse_acting(adapter, fitted)
         return host(query, key, value)
     packed = _packed(adapter, fitted, query, attention_mask, kwargs)
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias, kwargs, packed)
@@ -150,9 +151,8 @@ def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: 
         RuntimeError: where only the attention call tells, and a method acts on what enters or leaves the layer.
     """
     known: Packed | None = fitted.packing.look()
-    flash = is_flash(adapter.implementation)
     told = {**kwargs, "attention_mask": mask}
-    found = packing_of(adapter.site.name, flash, told, (q.shape[0], q.shape[2]), fitted.running())
+    found = packing_of(adapter.site.name, adapter.implementation, told, (q.shape[0], q.shape[2]), fitted.running())
     if found is None or known is not None:
         return found if known is None or found is None else known
     outside = [m for m in fitted.active(adapter.site.module.training) if _outside(m)]
@@ -195,7 +195,7 @@ def _paged(adapter: Routed, kwargs: dict[str, Any]) -> bool:
 
 def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
     """Raise RuntimeError where a method or a watch stands on a call over a paged cache."""
-    if fitted.armed or any(map(touches_call, fitted.active(adapter.site.module.training))):
+    if fitted.armed or any(touches_call(m) or _outside(m) for m in fitted.active(adapter.site.module.training)):
         raise RuntimeError(
             f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys are not at hand "
             "and whose rows hold "
@@ -271,7 +271,7 @@ def masking(
     Of packed rows it is that of their sequences, (S, H|1, L|1, L).
     """
     implementation, name = adapter.implementation, adapter.site.name
-    if implementation not in PLAIN and (mask is None or is_block_mask(mask) or mask.dim() == 2):
+    if not adapter.plain and (mask is None or is_block_mask(mask) or mask.dim() == 2):
         causal = bool(getattr(adapter.site.module, "is_causal", True) if is_causal is None else is_causal)
         causal = causal and q.shape[2] > 1
         window, kept = kwargs.get("sliding_window"), bias is None and not adapter.site.own_attention
@@ -344,7 +344,7 @@ def verify(
         return
     groups = q.shape[1] // k.shape[1]
     with torch.no_grad():
-        kernel = adapter.implementation not in PLAIN
+        kernel = not adapter.plain
         if kernel:
             # What a kernel of half precision rounds first; between its steps it rounds less than products of half
             # precision.
@@ -376,7 +376,7 @@ def verify(
     if not largest <= bound:
         what = (
             "an eager attention of its own"
-            if adapter.implementation == "eager"
+            if adapter.implementation == "eager" and not kernel
             else f"an attention {adapter.implementation!r}"
         )
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Which sequences the rows of a layer's call hold, as the host's own attention tells them apart.
 
-Flash kernels take `cu_seq_lens_q`, or positions that start again in a single row without padding; the masks of the
-other implementations keep sequences apart whose positions do not follow each other. What the mask lets see each other
+Flash kernels, and functions that get no mask, take `cu_seq_lens_q`, or positions that start again in a single row
+without padding; masks keep sequences apart whose positions do not follow each other. What the mask lets see each other
 is one sequence.
 """
 
@@ -17,6 +17,7 @@ from headwise.core.packed import Packed
 from headwise.core.recompute import in_backward
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.transformers.masks import is_block_mask, visible_at
+from headwise.hosts.transformers.routed import FLEX, PLAIN
 
 COMPILED = (
     "{name} is called on rows that hold several sequences inside a compiled graph, where they cannot be told apart: "
@@ -25,12 +26,15 @@ COMPILED = (
 )
 
 
-def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int, int], now: Running) -> Packed | None:
+def packing_of(
+    name: str, implementation: str, kwargs: dict[str, Any], shape: tuple[int, int], now: Running
+) -> Packed | None:
     """Return how the rows (B, T) of a call hold several sequences, or None where each row is one.
 
     Args:
         name: of the layer.
-        flash: whether its implementation tells sequences as flash kernels do.
+        implementation: of its attention. Without a mask sdpa and flex attention see one sequence, all others are told
+            as flash kernels are.
         kwargs: of the layer, or of its attention call.
         shape: B and T.
         now: the forward that runs, which keeps what was found for the layers to come.
@@ -39,19 +43,22 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
         RuntimeError: where queries and keys lie in other sequences, where the last sequence does not end with the row,
             or in a compiled graph.
     """
-    bounds, positions, mask = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids"), kwargs.get("attention_mask")
-    if flash and bounds is not None and mask is None:
+    bounds, mask = kwargs.get("cu_seq_lens_q"), kwargs.get("attention_mask")
+    alone = mask is None and implementation not in (*PLAIN, FLEX)
+    if alone and bounds is not None:
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED.format(name=name))
         return _kept(
             now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape)
         )
+    # Not every layer is handed the positions by which its model made the mask (CTRL).
+    positions = kwargs.get("position_ids") if alone else kwargs.get("position_ids", now.positions)
     # What runs again in backward belongs to an earlier forward.
     told = now.may_pack or (not torch.compiler.is_compiling() and in_backward())
     if not told or not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != shape[1]:
         return None
     # Flash kernels look at positions where there is one row and no padding; the others told them to their masks.
-    if shape[1] < 2 or (shape[0] != 1 or mask is not None if flash else not _tells(mask, shape[1])):
+    if shape[1] < 2 or not (shape[0] == 1 if alone else _tells(mask, shape[1])):
         return None
     if torch.compiler.is_compiling():
         one_sequence_a_row(_ran, positions, name)
@@ -59,7 +66,7 @@ def packing_of(name: str, flash: bool, kwargs: dict[str, Any], shape: tuple[int,
     # Tensors without numbers, by which code for another device is tried.
     if type(positions).__name__ == "FakeTensor":
         return None
-    if flash:
+    if alone:
         return _kept(now, (id(positions), shape), positions, lambda: _of_flash(positions))
     return _kept(now, (id(positions), id(mask), shape), (positions, mask), lambda: _of_mask(positions, mask, shape))
 

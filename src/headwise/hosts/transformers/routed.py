@@ -16,6 +16,10 @@ PLACE = "_headwise"
 PLAIN = ("eager", "sdpa")
 
 
+# Tells nothing but by its mask, which holds what positions say.
+FLEX = "flex_attention"
+
+
 def is_flash(implementation: str) -> bool:
     """Return whether an implementation tells sequences as flash kernels do: by padding masks, bounds or positions."""
     return "flash" in implementation
@@ -42,6 +46,11 @@ class Routed(Protocol):
     @property
     def implementation(self) -> str:
         """Return the name of the host's own implementation."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Return whether that is transformers' own eager or sdpa attention, in whose place headwise computes."""
         ...
 
     def original(self) -> Callable[..., Any]:

@@ -31,11 +31,13 @@ def largest(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int,
     value = error = float("nan")
     for step in range(1, iterations + 1):
         new = product(vector)
-        if not bool(new.isfinite().all()):
+        finite, along = new.isfinite().all(), torch.dot(new, vector)
+        new = new - along * vector - (beside[-1] if beside else 0.0) * before
+        # Asked for at once: each question waits for the device.
+        known, inside, size = torch.stack([finite.to(new.dtype), along, new.norm()]).tolist()
+        if not known:
             return Eigenvalue(float("nan"), float("nan"), step)
-        diagonal.append(float(torch.dot(new, vector)))
-        new = new - diagonal[-1] * vector - (beside[-1] if beside else 0.0) * before
-        size = float(new.norm())
+        diagonal.append(inside)
         values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
         value, error = float(values[-1]), size * abs(float(vectors[-1, -1]))
         # A space that the map does not leave holds all that can be found from here.
