@@ -19,7 +19,7 @@ COLOURS = (
     "var(--grey)",
 )
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
-# pixels of a row by the number of rows from which on they stand so close: on paper nine are to leave room for their table
+# pixels of a row by the number of rows from which on they stand so close: on paper nine leave room for their table
 HEIGHTS = {1: 52, 6: 42, 8: 38}
 # pixels; below it the numbers beside a label lose their interval
 NARROW = 430
