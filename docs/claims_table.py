@@ -14,8 +14,6 @@ from typing import get_args
 from claims_forest import deciding
 from claims_placed import RESULTS, Placed, kept_claims, sources
 
-from headwise.experiments.arm import canonical_arms
-from headwise.experiments.configuration import BASELINE
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 from headwise.results.claim_record import Verdict
@@ -93,7 +91,7 @@ def made_otherwise(results: Path) -> list[str]:
         if folder.name not in study_names():
             continue
         study = load_study(folder.name).STUDY
-        now = {BASELINE, *canonical_arms(study.methods, study.task), *(arm for axis in study.axes for arm in axis.arms)}
+        now = set(study.arms)
         kept = _kept_arms(folder / "analysis.json")
         more, fewer = [arm for arm in kept if arm not in now], sorted(now - set(kept))
         if more or fewer:

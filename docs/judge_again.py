@@ -29,12 +29,10 @@ from keep_results import (
 from scipy import stats
 
 from headwise.comparing.claim_check import canonical_claims, canonical_premises
-from headwise.experiments.arm import canonical_arms
 from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
 from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.answer import answer
-from headwise.results.axes import trends
 from headwise.results.claim_record import EARLIER, ClaimsRecord, JudgedClaim, JudgedPremise, JudgedTest
 from headwise.results.claim_tests import Ask, Seen, directed, same
 from headwise.results.claims_judged import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
@@ -46,6 +44,7 @@ from headwise.results.outcome_names import DIVERGED
 from headwise.results.records import ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
 from headwise.results.shares import whole_of
 from headwise.results.stored import checked_analysis
+from headwise.results.trend import trends
 from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,7 +91,6 @@ def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Ke
                 format=2,
             )
             runs[arm.label, seed] = RunFolder(arm.label, seed, folder, result)
-    whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
     record = StudyRecord(
         arms=[arm.label for arm in analysis.arms],
         baseline=analysis.baseline,
@@ -102,8 +100,8 @@ def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Ke
         metrics=[MetricRecord(**vars(metric)) for metric in study.task.all_metrics()],
         margin=analysis.margin,
         axes=list(study.axes),
-        claims=list(canonical_claims(whole)),
-        premises=list(canonical_premises(whole)),
+        claims=list(canonical_claims(study)),
+        premises=list(canonical_premises(study)),
     )
     return Kept(folder, record, runs)
 

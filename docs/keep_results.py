@@ -18,13 +18,13 @@ from headwise.files.errors import StudyError
 from headwise.pages.anchors import slug
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 from headwise.reporting.export import figures, svg
+from headwise.reporting.phases_section import phase_matrix
 from headwise.reporting.words import powers
 from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.claim_record import ClaimsRecord, JudgedClaim, JudgedPremise
 from headwise.results.findings_record import FindingsRecord, TableRecord
 from headwise.results.folder import read_study
 from headwise.results.outcome_names import DIVERGED
-from headwise.results.phase_matrix import phase_matrix
 from headwise.results.records import StudyRecord
 from headwise.results.stored import checked_analysis, checked_findings, checked_study
 

@@ -14,6 +14,7 @@ import headwise_papers.data.cifar as cifar
 import numpy as np
 import pytest
 import torch
+from headwise_papers.data import download as downloading
 from headwise_papers.tasks.cifar import Cifar
 from local_server import Server
 from small_studies import ENVIRONMENT, Silent, all_numbers
@@ -22,7 +23,6 @@ from tiny_cifar import write_binary
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
 from headwise.engines.in_process import HereEngine
-from headwise.files import download as downloading
 from headwise.study import Study, StudyError
 
 

@@ -12,11 +12,11 @@ import pytest
 import tiny_data
 import torch
 from headwise_papers.data import an4, camvid, frost, multi30k, squad, sst2, sts2012, stsb, tinyshakespeare, wikitext2
+from headwise_papers.data import download as downloading
 from headwise_papers.data.archive import Package, Source
 from headwise_papers.data.text_files import read_lines, read_number, read_rows
 from local_server import Server
 
-from headwise.files import download as downloading
 from headwise.study import StudyError
 
 # those whose official files are what lies in the folder

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 from headwise_papers import neutreno_cost
-from headwise_papers.neutreno_cost import measuring, presentation
+from headwise_papers.findings import findings
+from headwise_papers.neutreno_cost import measuring
 
 import headwise.reporting
 from headwise.files.durable import write_json
@@ -38,24 +39,28 @@ def test_both_forms_compute_different_things():
 
 
 @pytest.mark.parametrize(
-    ("interval", "verdict"),
+    ("times", "verdict"),
     [
-        ([0.98, 1.03], "as published"),
-        ([0.98, 1.07], "undecided"),
-        ([1.06, 1.09], "contrary"),
-        ([None, None], "undecided"),
+        ([0.99, 1.0, 1.01] * 4, "as published"),
+        ([0.95, 1.0, 1.12] * 4, "undecided"),
+        ([1.06, 1.07, 1.08] * 4, "contrary"),
+        ([1.0, 1.0], "undecided"),
     ],
 )
-def test_the_time_is_judged_by_its_interval(interval, verdict):
-    one = {"batch": 1, "operations": 1.0, "memory": 1.02, "activations": 1.1, "time": 1.0, "interval": interval}
-    assert [claim["verdict"] for claim in presentation.judged(one, 5)] == ["as published", "contrary", verdict]
+def test_the_time_is_judged_by_its_interval(times, verdict):
+    rounds = [{"operations": 1.0, "memory": 1.02, "time": ratio} for ratio in times]
+    claims, labels = neutreno_cost.CLAIMS, neutreno_cost.LABELS
+    found = findings("x", "X", "?", {"one image at a time": rounds}, claims[:3], labels=labels, settings={})
+    enough = len(times) > 2
+    counted = ["as published", "contrary"] if enough else ["undecided"] * 2
+    assert [claim["verdict"] for claim in found["claims"]] == [*counted, verdict]
 
 
 def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "SHAPE", SMALL)
-    found = neutreno_cost.run(tmp_path, seeds=3)
+    found = neutreno_cost.run(tmp_path, seeds=6)
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
-    assert claims[0].ours == "1.0000" and claims[0].verdict == "as published"
+    assert claims[0].verdict == "as published" and "1.0000, held against 1.0000" in claims[0].ours
     write_json(tmp_path / "findings.json", found)
     assert "one image at a time" in headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
 

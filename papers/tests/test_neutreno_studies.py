@@ -17,7 +17,6 @@ from sklearn.metrics import top_k_accuracy_score
 from small_studies import carry
 
 from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.arm import canonical_arms
 from headwise.results.claims_judged import judged_claims
 from headwise.results.folder import read_study
 from headwise.training.checkpoint import load_checkpoint
@@ -56,7 +55,7 @@ def at_least_size(study, **settings):
     named = set(task.head_statistics)
     # claims of statistics that are left out, and of the twelfth layer, go
     claims = [c for c in study.claims if all(_known(t.outcome, named) for t in c.tests)]
-    update = {"task": task, "methods": canonical_arms(study.methods, task), "seeds": 2, "claims": tuple(claims)}
+    update = {"task": task, "seeds": 2, "claims": tuple(claims)}
     made = study.model_copy(update=update)
     return made.model_copy(update={"claims": canonical_claims(made)})
 

@@ -52,16 +52,18 @@ def test_a_step_of_symmetric_attention_is_one_on_the_functional_and_that_of_atte
 
 
 def test_the_findings_are_claims_with_verdicts_and_a_page(tmp_path):
-    found = neutreno_theory.run(tmp_path, seeds=2)
+    found = neutreno_theory.run(tmp_path, seeds=6)
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
     assert [claim.verdict for claim in claims] == ["as published"] * 5
     write_json(tmp_path / "findings.json", found)
     page = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
-    assert "Proposition 1" in page and "grow without bound in 4 of 4 layers" in page
+    assert "Proposition 1" in page and "layers that converge at λ = 2" in page
+    assert found["paragraphs"][0] == "Of 5 claims 5 as published."
 
 
-def test_a_claim_that_numbers_contradict_does_not_agree(monkeypatch):
+def test_a_claim_that_numbers_contradict_does_not_agree(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "LIMIT", 2)
-    found = [passes.measure(0, kind) for kind in passes.KINDS]
-    verdicts = [claim["verdict"] for claim in neutreno_theory.presentation.judged(found)]
+    found = neutreno_theory.run(tmp_path, seeds=6)
+    verdicts = [claim["verdict"] for claim in found["claims"]]
     assert verdicts == ["as published", "contrary", "as published", "as published", "as published"]
+    assert "Contrary: The walk has one stationary distribution" in found["paragraphs"][0]

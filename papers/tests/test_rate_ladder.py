@@ -14,7 +14,6 @@ from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder, critical_rate
 from small_studies import carry
 
 from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.arm import canonical_arms
 
 TINY = {
     "rates": (0.01, 0.3),
@@ -31,7 +30,7 @@ TINY = {
 def at_least_size(study, folder, methods, **settings):
     """Return a study of one seed without claims."""
     task = type(study.task)(**study.task.model_dump() | TINY | settings)
-    update = {"task": task.located(folder), "methods": canonical_arms(methods, task), "seeds": 1, "claims": ()}
+    update = {"task": task.located(folder), "methods": methods, "seeds": 1, "claims": ()}
     return study.model_copy(update={**update, "premises": ()})
 
 

@@ -13,12 +13,13 @@ import torch
 from headwise_papers.data import stories260k, stories260k_llama
 from headwise_papers.retrofit import GATES, STUDY, WARMED
 from headwise_papers.tasks import story_teller
-from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller, in_8_bits, rounded
+from headwise_papers.tasks.eight_bits import in_8_bits, rounded
+from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 from small_studies import carry
 
 import headwise
 from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.arm import canonical_arms
+from headwise.experiments.arm import read_arms
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama2c_to_transformers.py"
 # width, width of the MLP, layers, heads, groups, vocabulary, length
@@ -95,7 +96,7 @@ def test_the_study_runs_at_its_least_size(model_files, tmp_path):
     assert len(STUDY.arms) == 27 and STUDY.scales["small"].seeds == 6
     small = {"steps": 2, "batch_size": 2, "context": 8, "test_size": 6, "warmup": 0}
     task = StoryTeller(**STUDY.task.model_dump() | small).located(model_files)
-    methods = canonical_arms((GATES[1], "XSA(strength=1.0)", WARMED["XSA(strength=1.0)"]), task)
+    methods = tuple(read_arms((GATES[1], "XSA(strength=1.0)", WARMED["XSA(strength=1.0)"]), task))
     update = {"task": task, "methods": methods, "seeds": 1, "claims": (), "premises": ()}
     results = carry(STUDY.model_copy(update=update), tmp_path / "out", data=model_files)
     assert [result["status"] for result in results] == ["finished"] * 4

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 from headwise_papers import sigma_bound
-from headwise_papers.sigma_bound import least_entropy, presentation, update_growth
-from headwise_papers.sigma_bound.least_entropy import Least, entropy, falls_as, least_entropies, rate
+from headwise_papers.findings import findings
+from headwise_papers.sigma_bound import least_entropy, update_growth
+from headwise_papers.sigma_bound.least_entropy import entropy, falls_as, least_entropies, rate
 
 import headwise.reporting
-from headwise.results.analysis_record import Interval
 from headwise.results.findings_record import FindingsRecord
 
 
@@ -52,37 +52,31 @@ def test_updates_of_a_plain_model_grow_with_the_width():
     assert ours[0] == pytest.approx(wide[0], rel=0.1)
 
 
-def interval(low, high):
-    return Interval(mean=(low + high) / 2, low=low, high=high, n=10)
-
-
 @pytest.mark.parametrize(
-    ("low", "high", "above", "verdict"),
+    ("exponents", "update", "change"),
     [
-        (0.9, 1.0, True, "as published"),
-        (0.0, 0.05, True, "contrary"),
-        (0.0, 0.3, True, "undecided"),
-        (-0.05, 0.05, False, "as published"),
-        (0.2, 0.3, False, "contrary"),
-        (0.05, 0.3, False, "undecided"),
-        (-0.4, -0.2, False, "contrary"),
+        ([0.9, 0.95, 1.0], "as published", "contrary"),
+        ([0.01, 0.03, 0.05], "contrary", "as published"),
+        ([0.0, 0.1, 0.25], "undecided", "undecided"),
+        ([-0.4, -0.3, -0.2], "contrary", "contrary"),
     ],
 )
-def test_verdicts_follow_the_intervals(low, high, above, verdict):
-    found = interval(low, high)
-    assert presentation._outside(found, above=above) == verdict
+def test_verdicts_follow_the_intervals(exponents, update, change):
+    models = [{"update": value, "change": value} for value in exponents * 3]
+    assert judged({"plain": models, "SigmaReparam": models})[2:] == [update, change]
+
+
+def judged(figures, keys=()):
+    claims = sigma_bound.claims(list(keys))
+    found = findings("x", "X", "?", figures, claims, labels=sigma_bound.LABELS, settings={})
+    return [claim["verdict"] for claim in found["claims"]]
 
 
 def test_an_entropy_below_the_floor_would_be_seen():
-    grown = {
-        (arm, what): interval(0.9, 1.0)
-        for arm in ("plain", "SigmaReparam", "difference")
-        for what in (presentation.UPDATE, presentation.CHANGE)
-    }
-    made = [
-        Least(t, math.log(t) + b, f := math.exp(-t - b), f * 0.99, f) for t in least_entropy.TOKENS for b in (5.0, 7.0)
-    ]
-    assert presentation.claims(made, grown)[0]["verdict"] == "contrary"
+    reached = {"least": 0.0, "most": 1e-6, "rate": 1.0}
+    for least, verdict in ((0.0, "as published"), (-0.01, "contrary")):
+        figures = {f"{t} keys": [reached | {"least": least}] * 10 for t in least_entropy.TOKENS}
+        assert judged(figures, figures)[:2] == [verdict, "as published"]
 
 
 def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monkeypatch):
@@ -90,12 +84,13 @@ def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monk
     monkeypatch.setattr(least_entropy, "BEYOND", (4.0, 7.0))
     monkeypatch.setattr(least_entropy, "STARTS", 1)
     monkeypatch.setattr(least_entropy, "ITERATIONS", 40)
-    monkeypatch.setattr(presentation, "REACHED", 0.05)
+    monkeypatch.setattr(sigma_bound, "REACHED", 0.05)
     monkeypatch.setattr(update_growth, "WIDTHS", (16, 32))
-    found = sigma_bound.run(tmp_path, seeds=2)
+    found = sigma_bound.run(tmp_path, seeds=6)
     record = FindingsRecord.model_validate(json.loads(json.dumps(found)))
     assert [claim.verdict for claim in record.claims[:2]] == ["as published", "as published"]
     assert all(claim.source and claim.ours for claim in record.claims)
-    assert len(record.tables[0].rows) == 2 and len(record.tables[1].rows) == 4
+    assert [row[2] for row in record.tables[0].rows] == [6] * 7
+    assert len(record.tables[1].rows) == 2
     (tmp_path / "findings.json").write_text(json.dumps(found))
     assert headwise.reporting.write(tmp_path).exists()

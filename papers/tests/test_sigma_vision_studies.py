@@ -6,7 +6,6 @@ import torch
 from headwise_papers import sigma_robust, sigma_temperature, sigma_vit
 from small_studies import carry
 
-from headwise.comparing.choosing import canonical_arms
 from headwise.comparing.claim_check import canonical_claims
 from headwise.experiments.task_source import build_task
 from headwise.results.analysis import analyse
@@ -34,7 +33,7 @@ def run(name, folder, methods=None, seeds=2, **settings):
     """Run a built-in study with its own arms and claims at a least size, and give its analysis."""
     study = STUDIES[name]
     task = build_task(type(study.task), study.task.model_dump() | TINY | settings).located(folder)
-    update = {"methods": canonical_arms(study.methods, study.task), "seeds": seeds, "task": task}
+    update = {"seeds": seeds, "task": task}
     study = study.model_copy(update=update)
     carry(study, folder / "out", watch=study.watch)
     return analyse(folder / "out")
@@ -43,8 +42,7 @@ def run(name, folder, methods=None, seeds=2, **settings):
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_name_what_the_study_has_and_the_default_is_the_small_scale(name):
     study = STUDIES[name]
-    whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
-    assert len(canonical_claims(whole)) == len(study.claims) > 1
+    assert len(canonical_claims(study)) == len(study.claims) > 1
     small = build_task(type(study.task), study.task.model_dump() | study.scales["small"].settings)
     assert small.model_dump() == study.task.model_dump() and study.scales["small"].seeds == study.seeds >= 6
     paper = build_task(type(study.task), study.task.model_dump() | study.scales["paper"].settings)

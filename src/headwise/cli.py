@@ -147,8 +147,7 @@ def compare(
         list[str] | None,
         typer.Option(
             help="What each job of --engine slurm asks for: partition=gpu,gpus_per_node=1,timeout_min=60; "
-            "executor=local tries it out "
-            "without Slurm. Options: docs/slurm.md."
+            "executor=local tries it out without Slurm. Options: docs/slurm.md."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
@@ -267,6 +266,15 @@ def league(
     trials: Annotated[int, typer.Option(min=1, help="Trials on validation for every entry, the plain model too.")] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
     again: Annotated[bool, typer.Option("--again", help="Try entries that failed or were refused once more.")] = False,
+    fresh: Annotated[
+        int, typer.Option(min=0, help="With --run: at the end so many of the highest methods, on fresh seeds.")
+    ] = 0,
+    pairs: Annotated[
+        int, typer.Option(min=0, help="Write files of entries: pairs of so many of the highest methods.")
+    ] = 0,
+    time_steps: Annotated[
+        bool, typer.Option("--time", help="Measure a step of every entry beside one of the plain model, in turns.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     ray_address: Annotated[
@@ -294,6 +302,9 @@ def league(
             trials=trials,
             seeds=seeds,
             again=again,
+            fresh=fresh,
+            pairs=pairs,
+            time_steps=time_steps,
             jobs=jobs,
             engine=engine,
             ray_address=ray_address,

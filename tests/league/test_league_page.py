@@ -79,7 +79,8 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     )
     assert "fresh seeds" in lines[0]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("league.html", "league.csv", "aggregate.csv", "gains.svg", "cost.svg", "profiles.svg")
+        *("league.html", "league.csv", "runs.csv", "trials.csv", "aggregate.csv", "left_out.csv"),
+        *("gains.svg", "cost.svg", "profiles.svg"),
     }
     cells = rows_of(tmp_path / "out" / "league.csv")
     assert len(cells) == 10 and {row["verdict"] for row in cells if row["entry"] == "good"} == {"better"}

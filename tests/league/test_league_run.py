@@ -60,7 +60,7 @@ def record(tmp_path, world="dots"):
 
 def test_a_league_is_run_stopped_resumed_and_grown(tmp_path):
     request = request_of(tmp_path)
-    plan = "\n".join(plan_lines(cells_of(request, None, None), 2))
+    plan = "\n".join(plan_lines(cells_of(request, HereEngine(), Quiet()), 2))
     # three entries, two trials and two seeds each, six seconds a run
     assert re.search(r"dots +3 +0 +12 +1\n", plan) and "without an interval in dots: all 3" in plan
     assert not (tmp_path / "out").exists()
@@ -131,7 +131,7 @@ def test_an_entry_that_fails_or_cannot_be_is_a_result_and_the_others_go_on(tmp_p
 
 def test_what_has_no_interval_comes_first_and_the_plain_model_before_all(tmp_path):
     write_source(tmp_path / "source", worlds=("dots", "more"))
-    cells = cells_of(request_of(tmp_path, seeds=8), None, None)
+    cells = cells_of(request_of(tmp_path, seeds=8), HereEngine(), Quiet())
     order = informative_first(cells)
     assert [(cell.entry.name, cell.place.world.name) for cell, _ in order[:3]] == [
         ("plain", "dots"),
@@ -144,12 +144,12 @@ def test_what_has_no_interval_comes_first_and_the_plain_model_before_all(tmp_pat
 
 def test_worlds_and_entries_can_be_chosen_and_the_plain_model_is_always_there(tmp_path):
     write_source(tmp_path / "source", worlds=("dots", "more"))
-    cells = cells_of(request_of(tmp_path, worlds=("more",), entries=named(["drop-head"])), None, None)
+    cells = cells_of(request_of(tmp_path, worlds=("more",), entries=named(["drop-head"])), HereEngine(), Quiet())
     assert [(cell.entry.name, cell.place.world.name) for cell in cells] == [("plain", "more"), ("drop-head", "more")]
     with pytest.raises(
         StudyError, match=r"--worlds mor: there is none of this name. Did you mean 'more'\? Known: dots, more"
     ):
-        cells_of(request_of(tmp_path, worlds=("mor",)), None, None)
+        cells_of(request_of(tmp_path, worlds=("mor",)), HereEngine(), Quiet())
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_a_world_that_changed_is_not_mixed_with_what_was_run(tmp_path):
     ticks = iter(range(9))
     go(request, deadline=1, clock=lambda: next(ticks))
     with pytest.raises(StudyError, match=r"holds the world dots with other trials: .*Choose another --out, or delete"):
-        cells_of(request_of(tmp_path, trials=3), None, None)
+        cells_of(request_of(tmp_path, trials=3), HereEngine(), Quiet())
     write_source(tmp_path / "source", settings="[settings]\nepochs = 3\n")
     with pytest.raises(StudyError, match="with other settings"):
-        cells_of(request, None, None)
+        cells_of(request, HereEngine(), Quiet())
 
 
 def test_other_ranges_are_another_search(tmp_path):

@@ -87,28 +87,6 @@ def write_study(
     return folder
 
 
-def in_version_0_1(folder):
-    """Rewrite a study folder in the shapes that version 0.1 wrote."""
-    study = json.loads((folder / "study.json").read_text())
-    metric, *_ = study.pop("metrics")
-    metric |= {"name": study.pop("primary").replace("/", "_"), "label": f"test {metric['label']}"}
-    dropped = ("format", "margin", "axes")
-    study = {key: value for key, value in study.items() if key not in dropped} | {"metric": metric}
-    _json(folder / "study.json", study | {"methods": study.pop("arms")})
-    for path in (folder / "runs").iterdir():
-        config, result = (json.loads((path / name).read_text()) for name in ("config.json", "result.json"))
-        _json(path / "config.json", config | {"method": config.pop("arm")})
-        step = (result.pop("divergence") or {}).get("step")
-        counts = {name: result.pop(name) for name in ("steps", "epochs")}
-        old = {name.removeprefix("cost/").replace("/", "_"): value for name, value in result["metrics"].items()}
-        result |= {"method": result.pop("arm"), "diverged_at_step": step, "metrics": old | counts}
-        _json(path / "result.json", {key: value for key, value in result.items() if key != "format"})
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        flat = [line | {k.replace("/", "_"): v for k, v in line.pop("metrics").items()} for line in lines]
-        _lines(path / "metrics.jsonl", flat)
-    return folder
-
-
 def _run(folder, number, method, seed, effect, epochs, broken, test_curves, watched, heads):
     path = folder / "runs" / f"{number:04x}{seed:08x}"
     _json(path / "config.json", {"arm": method, "seed": seed, "study": "synthetic"})

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from report.synthetic_study import NINE, in_version_0_1, write_study
+from report.synthetic_study import NINE, write_study
 
 import headwise.reporting
 from headwise.pages.shell import Cell, Column, Section, figure, page, table
@@ -310,20 +310,6 @@ def test_findings_that_version_0_1_kept_can_be_read(tmp_path, name):
     html = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
     stored = json.loads(kept.read_text())
     assert html.count("<caption>") == len(stored["tables"]) + bool(stored.get("claims")) and stored["title"] in html
-
-
-def test_a_folder_of_version_0_1_gives_the_same_report(tmp_path):
-    settings = {"methods": TWO, "seeds": 6, "epochs": 3, "diverged": {(TWO[1], 2)}}
-    new, old = write_study(tmp_path / "new" / "s", **settings), write_study(tmp_path / "old" / "s", **settings)
-    in_version_0_1(old)
-    assert (
-        "test_accuracy" in (old / "study.json").read_text()
-        and "method" in (old / "runs/000100000002/config.json").read_text()
-    )
-    for folder in (new, old):
-        headwise.reporting.write(folder)
-    for name in ("runs.csv", "epochs.csv", "table.csv", "table.tex"):
-        assert (old / name).read_text() == (new / name).read_text()
 
 
 def test_divergence_stands_first_where_there_is_any(tmp_path):

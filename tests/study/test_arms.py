@@ -6,9 +6,9 @@ import pytest
 import torch
 from small_studies import PLACE
 
-from headwise.comparing.check_arms import check_arms
+from headwise.comparing.plan import check_arms
 from headwise.core.schedule import ByDepth, Ramp, VShape
-from headwise.experiments.arm import SAME, canonical_arms, read_arm
+from headwise.experiments.arm import SAME, read_arm, read_arms
 from headwise.experiments.arm_settings import read_setting
 from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task_source import load_task
@@ -140,8 +140,8 @@ def test_a_mistake_in_an_arm_is_answered_with_what_was_meant(text, message, task
 def test_two_writings_of_one_arm_are_refused(task):
     texts = ["DropHead(p=0.1) | epochs=3", "baseline", "DropHead(p=0.10)|epochs=3"]
     with pytest.raises(StudyError, match=r"are the same arm, DropHead\(p=0.1\) \| epochs=3. Give one of them"):
-        canonical_arms(texts, task)
-    assert canonical_arms(texts[:2], task) == ("DropHead(p=0.1) | epochs=3",)
+        read_arms(texts, task)
+    assert list(read_arms(texts[:2], task)) == ["DropHead(p=0.1) | epochs=3"]
 
 
 def test_the_changes_of_an_arm_are_the_tasks_settings(task):
@@ -200,32 +200,32 @@ def test_layers_that_are_not_there_are_refused_with_those_that_are(task):
         with pytest.raises(StudyError, match=message):
             fit(read_arm(f"DropHead() @ {where}", task), model, example=None, seed=0, steps=1)
         with pytest.raises(StudyError, match=rf"DropHead\(p=0.2\) @ .*{message}"):
-            check_arms((read_arm(f"DropHead() @ {where}", task).text,), task)
-    check_arms(("DropHead(p=0.2) @ blocks", "DropHead(p=0.2) @ *.0.attn", "DropHead(p=0.2) @ 0-1"), task)
+            check_arms([read_arm(f"DropHead() @ {where}", task)], task)
+    check_arms([read_arm(f"DropHead(p=0.2) @ {where}", task) for where in ("blocks", "*.0.attn", "0-1")], task)
 
 
 def test_an_arm_that_changes_the_data_is_refused_and_one_that_changes_the_model_is_not():
     classes = load_task(f"{PLACE}:Resized")
-    check_arms(("baseline | dim=16", "baseline | epochs=9"), classes())
+    check_arms([read_arm(f"baseline | {change}", classes()) for change in ("dim=16", "epochs=9")], classes())
     with pytest.raises(StudyError, match=r"baseline \| pixels=8: its changes \(pixels\) give it other train examples"):
-        check_arms(("baseline | pixels=8",), classes())
+        check_arms([read_arm("baseline | pixels=8", classes())], classes())
 
 
 def test_a_sweep_keeps_all_digits_of_its_values(task):
-    axis = read_sweep("NeuTRENO(strength={0.12345678901234567,0.12345678901234599,2})", task)
+    axis, _ = read_sweep("NeuTRENO(strength={0.12345678901234567,0.12345678901234599,2})", task)
     # both differ after twelve digits
     assert axis.arms[0] == f"NeuTRENO(strength={0.12345678901234567!r})" and len(set(axis.arms)) == 3
-    assert read_sweep("baseline | batch_size={2,4}", task).arms == [
+    assert read_sweep("baseline | batch_size={2,4}", task)[0].arms == [
         "baseline | batch_size=2",
         "baseline | batch_size=4",
     ]
 
 
 def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):
-    axis = read_sweep("NeuTRENO(strength={0.4, 0,.2}) @ 1 | epochs=2", task)
+    axis, _ = read_sweep("NeuTRENO(strength={0.4, 0,.2}) @ 1 | epochs=2", task)
     assert axis.name == "strength" and axis.values == [0.0, 0.2, 0.4]
     assert axis.arms == [f"NeuTRENO(strength={value}) @ 1 | epochs=2" for value in axis.values]
-    rates = read_sweep("baseline | learning_rate={0.1,0.3}", task)
+    rates, _ = read_sweep("baseline | learning_rate={0.1,0.3}", task)
     assert rates.arms == ["baseline | learning_rate=0.1", "baseline | learning_rate=0.3"]
 
 
@@ -269,3 +269,11 @@ def test_the_arms_of_a_built_in_study_are_written_in_their_one_form(name):
     # a study of findings has no arms in text
     if study is not None:
         assert study.arms == tuple(read_arm(arm, study.task).text for arm in study.arms)
+
+
+def test_a_study_parses_its_arms_once_and_a_copy_with_other_texts_anew():
+    study = load_study("digits").STUDY.model_copy(update={"methods": ("DropHead(p=0.10)",), "sweeps": ()})
+    assert study.parsed is study.parsed and study.arms == ("baseline", "DropHead(p=0.1)")
+    assert study.arm("DropHead(p=0.1)") is study.parsed["DropHead(p=0.1)"]
+    other = study.model_copy(update={"sweeps": ("baseline | learning_rate={0.1,0.3}",)})
+    assert other.arms == (*study.arms, *other.axes[0].arms) and len(study.arms) == 2

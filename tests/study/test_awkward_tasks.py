@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from small_studies import carry, orders, study_of
 
-from headwise.comparing.check_arms import check_arms
+from headwise.comparing.plan import check_arms
+from headwise.experiments.arm import read_arm
 from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
 from headwise.training.execution import execute
@@ -90,8 +91,9 @@ def test_the_stream_holds_no_mean_of_a_metric_that_is_counted(tmp_path):
 
 
 def test_an_arm_trains_on_the_splits_of_the_baseline_in_their_order():
+    task = load_task(f"{PLACE}:InOrder")()
     with pytest.raises(StudyError, match=r"\(order\) train it on train b, train a, the baseline on train a, train b"):
-        check_arms(("baseline | order=ba",), load_task(f"{PLACE}:InOrder")())
+        check_arms([read_arm("baseline | order=ba", task)], task)
 
 
 def test_nothing_that_is_tried_or_measured_exceeds_the_tokens_of_a_batch(tmp_path):

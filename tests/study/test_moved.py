@@ -73,7 +73,8 @@ def test_the_premise_that_parameters_moved_is_judged_on_runs(tmp_path, by, holds
     table = page.partition("own parameters of the methods")[2].partition("</table>")[0]
     assert "FeatScale(" in table and "DropHead(" not in table and "baseline" not in table
     # the baseline has no such figure, and so no difference is missing anywhere
-    assert "no pair of finished runs" not in page and "own parameters" not in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    latex = (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert "no pair of finished runs" not in page and "own parameters" not in latex
 
 
 def test_a_premise_names_only_the_figures_that_are_recorded():

@@ -6,7 +6,7 @@ import pytest
 from small_studies import orders, tiny_study
 
 from headwise.comparing import progress as showing
-from headwise.comparing.failures import describe_failures
+from headwise.comparing.order_queue import describe_failures
 from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
 from headwise.results.records import Divergence, RunResult
 

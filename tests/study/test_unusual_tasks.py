@@ -7,8 +7,8 @@ import pytest
 from small_studies import carry, orders, study_of
 from unusual_tasks import Colour, Unusual
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.choosing import choose_study
+from headwise.comparing.plan import check_arms
 from headwise.comparing.request import Request
 from headwise.experiments.arm import read_arm
 from headwise.experiments.arm_settings import read_settings
@@ -87,9 +87,9 @@ def test_a_built_in_study_can_be_chosen_at_every_scale(name):
 
 def test_an_arm_may_not_change_the_examples_of_any_evaluation():
     with pytest.raises(StudyError, match=r"its changes \(fog\) give it other fog examples than the baseline's"):
-        check_arms(("baseline | fog=0.2",), Unusual())
+        check_arms([read_arm("baseline | fog=0.2", Unusual())], Unusual())
     # a value that is missing in both is no difference
-    check_arms(("baseline | word=b",), Unusual(fault="missing value"))
+    check_arms([read_arm("baseline | word=b", Unusual())], Unusual(fault="missing value"))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.results.data_sets import aggregate
-from headwise.results.equivalence import equivalence
+from headwise.results.across import aggregate
+from headwise.results.divergences import holm, mcnemar
 from headwise.results.joint_flips import joint_test
-from headwise.results.mcnemar import holm, mcnemar
 from headwise.results.power import detectable_effect, pairing_gain
-from headwise.results.simultaneous import JointIntervals
+from headwise.results.simultaneous import JointIntervals, equivalence
 from headwise.results.trend import trend
 
 

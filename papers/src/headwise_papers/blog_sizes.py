@@ -68,8 +68,7 @@ STUDY = Study(
     name="blog-sizes",
     title="The blog's regularizers of attention against the number of training images",
     question="Do the blog's methods help where images are few and where they are many, do they narrow the gap of "
-    "training and test, and does "
-    "Decorrelation make heads differ?",
+    "training and test, and does Decorrelation make heads differ?",
     task=SizedBlogImages(name="cifar10", **SCALES["small"].settings, head_statistics=("head_redundancy",)),
     task_place="headwise_papers.blog_sizes:SizedBlogImages",
     methods=(*DROPOUT, DECORRELATION),
@@ -112,8 +111,7 @@ STUDY = Study(
         NOTES[0].partition(";")[0] + ".",
         *NOTES[1:],
         "Every number of images is passed 24 times, so that more images are more steps. The figures under test, train "
-        "and gap are those of "
-        "the largest number. How alike heads are is read on 512 test images.",
+        "and gap are those of the largest number. How alike heads are is read on 512 test images.",
         "There is no paper scale: the blog trains on all images alone.",
     ),
 )

@@ -28,8 +28,7 @@ STUDY = Study(
     name="blog-text-sst2",
     title="The blog's regularizers of attention on the sentiment of sentences",
     question="Does what the blog finds on images hold for sentences: dropout methods lower the test loss, and noise, "
-    "norm and relaxation "
-    "change nothing?",
+    "norm and relaxation change nothing?",
     task=Sentiment(**SMALL),
     task_place="headwise_papers.tasks.blog_text:Sentiment",
     margin=TEST_ACCURACY,

@@ -27,8 +27,7 @@ STUDY = Study(
     name="blog-text-wikitext2",
     title="The blog's regularizers of attention on the next word",
     question="Does what the blog finds on images hold for a language model: dropout methods lower the test loss, and "
-    "noise, norm and "
-    "relaxation change nothing?",
+    "noise, norm and relaxation change nothing?",
     task=NextWord(**SMALL),
     task_place="headwise_papers.tasks.blog_text:NextWord",
     claims=on_text("WikiText-2", SIMILAR),

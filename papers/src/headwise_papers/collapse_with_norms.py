@@ -33,8 +33,7 @@ STUDY = Study(
     name="collapse-with-norms",
     title="Entropy collapse in spite of norms",
     question="Does attention's entropy collapse in a pre-LN language model at high rates, do SigmaReparam and QKNorm "
-    "prevent it, and is it the "
-    "same failure as rank collapse?",
+    "prevent it, and is it the same failure as rank collapse?",
     task=RateLadder(
         rates=(0.003, 0.01, 0.03, 0.1, 0.3),
         level=2.75,
@@ -97,8 +96,7 @@ STUDY = Study(
         ),
         _claim(
             "Entropy collapse and rank collapse are two failures: where SigmaReparam of queries and keys keeps the "
-            "entropy up at a high rate, "
-            "the stream loses rank all the same.",
+            "entropy up at a high rate, the stream loses rank all the same.",
             {"arm": QUERIES, "outcome": f"{HIGH}/{ENTROPY}", "says": "higher", "level": 0.5},
             {"arm": QUERIES, "outcome": f"{HIGH}/{RANK}", "says": "lower", "against_outcome": f"{LOW}/{RANK}"},
         ),
@@ -125,7 +123,6 @@ STUDY = Study(
         "a seed. Failed: a test loss above 2.75 nats, 0.2 above the "
         "best and 0.6 below that of the shares of characters.",
         "Of the paper's models only those without norms or with post-LN are told with figures; that norms do not "
-        "prevent the collapse it says in "
-        "words. Its largest models are far larger than the scale paper here.",
+        "prevent the collapse it says in words. Its largest models are far larger than the scale paper here.",
     ),
 )

@@ -18,8 +18,7 @@ STUDY = Study(
     name="decay-compress",
     title="What the low rank of decayed attention saves",
     question="How many parameters and how much time does cutting every head to its pseudo-rank save, what does it "
-    "cost in loss, and does "
-    "decay of attention make both better?",
+    "cost in loss, and does decay of attention make both better?",
     task=CutCharacterLM(**LM.task.model_dump()),
     task_place="headwise_papers.tasks.cut_character_lm:CutCharacterLM",
     methods=(),

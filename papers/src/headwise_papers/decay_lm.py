@@ -19,8 +19,7 @@ STUDY = Study(
     name="decay-lm",
     title="Weight decay of attention and of MLPs in a language model",
     question="Does decaying attention lower the rank of its products, is a decay between none and much best, and does "
-    "the decay of the MLPs "
-    "matter more?",
+    "the decay of the MLPs matter more?",
     task=CharacterLM(
         steps=500,
         batch_size=32,
@@ -58,8 +57,7 @@ STUDY = Study(
         ),
         Claim(
             text="The decay of the MLPs matters more: without it, and with much of it, the perplexity is worse than "
-            "with as little or as much "
-            "decay of attention.",
+            "with as little or as much decay of attention.",
             source="ours: the source speaks of potential differences in sensitivity, and not of which is larger",
             tests=tuple(
                 ClaimTest(
@@ -92,7 +90,6 @@ STUDY = Study(
     },
     notes=(
         "The paper's table of perplexities is not known here, nor its learning rate; its data and tokens are others. "
-        "As there, no text is seen "
-        "twice.",
+        "As there, no text is seen twice.",
     ),
 )

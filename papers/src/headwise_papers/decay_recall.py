@@ -64,8 +64,7 @@ STUDY = Study(
         "Imbalance and gap are told as shares of the norms, so that weights which merely shrink do not count as "
         "balanced.",
         "e-folds: under gradient flow, a decay λ at a rate η gives −2000·ηλ per 1,000 steps. AdamW divides gradients "
-        "by their size, "
-        "which keeps no difference of the Gram matrices: at a decay of 0 they balance, too.",
+        "by their size, which keeps no difference of the Gram matrices: at a decay of 0 they balance, too.",
         "Width, heads, learning rate and steps of the paper's experiment are not known here; batch, pairs and labels "
         "are.",
     ),

@@ -74,8 +74,7 @@ STUDY = Study(
     name="entropy-collapse",
     title="Entropy collapse: the alert before the divergence",
     question="When a transformer diverges at a learning rate that is too high, does the entropy alert come before the "
-    "loss "
-    "shows it, and does the same run with SigmaReparam or with QKNorm not diverge?",
+    "loss shows it, and does the same run with SigmaReparam or with QKNorm not diverge?",
     task=NoisyDigits(),
     task_place="headwise_papers.entropy_collapse:NoisyDigits",
     methods=('SigmaReparam(init="one")', 'QKNorm(norm="rms")'),
@@ -103,15 +102,11 @@ STUDY = Study(
     ),
     notes=(
         "Diverged: the first step whose loss, smoothed with a weight of 0.95 of the past, exceeds 1.2 × its minimum. "
-        "Smoothing "
-        "delays this: --set divergence_smoothing=0.8 asks whether the alert leads a quicker judgement too.",
+        "Smoothing delays this: --set divergence_smoothing=0.8 asks whether the alert leads a quicker judgement too.",
         "An alert's lead is the steps from the first reading below the threshold to the divergence, in runs that had "
-        "both; "
-        "all thresholds are the defaults of headwise.watch.",
+        "both; all thresholds are the defaults of headwise.watch.",
         "The setting was searched for with other draws: the norm before attention was taken out and the learning rate "
-        "raised "
-        "until the plain model diverged. The study shows that the alert can come first and that the remedies can "
-        "help, not how "
-        "often they do elsewhere.",
+        "raised until the plain model diverged. The study shows that the alert can come first and that the remedies "
+        "can help, not how often they do elsewhere.",
     ),
 )

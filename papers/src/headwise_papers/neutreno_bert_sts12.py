@@ -13,8 +13,7 @@ STUDY = STSB.model_copy(
         "notes": (
             *STSB.notes,
             "Trained and judged on STS 2012's own splits without its part MSRvid, which may not be copied: the "
-            "figures do not "
-            "compare with those over five parts.",
+            "figures do not compare with those over five parts.",
         ),
     }
 )

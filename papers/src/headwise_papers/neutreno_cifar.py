@@ -147,8 +147,7 @@ STUDY = Study(
     name="neutreno-cifar",
     title="NeuTRENO in image classification",
     question="Does NeuTRENO raise the accuracy of a DeiT-like transformer, alone, beside FeatScale, in symmetric "
-    "attention and in a model "
-    "trained without it, and does it keep tokens, values and maps apart?",
+    "attention and in a model trained without it, and does it keep tokens, values and maps apart?",
     task=DeiT(
         **SMALL,
         head_statistics=(
@@ -170,11 +169,9 @@ STUDY = Study(
         "DeiT-tiny's shape and recipe "
         "on patches of 4 pixels, without its RandAugment, mixing, erasing and stochastic depth.",
         "Adaptation is a second phase, a third as long as the first, with NeuTRENO switched on over its first fifth; "
-        "the paper's takes a third of "
-        "the epochs, too. It is held against the model before, as published, and against as much more training "
-        "without NeuTRENO.",
+        "the paper's takes a third of the epochs, too. It is held against the model before, as published, and against "
+        "as much more training without NeuTRENO.",
         "Statistics of tokens, J, gradients and maps are read on 512 test images; in a symmetric model both gradients "
-        "of J are one, and their "
-        "cosine is 1 by definition.",
+        "of J are one, and their cosine is 1 by definition.",
     ),
 )

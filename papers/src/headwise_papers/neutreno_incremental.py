@@ -62,8 +62,7 @@ STUDY = Study(
     },
     notes=(
         "The task of an image is known in training and evaluation, nothing of an earlier task is seen again, and no "
-        "method against forgetting "
-        "acts.",
+        "method against forgetting acts.",
         "A question of our own: what the paper calls incremental learning refers to sentences, see neutreno-prefixes. "
         "The scale paper is DeiT-tiny's shape, 100 epochs a task.",
     ),

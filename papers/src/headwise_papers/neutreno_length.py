@@ -139,7 +139,6 @@ STUDY = Study(
         f"Each length has a cosine of its own. {SHORT} steps of 16 see most of the 2,000 training images once, {LONG} "
         "steps each nearly ten times.",
         "The paper trains for 300 epochs of ImageNet; it asks nothing about length. At the scale paper the lengths of "
-        "the arms stay those written "
-        "here, which its batches make longer.",
+        "the arms stay those written here, which its batches make longer.",
     ),
 )

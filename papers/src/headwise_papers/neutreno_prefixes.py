@@ -81,8 +81,7 @@ STUDY = Study(
     },
     notes=(
         "The paper's G.7 is known here by its title and its references, which are of incremental understanding of "
-        "sentences. Incremental "
-        "learning of classes, another question, is neutreno-incremental.",
+        "sentences. Incremental learning of classes, another question, is neutreno-incremental.",
         "Trained on whole sentences alone. Of a label for each prefix the first answer is the one necessary edit.",
     ),
 )

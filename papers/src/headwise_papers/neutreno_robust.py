@@ -67,10 +67,8 @@ STUDY = Study(
     scales={"small": Scale(settings=SMALL, seeds=10), "paper": Scale(settings=PAPER, seeds=5)},
     notes=(
         "The paper's mCE is relative to AlexNet's errors; here it is relative to fixed errors of the plain model on "
-        "other seeds, so that "
-        "the baseline is near 100 % and a difference is one relative to it.",
+        "other seeds, so that the baseline is near 100 % and a difference is one relative to it.",
         "Published on ImageNet-A (accuracy 6.9 to 8.2 %) and ImageNet-R (32.83 to 33.82 %) too: other photographs, "
-        "which have no "
-        "counterpart for CIFAR-10. These two figures are not tested here.",
+        "which have no counterpart for CIFAR-10. These two figures are not tested here.",
     ),
 )

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 TITLE = "Over-smoothing at initialisation"
 QUESTION = (
     "Before any training, how alike do the tokens of a DeiT-tiny-sized transformer grow with depth, and what do "
-    "NeuTRENO, FeatScale and "
-    "ValueResidual change about it?"
+    "NeuTRENO, FeatScale and ValueResidual change about it?"
 )
 WIDTH, DEPTH, HEADS, TOKENS, BATCH = 192, 12, 3, 65, 8
 BASELINE = "baseline"
@@ -151,9 +150,9 @@ def high_frequency(x: Tensor) -> float:
 def compare(measured: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """Return per arm the final token cosine and, against the baseline within a seed, the difference, its interval and
     corrected p."""
+    from headwise.results.divergences import holm
     from headwise.results.intervals import interval
     from headwise.results.joint_flips import sign_flip
-    from headwise.results.mcnemar import holm
 
     final = {(found["arm"], found["seed"]): found["cosine"][-1] for found in measured}
     labels = list(dict.fromkeys(found["arm"] for found in measured))
@@ -196,15 +195,13 @@ def _paragraphs(compared: list[dict[str, Any]], measured: list[dict[str, Any]], 
     unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
     return [
         f"Of all arms {best['arm']} leaves the tokens of a random {DEPTH}-block model least alike: a final token "
-        "cosine of "
-        f"{best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of {seeds} "
-        "models.",
+        f"cosine of {best['final']['mean']:.3f} against {base:.3f} in the plain model, lower in {best['lower']} of "
+        f"{seeds} models.",
         f"The others end at: {'; '.join(others)}. The tokens start with a cosine of {abs(first):.3f} in size: they "
         "are drawn independently.",
         "FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in "
-        f"{unchanged} of {seeds} models. "
-        f"The arm with a gain of {GAIN:g} on what differs from the mean over tokens shows how it acts once it has "
-        "learned such a gain.",
+        f"{unchanged} of {seeds} models. The arm with a gain of {GAIN:g} on what differs from the mean over tokens "
+        "shows how it acts once it has learned such a gain.",
         "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
     ]
 

@@ -85,8 +85,7 @@ STUDY = Study(
     },
     notes=(
         "A word predicted by its frequency alone costs about 4.7 nats here: a model that ends there has not trained, "
-        "though its loss "
-        "never rose.",
+        "though its loss never rose.",
         "Diverged: the smoothed loss exceeds 1.5 times its minimum, or is no number.",
         "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities compare within this study "
         "alone.",

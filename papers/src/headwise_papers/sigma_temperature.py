@@ -27,8 +27,7 @@ STUDY = Study(
     name="sigma-temperature",
     title="Temperature interventions: entropy, sharpness and divergence",
     question="When the temperature of attention falls from 1 to 0.1, do entropy and sharpness move together, does a "
-    "run in its warm-up diverge, "
-    "and does a later one stay stable and recover?",
+    "run in its warm-up diverge, and does a later one stay stable and recover?",
     task=ShortCifar(
         dim=48,
         depth=4,
@@ -104,12 +103,10 @@ STUDY = Study(
     },
     notes=(
         "The warm-up takes the first fifth of the steps; the intervention at 10 % lies in its middle, the one at 20 % "
-        "at its end. Shares are those of "
-        "the paper's hundred epochs.",
+        "at its end. Shares are those of the paper's hundred epochs.",
         "Sharpness: the largest eigenvalue of the training loss's Hessian on a fixed batch, by Lanczos. Its share is "
-        "the preconditioned sharpness over "
-        "Adam's threshold, 38 / learning rate (Cohen et al. 2022, arXiv 2207.14484): above 1 steps on such a "
-        "quadratic grow.",
+        "the preconditioned sharpness over Adam's threshold, 38 / learning rate (Cohen et al. 2022, arXiv "
+        "2207.14484): above 1 steps on such a quadratic grow.",
         "The paper trains ViT-B on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the shape of "
         "ViT-B.",
     ),

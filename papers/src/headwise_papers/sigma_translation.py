@@ -111,9 +111,8 @@ STUDY = Study(
     ),
     notes=(
         "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers a side see "
-        "their data once and "
-        "translate; those of 18 see a third of it, those of 50 one part in fifty: their claims are asked of the test "
-        "loss, in nats per token.",
+        "their data once and translate; those of 18 see a third of it, those of 50 one part in fifty: their claims "
+        "are asked of the test loss, in nats per token.",
         "BLEU is that of the first hundred test sentences, decoded greedily.",
         "Byte pairs are trained on the training text of both languages; source, target and output share one "
         "embedding, which no "

@@ -25,8 +25,7 @@ STUDY = Study(
     name="sigma-vit",
     title="SigmaReparam in place of layer norm and warm-up",
     question="Does SigmaReparam train a ViT without layer norm, warm-up, weight decay and an adaptive optimizer as "
-    "well as pre-LN does, where "
-    "spectral norm and weight norm do not, and does it keep spectral norms low?",
+    "well as pre-LN does, where spectral norm and weight norm do not, and does it keep spectral norms low?",
     task=ShortCifar(
         watch_every=80,
         watch_statistics=("matrix_norm", "entropy_share", "max_logit"),
@@ -88,8 +87,7 @@ STUDY = Study(
         "The paper trains ViT-B, L and H on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the "
         "shape of ViT-B.",
         "pre-LN has a warm-up over a tenth of the steps and weight decay 0.05; the other arms have neither. The "
-        "learning rates were set after runs on "
-        "other seeds.",
+        "learning rates were set after runs on other seeds.",
         "The margin, two points of accuracy, was set before the final runs.",
     ),
 )

@@ -45,8 +45,7 @@ STUDY = Study(
     name="stability-map",
     title="A map of stability: optimizers, remedies and learning rates",
     question="How high a learning rate does a small language model bear under AdamW and under Muon, plain and with "
-    "each remedy for large logits, "
-    "and what does each cost at its best rate?",
+    "each remedy for large logits, and what does each cost at its best rate?",
     task=RateLadder(
         rates=(0.003, 0.01, 0.03, 0.1, 0.3),
         level=2.75,

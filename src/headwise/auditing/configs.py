@@ -46,8 +46,7 @@ def check_depths(
             what = "layers" if DEPTH.match(name) else "experts"
             raise CheckpointError(
                 f"{folder / 'config.json'} claims {'.'.join((*path, name))}={claimed:,}, and the tensors of {folder} "
-                "are numbered "
-                f"for {numbered} {what} at most: weights and config do not belong together"
+                f"are numbered for {numbered} {what} at most: weights and config do not belong together"
             )
 
 
@@ -148,8 +147,7 @@ def _check_type(file: Path, settings: dict[str, Any]) -> None:
     if "auto_map" in settings:
         raise CheckpointError(
             f"the model type {kind!r} of {file.parent} lives in code of the checkpoint, which headwise never runs. "
-            "Load the model "
-            "yourself and pass it as module.py:factory"
+            "Load the model yourself and pass it as module.py:factory"
         )
     raise CheckpointError(
         f"transformers {transformers.__version__} knows no model type {kind!r} ({file}): update transformers, or pass "

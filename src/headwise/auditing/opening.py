@@ -200,7 +200,6 @@ def _of_hub(name: str) -> Path:
     if not folder.is_dir():
         raise CheckpointError(
             f"{name!r} is no folder here, and no model of this name lies in {HF_HUB_CACHE}. Nothing is downloaded by "
-            "itself: "
-            f"hf download {name}, then give the same name again"
+            f"itself: hf download {name}, then give the same name again"
         )
     return snapshot_of(folder)

@@ -23,9 +23,8 @@ from headwise.statistics.weights import WEIGHT_STATISTICS
 POINTS = 1500
 BALANCE = (
     "Weight decay makes both factors of a product balance, and with it the norms below equal (Kobayashi et al. 2024, "
-    "arXiv 2410.23819); a "
-    f"mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and heads that share "
-    "keys and values count together."
+    f"arXiv 2410.23819); a mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and "
+    "heads that share keys and values count together."
 )
 # Maps whose cells carry their head's singular values.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")

@@ -23,9 +23,8 @@ MOST = 10.0
 # What the score is, wherever it is shown.
 SCORE = (
     f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard "
-    "deviations (1.4826 MAD, of "
-    "the logarithm where all are positive) beyond two by which it lies from the median of all heads on that side, at "
-    f"most {MOST:g}."
+    "deviations (1.4826 MAD, of the logarithm where all are positive) beyond two by which it lies from the median of "
+    f"all heads on that side, at most {MOST:g}."
 )
 
 

@@ -45,11 +45,9 @@ class Shallow:
         key = _key(site)
         if key in self._hidden:
             raise ProjectionError(
-                f"{site.name} ({self._hidden[key]}) keeps queries, keys and values together and computes its "
-                "attention by itself, so "
-                "that which rows are whose cannot be seen. Load the model yourself, split them into q_proj, k_proj "
-                "and v_proj, and "
-                "pass it as module.py:factory"
+                f"{site.name} ({self._hidden[key]}) keeps queries, keys and values together and computes its attention "
+                "by itself, so that which rows are whose cannot be seen. Load the model yourself, split them into "
+                "q_proj, k_proj and v_proj, and pass it as module.py:factory"
             )
         if key not in self._seen:
             raise ProjectionError(f"{site.name} has no like in a model of the same config with {LAYERS} layers")

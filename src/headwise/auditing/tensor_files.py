@@ -112,8 +112,7 @@ def opened(path: Path) -> Any:
     except safetensors.SafetensorError as error:
         raise CheckpointError(
             f"{path} is no whole safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or "
-            "another "
-            "format under this name. Download it again"
+            "another format under this name. Download it again"
         ) from None
 
 

@@ -128,8 +128,7 @@ def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
     layer, _, rest = name.partition(".parametrizations.")
     raise CheckpointError(
         f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of "
-        f"{layer}.{rest.split('.')[0]}. To audit "
-        f"it, {remedy}"
+        f"{layer}.{rest.split('.')[0]}. To audit it, {remedy}"
     )
 
 
@@ -140,9 +139,8 @@ def _refuse_compressed(folder: Path, unused: list[str]) -> None:
         layer = name.removesuffix(".inner.weight")
         if layer != name and held & {f"{layer}.rows", f"{layer}.columns"}:
             raise CheckpointError(
-                f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than "
-                f"{layer}.weight. Audit the model as it "
-                "was before; headwise.load_compressed loads this one"
+                f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than {layer}.weight. "
+                "Audit the model as it was before; headwise.load_compressed loads this one"
             )
 
 

@@ -136,10 +136,9 @@ class DecayedRank(WeightRule):
                 share = balance.get((record["site"], record["head"]), math.inf)
                 if record["value"] < limit and share < self.limits.balance:
                     says = (
-                        f"weight decay has made {product} of {place_of(record)} low-rank: 95 % of its singular "
-                        "values' sum lie in "
-                        f"{100 * record['value']:.0f} % of the head's dimensions, and its factors are balanced to "
-                        f"{share:.3f}"
+                        f"weight decay has made {product} of {place_of(record)} low-rank: 95 % of its singular values' "
+                        f"sum lie in {100 * record['value']:.0f} % of the head's dimensions, and its factors are "
+                        f"balanced to {share:.3f}"
                     )
                     yield Ill(record, limit, says)
 

@@ -12,7 +12,7 @@ from headwise.comparing.request import Request
 from headwise.core.settings import suggest
 from headwise.engines.local import worker_environment
 from headwise.engines.slurm_options import read_slurm_options
-from headwise.experiments.arm import AnySubject, canonical_arms, refuse_equal_arms
+from headwise.experiments.arm import AnySubject, read_arms, refuse_equal_arms
 from headwise.experiments.arm_settings import read_settings
 from headwise.experiments.script import check_form, name_of, script_of, source_of
 from headwise.experiments.study import Study
@@ -37,20 +37,19 @@ def choose_study(request: Request) -> Study:
     if request.scale is not None:
         study = scaled(study, request.scale)
     # judged on the study as it is written: on the command line anything may be left out
-    whole = study.model_copy(update={"methods": canonical_arms(study.methods, study.task)})
-    claims, premises = canonical_claims(whole), canonical_premises(whole)
+    claims, premises = canonical_claims(study), canonical_premises(study)
     task = changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
     check_sweeps(sweeps, task)
-    methods = canonical_arms(request.methods or (() if request.sweeps else study.methods), task)
+    methods = read_arms(request.methods or (() if request.sweeps else study.methods), task)
     if request.methods:
-        refuse_equal_arms(request.methods, task)
+        refuse_equal_arms(list(methods.values()), task)
     update = {
         "task": task,
         "claims": claims,
         "premises": premises,
         "scale": scale_of(written, task),
-        "methods": methods,
+        "methods": tuple(methods),
         "sweeps": sweeps,
         "seeds": request.seeds or study.seeds,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -97,7 +96,7 @@ def check_sweeps(texts: tuple[str, ...], task: Subject) -> None:
     """Refuse a text that is no axis, and two texts of one."""
     known: dict[tuple[str, ...], str] = {}
     for text in texts:
-        arms = tuple(read_sweep(text, task).arms)
+        arms = tuple(read_sweep(text, task)[0].arms)
         if arms in known:
             raise StudyError(f"--sweep {known[arms]!r} and {text!r} are the same axis. Give one of them.")
         known[arms] = text
@@ -138,13 +137,12 @@ def choose_script_study(request: Request) -> Study:
     kind = script_of(request.outcomes)
     task = changed(build_task(kind, {"script": request.script, "arguments": request.arguments or "argparse"}), request)
     check_sweeps(request.sweeps, task)
-    methods = canonical_arms(request.methods, task)
-    if not methods and not request.sweeps:
+    arms = read_arms(request.methods, task)
+    if not arms and not request.sweeps:
         raise StudyError(
             f"--script {request.script!r}: there is nothing to compare. Give arms: --method 'DropHead(p=0.1)'."
         )
-    if request.methods:
-        refuse_equal_arms(request.methods, task)
+    refuse_equal_arms(list(arms.values()), task)
     return Study(
         name=name,
         title=name,
@@ -152,7 +150,7 @@ def choose_script_study(request: Request) -> Study:
         task=task,
         # a module or a program is known by the command alone
         task_place=f"{source.resolve()}:{name}" if source is not None else f"headwise.script:{name}",
-        methods=methods,
+        methods=tuple(arms),
         sweeps=request.sweeps,
         seeds=request.seeds or 10,
         device=request.device or "its own",

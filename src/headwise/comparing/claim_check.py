@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headwise.core.settings import suggest
-from headwise.experiments.arm import read_arm
 from headwise.experiments.evaluation import Evaluation
 from headwise.experiments.study import Study
 from headwise.experiments.sweep import read_sweep
@@ -62,8 +61,7 @@ def _refuse_wide_margins(study: Study) -> None:
         if test.margin is not None and effect is not None and test.margin > effect:
             raise StudyError(
                 f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of "
-                f"{effect:g} is "
-                f"published: it would count as none. Give a margin of {effect / 2:g} or less."
+                f"{effect:g} is published: it would count as none. Give a margin of {effect / 2:g} or less."
             )
 
 
@@ -74,7 +72,7 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
         return test.model_copy(update={"arm": _axis(test.arm, study, least=3 if test.says == "inside" else 2).text})
     if test.outcome == CRITICAL_RATE:
         return _of_rates(test, study)
-    names = {"arm": read_arm(test.arm, study.task).text, "against": read_arm(test.against, study.task).text}
+    names = {"arm": study.arm(test.arm).text, "against": study.arm(test.against).text}
     if test.scale and test.scale not in study.scales:
         raise StudyError(f"{test.arm} is judged at the scale {test.scale!r} alone, which the study does not have.")
     for name in names.values():
@@ -91,7 +89,7 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
 
 
 def _axis(text: str, study: Study, least: int = 2) -> AxisRecord:
-    asked = read_sweep(text, study.task)
+    asked, _ = read_sweep(text, study.task)
     for axis in study.axes:
         if axis.arms == asked.arms:
             if len(axis.arms) < least:

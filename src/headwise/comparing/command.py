@@ -91,11 +91,9 @@ def run_comparison(request: Request, engine: Engine) -> None:
 
 def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path:
     """Carry out a study of arms × seeds and give its folder."""
-    from headwise.comparing.check_arms import check_arms
     from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
-    from headwise.experiments.task import Task
 
     study = choose_study(request)
     folder = choose_folder(request, study)
@@ -108,8 +106,6 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
             task.prepare(display.say)
         except OSError as error:
             raise explain(error, request.data or Path.cwd(), "--data") from error
-        if isinstance(task, Task):
-            check_arms(study.arms, task)
         comparison = Comparison(
             study.model_copy(update={"task": task}),
             folder,

@@ -16,9 +16,8 @@ from filelock import FileLock, Timeout
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.one_study import refuse_other_study
 from headwise.comparing.order_queue import run_orders
-from headwise.comparing.plan import rehearse
+from headwise.comparing.plan import check_arms, rehearse
 from headwise.comparing.tune import tune
-from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
 from headwise.experiments.study import Study
 from headwise.experiments.subject import Subject
@@ -42,7 +41,7 @@ from headwise.results.records import (
 )
 from headwise.training.job import Order, is_first_process
 from headwise.training.part import part_of
-from headwise.training.preflight import check_task, evaluations_of
+from headwise.training.preflight import evaluations_of
 
 
 def compare(comparison: Comparison) -> list[RunResult]:
@@ -67,11 +66,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         ['baseline', 'DropHead(p=0.2)']
     """
     out = comparison.out
-    subject = comparison.study.task
-    for arm in comparison.study.arms:
-        changed = read_arm(arm, subject).task(subject)
-        if isinstance(changed, Task):
-            check_task(changed)
+    check_arms(comparison.study.parsed.values(), comparison.study.task)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():

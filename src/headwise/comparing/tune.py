@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.order_queue import run_orders
-from headwise.experiments.arm import Arm, read_arm
+from headwise.experiments.arm import Arm
 from headwise.experiments.configuration import RunConfiguration, derive
 from headwise.experiments.evaluation import Metric
 from headwise.experiments.script import RATES, Script
@@ -106,7 +106,7 @@ class Search:
     def __init__(self, comparison: Comparison, storage: BaseStorage, text: str, space: Space | None = None) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
         task = comparison.study.task
-        arm = read_arm(text, task)
+        arm = comparison.study.arm(text)
         self._space = Factors(arm, task) if space is None else space
         self._rate_name, rate = rate_of(arm.task(task))
         # another task, data or setting is another search
@@ -138,9 +138,8 @@ class Search:
         failed = result.status == "diverged"
         if not failed and name not in result.metrics:
             raise StudyError(
-                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes "
-                "it to the "
-                f"evaluations of {type(self._comparison.study.task).__name__}."
+                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it "
+                f"to the evaluations of {type(self._comparison.study.task).__name__}."
             )
         value = result.metrics.get(name)
         failed = failed or value is None or not math.isfinite(value)
@@ -208,7 +207,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = comparison.study
-    _refuse_twins([read_arm(text, study.task) for text in study.arms], rate_of(study.task)[0])
+    _refuse_twins(list(study.parsed.values()), rate_of(study.task)[0])
     backend = JournalFileBackend(str(comparison.out / "tuning.journal"))
     storage = optuna.storages.JournalStorage(backend)
     arms = [Search(comparison, storage, text) for text in study.arms]

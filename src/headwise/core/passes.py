@@ -23,25 +23,20 @@ from headwise.core.site import Site
 # Braces are doubled: texts that hold it are formatted.
 NOT_REENTRANT = (
     "Use checkpoint(..., use_reentrant=False), or in transformers {{'use_reentrant': False}} as "
-    "activation_checkpointing_kwargs "
-    "(gradient_checkpointing_kwargs before that name)"
+    "activation_checkpointing_kwargs (gradient_checkpointing_kwargs before that name)"
 )
 REENTRANT = (
     "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
-    "penalise or carry values a second time and its gradient would be silently wrong. "
-    f"{NOT_REENTRANT}."
+    f"penalise or carry values a second time and its gradient would be silently wrong. {NOT_REENTRANT}."
 )
 UNDIFFERENTIATED = (
     "{sites} ran without gradients inside a training forward, as under reentrant activation checkpointing, which runs "
-    "them again in "
-    "the backward: {methods} would draw, penalise or carry values a second time. "
-    f"{NOT_REENTRANT}. Layers that the model itself runs under torch.no_grad() are left "
-    "out with where="
+    f"them again in the backward: {{methods}} would draw, penalise or carry values a second time. {NOT_REENTRANT}. "
+    "Layers that the model itself runs under torch.no_grad() are left out with where="
 )
 COMPILED = (
     "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would "
-    "draw "
-    "again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, "
+    "draw again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, "
     "use_reentrant=False)."
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 OWN_ATTENTION = (
     'pass attention="headwise" to regularize(), by which headwise computes the attention of these layers itself, or '
-    "load the model with "
-    "attn_implementation='sdpa'"
+    "load the model with attn_implementation='sdpa'"
 )
 LEAVE_OUT = "leave the layer out with where="

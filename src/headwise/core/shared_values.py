@@ -21,9 +21,8 @@ def share(forward: Forward, call: Call) -> None:
     if now.running and call.site.stack in now.carried:
         raise RuntimeError(
             f"{call.site.name} computes attention more than once in a forward (for each image, or for parts of its "
-            "values), so "
-            "that the layers above it could get values of other tokens: methods that carry values do not work on this "
-            "model"
+            "values), so that the layers above it could get values of other tokens: methods that carry values do not "
+            "work on this model"
         )
     now.carried[call.site.stack] = call.v
     if not now.running:
@@ -53,8 +52,7 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
     if values is None:
         raise RuntimeError(
             f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not "
-            "run "
-            "in this forward; call the whole model, or the layers in their order"
+            "run in this forward; call the whole model, or the layers in their order"
         )
     _same_tokens(call, values)
     # A recompute must not reach into the graph of the first run: it gets the values cut off from it.

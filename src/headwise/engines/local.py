@@ -38,9 +38,9 @@ class LocalEngine:
 
     rehearses = True
 
-    def __init__(self, jobs: int, threads: int = 1, *, trains: bool = True) -> None:
+    def __init__(self, jobs: int, *, trains: bool = True) -> None:
         self.parallel = jobs > 1
-        self._threads, self._trains = threads, trains
+        self._trains = trains
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
         # the lines that workers printed, each with the run that printed it first
@@ -83,7 +83,7 @@ class LocalEngine:
         reader, writer = context.Pipe(duplex=False)
         name = f"headwise worker {number}"
         process = context.Process(target=serve, args=(theirs, writer, self._trains), name=name, daemon=True)
-        with _environment(worker_environment(self._threads)), ignored_stops():
+        with _environment(worker_environment(1)), ignored_stops():
             process.start()
         theirs.close()
         writer.close()

@@ -171,8 +171,7 @@ class RayEngine:
         if self._losses[order.identity] > REPLACEMENTS:
             reason = (
                 f"the Ray cluster lost it {REPLACEMENTS + 1} times, the last time: {why}. `ray status` shows the "
-                "nodes, and "
-                "session_latest/logs in Ray's folder on a node what happened there"
+                "nodes, and session_latest/logs in Ray's folder on a node what happened there"
             )
             return {"event": "failed", "reason": reason, "trace": ""}
         self.submit(order)

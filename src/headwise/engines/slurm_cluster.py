@@ -55,9 +55,8 @@ class SlurmEngine:
         missing = [name for name in ("sbatch", "srun", "sacct", "scancel") if on_cluster and not shutil.which(name)]
         if missing:
             raise StudyError(
-                f"--engine slurm: there is no {missing[0]} here. Start the command on a machine that submits to "
-                "Slurm, or try it out "
-                "with --slurm executor=local."
+                f"--engine slurm: there is no {missing[0]} here. Start the command on a machine that submits to Slurm, "
+                "or try it out with --slurm executor=local."
             )
         self._submitit, self._options = submitit, options
         self._limit = jobs if on_cluster else jobs or usable_cores()

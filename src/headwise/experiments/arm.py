@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,27 +99,29 @@ def read_arm(text: str, task: Subject) -> Arm:
     return Arm("", methods, timed, where).changed(task, **changes)
 
 
-def canonical_arms(texts: list[str] | tuple[str, ...], task: Subject) -> tuple[str, ...]:
-    """Write each arm in its one form; the baseline, which is always there, is left out.
+def read_arms(texts: Sequence[str], task: Subject) -> dict[str, Arm]:
+    """Read arms, by their one form; the baseline, which is always there, is left out.
 
     Raises:
         StudyError: where a text is no arm, or two texts are the same one.
     """
+    found: dict[str, Arm] = {}
     written: dict[str, str] = {}
     for text in texts:
         try:
-            arm = read_arm(text, task).text
+            arm = read_arm(text, task)
         except StudyError as error:
             raise StudyError(f"--method {text!r}: {error}") from error
-        if arm == BASELINE:
+        label = arm.text
+        if label == BASELINE:
             continue
-        if arm in written:
-            raise StudyError(f"--method {written[arm]!r} and {text!r} are the same arm, {arm}. Give one of them.")
-        written[arm] = text
-    return tuple(written)
+        if label in written:
+            raise StudyError(f"--method {written[label]!r} and {text!r} are the same arm, {label}. Give one of them.")
+        found[label], written[label] = arm, text
+    return found
 
 
-def refuse_equal_arms(texts: tuple[str, ...], task: Subject) -> None:
+def refuse_equal_arms(arms: Sequence[Arm], task: Subject) -> None:
     """Refuse arms that do the same under two texts: one names a setting at the value that it has anyway.
 
     Arms of a study as it is written may come to that at one of its scales, and stay.
@@ -126,17 +129,17 @@ def refuse_equal_arms(texts: tuple[str, ...], task: Subject) -> None:
     Raises:
         StudyError: naming both, or the one that changes nothing of the baseline.
     """
-    found = {text: read_arm(text, task) for text in texts}
-    for number, (text, arm) in enumerate(found.items()):
-        if arm.text != BASELINE and arm.does_the_same(Arm(BASELINE), task):
+    for number, arm in enumerate(arms):
+        if arm.does_the_same(Arm(BASELINE), task):
             raise StudyError(
-                f"--method {text!r} is the baseline: {', '.join(arm.written)} holds there too. Change another value, "
-                "or "
-                f"write {SAME!r} for a control."
+                f"--method {arm.text!r} is the baseline: {', '.join(arm.written)} holds there too. Change another "
+                f"value, or write {SAME!r} for a control."
             )
-        for before, other in list(found.items())[:number]:
+        for other in arms[:number]:
             if arm.does_the_same(other, task):
-                raise StudyError(f"--method {before!r} and {text!r} are the same arm, {other.text}. Give one of them.")
+                raise StudyError(
+                    f"--method {other.text!r} and {arm.text!r} are the same arm, {other.text}. Give one of them."
+                )
 
 
 def _changes(text: str, task: Subject) -> dict[str, Any]:

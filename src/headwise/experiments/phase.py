@@ -55,7 +55,6 @@ def checkpoint_files(folder: Path) -> list[Path]:
         what = "holds no" if folder.is_dir() else "is no folder, so it holds no"
         raise StudyError(
             f"a phase starts from {folder}, which {what} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
-            "and no "
-            f"{OTHERS} (a model's folder). Check the path."
+            f"and no {OTHERS} (a model's folder). Check the path."
         )
     return found

@@ -88,8 +88,7 @@ def read_outcome(text: str) -> Metric:
     if not re.fullmatch(r"\w[\w.-]*", name) or direction not in ("higher", "lower"):
         raise StudyError(
             f"--outcome {text!r} does not say which direction is good. Write NAME:higher or NAME:lower, such as "
-            "accuracy:higher; "
-            "a third part is the unit: accuracy:higher:% for shares in [0, 1]."
+            "accuracy:higher; a third part is the unit: accuracy:higher:% for shares in [0, 1]."
         )
     return Metric(name, higher_is_better=direction == "higher", unit=unit)
 

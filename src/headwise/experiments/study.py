@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
 
-from headwise.experiments.arm import read_arm
+from headwise.experiments.arm import Arm, read_arm, read_arms
 from headwise.experiments.configuration import BASELINE, RunConfiguration
 from headwise.experiments.subject import Subject
 from headwise.experiments.sweep import read_sweep
@@ -76,7 +77,7 @@ class Study(BaseModel):
     task: SerializeAsAny[Subject]
     # "file.py:Class" or "package.module:Class", from which a worker builds the task
     task_place: str
-    # the arms besides the baseline, each in its one form
+    # the arms besides the baseline, as text
     methods: tuple[str, ...] = BLOG_METHODS
     # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
     sweeps: tuple[str, ...] = ()
@@ -96,16 +97,41 @@ class Study(BaseModel):
     scale: str = ""
     notes: tuple[str, ...] = ()
 
+    # what was read, and of which texts and task: a copy with others reads anew
+    _read: tuple[tuple[Any, ...], dict[str, Arm], tuple[AxisRecord, ...]] | None = PrivateAttr(default=None)
+
+    def _read_once(self) -> tuple[dict[str, Arm], tuple[AxisRecord, ...]]:
+        given = (self.task, self.methods, self.sweeps)
+        if self._read is None or not all(map(operator.is_, self._read[0], given)):
+            swept = [read_sweep(text, self.task) for text in self.sweeps]
+            arms = {BASELINE: Arm(BASELINE)} | read_arms(self.methods, self.task)
+            for _, found in swept:
+                arms |= {label: arm for label, arm in found.items() if label not in arms}
+            self._read = given, arms, tuple(axis for axis, _ in swept)
+        return self._read[1:]
+
     @property
     def arms(self) -> tuple[str, ...]:
-        """Return the labels of all arms, the baseline first."""
-        swept = [arm for axis in self.axes for arm in axis.arms]
-        return tuple(dict.fromkeys((BASELINE, *self.methods, *swept)))
+        """Return the labels of all arms, the baseline first; raises what `parsed` raises."""
+        return tuple(self.parsed)
+
+    @property
+    def parsed(self) -> dict[str, Arm]:
+        """Return all arms by their labels, the baseline first; each text is parsed once.
+
+        Raises:
+            StudyError: where a text is no arm, or two texts are the same one.
+        """
+        return self._read_once()[0]
 
     @property
     def axes(self) -> tuple[AxisRecord, ...]:
         """Return the axes that the sweeps make."""
-        return tuple(read_sweep(text, self.task) for text in self.sweeps)
+        return self._read_once()[1]
+
+    def arm(self, text: str) -> Arm:
+        """Return an arm of the study by its label, or read another."""
+        return self.parsed.get(text) or read_arm(text, self.task)
 
     def identity(self, trials: int = 0) -> str:
         """Return what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
@@ -126,7 +152,7 @@ class Study(BaseModel):
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
         """Return the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's
         own."""
-        read = read_arm(arm, self.task)
+        read = self.arm(arm)
         task = read.task(self.task)
         settings = task.model_dump(mode="json") | changes.pop("settings", {})
         return RunConfiguration(

@@ -14,8 +14,8 @@ from headwise.results.records import AxisRecord
 VALUES = re.compile(r"([\w.-]+)\s*=\s*\{([^{}]*)\}")
 
 
-def read_sweep(text: str, task: Subject) -> AxisRecord:
-    """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis and its arms.
+def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
+    """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis, and its arms by label.
 
     Raises:
         StudyError: where the text has no values or more than one place for them, or a value is no number.
@@ -27,13 +27,14 @@ def read_sweep(text: str, task: Subject) -> AxisRecord:
     values = [_number(value.strip(), text) for value in inside.split(",")]
     if len(values) < 2 or len(set(values)) < len(values):
         raise StudyError(f"--sweep {text!r} needs at least two values, each once.")
-    arms = []
+    arms: list[Arm] = []
     for value in sorted(values):
         try:
-            arms.append(_label(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task), task))
+            arms.append(_plain(read_arm(VALUES.sub(f"{name}={_written(value)}", text), task), task))
         except StudyError as error:
             raise StudyError(f"--sweep {text!r}, at {name}={_written(value)}: {error}") from error
-    return AxisRecord(name=name, values=sorted(values), arms=arms, text=text)
+    labels = [arm.text for arm in arms]
+    return AxisRecord(name=name, values=sorted(values), arms=labels, text=text), dict(zip(labels, arms))
 
 
 def _written(value: float) -> str:
@@ -41,9 +42,9 @@ def _written(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
-def _label(arm: Arm, task: Subject) -> str:
-    """Return the arm's text; the baseline's where the value is the task's own: the same runs need not be made twice."""
-    return BASELINE if arm.name == BASELINE and arm.task(task) == task else arm.text
+def _plain(arm: Arm, task: Subject) -> Arm:
+    """Return the baseline where the value is the task's own: the same runs need not be made twice."""
+    return Arm(BASELINE) if arm.name == BASELINE and arm.task(task) == task else arm
 
 
 def _number(value: str, text: str) -> float:

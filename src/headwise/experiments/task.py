@@ -94,8 +94,7 @@ class Task(Recipe, Subject, ABC):
         if not isinstance(examples, (tuple, list)) or len(examples) != 2:
             raise TypeError(
                 "data() gives (inputs, targets), inputs a tuple where the model takes several, or a dict with its "
-                "labels; "
-                "anything else needs a batch() of its own"
+                "labels; anything else needs a batch() of its own"
             )
         return Batch(*examples)
 

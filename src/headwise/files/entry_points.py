@@ -25,8 +25,7 @@ def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
         if other.value != point.value:
             raise StudyError(
                 f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} "
-                f"({other.value}) "
-                f"and {_package(point)} ({point.value}). Uninstall one of them."
+                f"({other.value}) and {_package(point)} ({point.value}). Uninstall one of them."
             )
     return known
 
@@ -43,8 +42,7 @@ def load(group: Group, name: str) -> Any:
     except Exception as error:
         raise StudyError(
             f"{name} of the package {_package(point)} cannot be loaded from {point.value} ({type(error).__name__}: "
-            f"{error}). "
-            f"Repair or uninstall {_package(point)}."
+            f"{error}). Repair or uninstall {_package(point)}."
         ) from error
 
 

@@ -33,8 +33,7 @@ class Told:
             if not isinstance(found, dict):
                 raise StudyError(
                     f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it "
-                    "to "
-                    "run alone."
+                    "to run alone."
                 )
             self.terms = found
 
@@ -126,8 +125,7 @@ def _number(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(
             f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its "
-            "loss: "
-            "run.log(step=..., loss=...)."
+            "loss: run.log(step=..., loss=...)."
         )
     return number
 

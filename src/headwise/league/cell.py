@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.comparing.check_arms import check_arms
 from headwise.comparing.compare import describe
 from headwise.comparing.comparison import Comparison, Engine, Listener
+from headwise.comparing.plan import check_arms
 from headwise.comparing.tune import RATE, Choice, Search
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
@@ -21,20 +21,19 @@ from headwise.league.space import Declared
 from headwise.league.world_folder import EntryRecord, Tried
 from headwise.results.records import RunResult
 from headwise.training.job import Order
-from headwise.training.preflight import check_task
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 
 class Place:
-    """Hold one world on disk and what of it may be run: the study of all entries so far, and the journal of their
-    trials."""
+    """Hold one world in its folder and what of it may be run: the study of all entries so far, and the journal of
+    their trials."""
 
     def __init__(
         self,
         world: World,
-        out: Path,
+        folder: Path,
         engine: Engine,
         listener: Listener,
         *,
@@ -43,8 +42,9 @@ class Place:
         command: str,
         data: Path | None,
         device: str = "cpu",
+        first_seed: int = 0,
     ) -> None:
-        self.world, self.folder = world, out / world.name
+        self.world, self.folder, self.first_seed = world, folder, first_seed
         self.task: Task = world.built().located(data)
         study = Study(
             name=f"league-{world.name}",
@@ -61,6 +61,27 @@ class Place:
         self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
         self.record = world_folder.begin(self.folder, world, self.task.model_dump(mode="json"), trials)
         self._storage: BaseStorage | None = None
+
+    def beside(self, name: str, first_seed: int) -> Place:
+        """Return the same world in a folder within this one, its final runs on seeds from `first_seed` on."""
+        mine = self.comparison
+        return Place(
+            self.world,
+            self.folder / name,
+            mine.engine,
+            mine.listener,
+            trials=mine.trials,
+            seeds=self.study.seeds,
+            command=mine.command,
+            data=mine.data,
+            device=self.study.device,
+            first_seed=first_seed,
+        )
+
+    @property
+    def seeds(self) -> range:
+        """Return the seeds of the final runs."""
+        return range(self.first_seed, self.first_seed + self.study.seeds)
 
     @property
     def study(self) -> Study:
@@ -86,7 +107,7 @@ class Place:
 
     def orders(self, chosen: Choice) -> list[Order]:
         """Return the orders of all final runs at a choice."""
-        return [self.order(chosen, seed) for seed in range(self.study.seeds)]
+        return [self.order(chosen, seed) for seed in self.seeds]
 
     def put(self, name: str, record: EntryRecord) -> None:
         """Write down how far an entry has come."""
@@ -100,7 +121,7 @@ class Place:
         if not ready or ready[0].chosen != BASELINE:
             return
         choices = [Choice(one.chosen, one.rate) for one in ready if one.rate is not None]
-        orders = [self.order(choice, seed) for seed in range(self.study.seeds) for choice in choices]
+        orders = [self.order(choice, seed) for seed in self.seeds for choice in choices]
         grown = self.study.model_copy(update={"methods": tuple(choice.label for choice in choices[1:])})
         whole = Comparison(
             grown,
@@ -112,8 +133,9 @@ class Place:
             command=self.comparison.command,
         )
         notes = [f"{one.arm}: chosen on validation as {one.chosen}, learning rate {one.rate:g}." for one in ready]
-        described = describe(whole, orders, [*self.study.notes, *notes]).model_dump(mode="json")
-        write_json(self.folder / "study.json", described)
+        described = describe(whole, orders, [*self.study.notes, *notes]).model_copy(update={"seeds": list(self.seeds)})
+        world_folder.write(self.folder, self.record)
+        write_json(self.folder / "study.json", described.model_dump(mode="json"))
 
 
 class Cell:
@@ -193,13 +215,12 @@ class Cell:
     def _begin(self) -> Search | None:
         task = self.place.task
         try:
-            space = Declared(self.entry, task)
-            check_task(read_arm(self.entry.arm, task).task(task))
-            check_arms((self.entry.arm,), task)
+            space, arm = Declared(self.entry, task), read_arm(self.entry.arm, task)
+            check_arms((arm,), task)
         except StudyError as error:
             self._put(status="refused", why=str(error).splitlines()[0])
             return None
-        return Search(self.place.comparison, self.place.storage, read_arm(self.entry.arm, task).text, space)
+        return Search(self.place.comparison, self.place.storage, arm.text, space)
 
     def _note_trials(self, search: Search) -> None:
         tried = tuple(Tried(arm=choice.label, rate=choice.rate, value=value) for choice, value in search.tried())

@@ -11,14 +11,20 @@ from pathlib import Path
 
 from headwise.comparing.choosing import choose_device
 from headwise.comparing.command import start_engine
-from headwise.comparing.progress import choose_display
+from headwise.comparing.comparison import Engine, Listener
+from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import ENGINES, Request
+from headwise.engines.in_process import HereEngine
 from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise.league import files
 from headwise.league.cell import Cell, Place
-from headwise.league.drive import carry_out, plan_lines, read_budget
+from headwise.league.drive import WHOLE, carry_out, plan_lines, read_budget
+from headwise.league.follow_up import on_fresh_seeds, winners, write_pairs
+from headwise.league.reading import read_worlds
+from headwise.league.step_time import time_steps
+from headwise.results.answer import count
 
 OUT = Path("results") / "league"
 
@@ -38,6 +44,12 @@ class LeagueRequest:
     trials: int = 6
     seeds: int = 8
     again: bool = False
+    # how many of the highest methods run on fresh seeds at the end, beside the highest control
+    fresh: int = 0
+    # of how many of the highest methods pairs are written, as files
+    pairs: int = 0
+    # measure what a step of every entry takes beside the plain model's
+    time_steps: bool = False
     jobs: int | None = None
     engine: str = "local"
     ray_address: str | None = None
@@ -55,7 +67,17 @@ def run(request: LeagueRequest) -> None:
         raise StudyError("--plan says what --run would do: give one of them.")
     if request.budget is not None and not request.run:
         raise StudyError("--budget is of --run: without it nothing is trained.")
-    if request.plan or request.run:
+    if request.fresh and not request.run:
+        raise StudyError("--fresh is of --run: without it nothing is trained.")
+    if request.pairs and (request.plan or request.run):
+        raise StudyError("--pairs writes files of entries, and --run --source FOLDER runs them: one after the other.")
+    if request.time_steps and (request.folders or request.plan or request.run or request.pairs):
+        raise StudyError("--time measures what stands in --out: give it alone, after --run.")
+    if request.pairs:
+        _write_pairs(request)
+    elif request.time_steps:
+        _time_steps(request)
+    elif request.plan or request.run:
         _work(request)
     else:
         write_page(request.folders or tuple(_worlds_in(request.out)), request.out)
@@ -66,7 +88,7 @@ def named(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
-def cells_of(request: LeagueRequest, engine: object, listener: object) -> list[Cell]:
+def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list[Cell]:
     """Return every entry in every world that was asked for, the plain model always; an entry that names its worlds is
     in no other.
 
@@ -82,9 +104,9 @@ def cells_of(request: LeagueRequest, engine: object, listener: object) -> list[C
     for world in worlds.values():
         place = Place(
             world,
-            request.out,
-            engine,  # type: ignore[arg-type]  # of a plan: none is started
-            listener,  # type: ignore[arg-type]
+            request.out / world.name,
+            engine,
+            listener,
             trials=request.trials,
             seeds=request.seeds,
             command=shlex.join(["headwise", *sys.argv[1:]]),
@@ -114,7 +136,8 @@ def _work(request: LeagueRequest) -> None:
     deadline = None if request.budget is None else time.monotonic() + read_budget(request.budget)
     jobs = request.jobs or usable_cores()
     if request.plan:
-        print("\n".join(plan_lines(cells_of(request, None, None), jobs)))
+        # nothing is submitted to it
+        print("\n".join(plan_lines(cells_of(request, HereEngine(), PlainLines()), jobs)))
         return
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
@@ -129,15 +152,48 @@ def _work(request: LeagueRequest) -> None:
                 except OSError as error:
                     raise explain(error, request.data or Path.cwd(), "--data") from error
             ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
+            if request.fresh and ended == WHOLE:
+                methods, control = winners(read_worlds(_ready(request.out)), request.fresh)
+                display.say(f"on fresh seeds: {', '.join([*methods, *filter(None, [control])])}")
+                again = on_fresh_seeds(cells, [*methods, control], request.seeds)
+                ended = carry_out(again, engine, display, jobs=jobs, deadline=deadline)
             display.say(f"{ended}. The same command goes on.")
     except KeyboardInterrupt as stop:
         print(stopped_line(request.out), file=sys.stderr)
         sys.exit(stop_code(stop))
     finally:
         engine.close()
-    ready = [folder for folder in _worlds_in(request.out) if (folder / "study.json").is_file()]
+    ready = _ready(request.out)
     if ready:
         write_page(ready, request.out)
+
+
+def _write_pairs(request: LeagueRequest) -> None:
+    folders = request.folders or tuple(_worlds_in(request.out))
+    if not folders:
+        raise StudyError(f"{request.out} holds no world of a league. Give folders, or run one: headwise league --run.")
+    known = files.read_entries([*files.installed_folders(), *request.sources])
+    target = request.out / "pairs"
+    try:
+        written = write_pairs(read_worlds(folders), known, request.pairs, target)
+    except OSError as error:
+        raise explain(error, target) from error
+    print("\n".join(map(str, written)))
+    print(f"\n{count(len(written), 'pair')}; run them: headwise league --run --source {target} --out {request.out}")
+
+
+def _time_steps(request: LeagueRequest) -> None:
+    ready = {folder.name for folder in _ready(request.out)}
+    if not ready:
+        raise StudyError(f"{request.out} holds no world of a league. Run one: headwise league --run.")
+    time_steps(
+        [cell for cell in cells_of(request, HereEngine(), PlainLines()) if cell.place.folder.name in ready], print
+    )
+    write_page(_ready(request.out), request.out)
+
+
+def _ready(out: Path) -> list[Path]:
+    return [folder for folder in _worlds_in(out) if (folder / "study.json").is_file()]
 
 
 def _worlds_in(out: Path) -> list[Path]:

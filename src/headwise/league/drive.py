@@ -18,6 +18,8 @@ from headwise.results.joint_flips import seeds_for_a_verdict
 from headwise.training.job import Order
 
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?$")
+# why carrying out ends where all runs are finished
+WHOLE = "nothing is missing"
 SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
@@ -118,7 +120,7 @@ def carry_out(
         finally:
             for place in places:
                 place.write_study()
-    return "the budget is spent" if lanes.stopped else "nothing is missing"
+    return "the budget is spent" if lanes.stopped else WHOLE
 
 
 class _Lanes:

@@ -32,12 +32,16 @@ class Figures:
     name: str
     plain: Array
     entries: dict[str, Array]
+    # of gains, where it is not the plain model's own spread here
+    unit: float | None = None
 
     @property
     def spread(self) -> float:
         """Return the standard deviation of the plain model between seeds, the unit of gains; 0 or NaN sets no unit."""
         import numpy as np
 
+        if self.unit is not None:
+            return self.unit
         found = self.plain[np.isfinite(self.plain)]
         return float(found.std(ddof=1)) if len(found) > 1 else float("nan")
 
@@ -156,6 +160,19 @@ class Worlds:
             world.name: {name: _known(value) for name, value in zip(self.names, _mean(_gains(world, table), -1))}
             for world, table in zip(self.worlds, self._tables)
         }
+
+    def differences(self, pairs: Sequence[tuple[str, str]]) -> list[Estimate]:
+        """Return the interquartile mean of the paired differences of two entries' gains, for each pair of names, over
+        the worlds in which both ran."""
+        ones, others = ([self.names.index(names[at]) for names in pairs] for at in (0, 1))
+
+        def figure(parts: list[tuple[Figures, Array, Array]]) -> Array:
+            import numpy as np
+
+            gains = np.concatenate([_gains(world, table, plain) for world, table, plain in parts], axis=1)
+            return interquartile_mean(gains[ones] - gains[others])
+
+        return self._estimates(figure)
 
     def left_out_each(self) -> dict[str, Estimate]:
         """Return, for each world, how well the order of entries in the others foretells its own; and "mean" over

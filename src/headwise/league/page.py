@@ -3,18 +3,28 @@ tables and figures beside it."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.files.durable import write_bytes
+from headwise.league import tables
 from headwise.league.charts import pareto, undominated
+from headwise.league.follow_up_page import (
+    Pair,
+    estimate,
+    fresh_section,
+    fresh_worlds,
+    pair_section,
+    pairs_over,
+    search_section,
+    shown,
+)
 from headwise.league.gains import LEVELS, RESAMPLES, Aggregate, Estimate, Worlds
 from headwise.league.reading import Cell, WorldRead, read_worlds
+from headwise.league.tables import costs_of, kinds_of, ordered
 from headwise.pages.charts import heat_map
-from headwise.pages.formats import MINUS, unit_named
+from headwise.pages.formats import unit_named
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, figure, join, page, prose, table
@@ -35,41 +45,54 @@ GLYPHS = {
 }
 MEANING = (
     "▲ better, ▼ worse, = equivalent within the world's margin, · no evidence, ? too few seeds for a verdict, × a run "
-    "failed, "
-    "– refused by the world's model; empty: not run yet."
+    "failed, – refused by the world's model; empty: not run yet."
 )
 # entries whose profile is drawn
 PROFILES = 8
 
 
 def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
-    """Read worlds and write league.html, league.csv, aggregate.csv and the figures into `out`; give the page and lines
-    for a screen.
+    """Read worlds and write league.html, the tables and the figures into `out`; give the page and lines for a screen.
 
     Raises:
         StudyError: for folders that hold no world, or worlds of different leagues.
     """
     read = read_worlds(folders)
-    worlds = Worlds([world.figures for world in read])
-    found = worlds.aggregates()
+    worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
+    found, again = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
+    pairs, left_out = pairs_over(read, worlds, found), worlds.left_out_each()
     drawn = {
         "gains": gains_chart(read, worlds, found),
         "cost": cost_chart(read, found),
         "profiles": profile_chart(found),
     }
+    text = {
+        "league.html": league_page(read, worlds, found, again, pairs, left_out, drawn),
+        "league.csv": tables.cells_csv(read, worlds),
+        "runs.csv": tables.runs_csv(read),
+        "trials.csv": tables.trials_csv(read),
+        "aggregate.csv": tables.aggregate_csv(read, found),
+        "left_out.csv": tables.left_out_csv(left_out),
+    }
+    if again:
+        text |= {"fresh.csv": tables.fresh_csv(found, again), "fresh_runs.csv": tables.runs_csv(fresh)}
+    if pairs:
+        text["pairs.csv"] = tables.pairs_csv(pairs, found)
+    text |= {f"{name}.svg": svg(chart) for name, chart in drawn.items() if chart is not None}
     out.mkdir(parents=True, exist_ok=True)
-    target = out / "league.html"
-    write_bytes(target, league_page(read, worlds, found, drawn).encode())
-    write_bytes(out / "league.csv", cells_csv(read, worlds).encode())
-    write_bytes(out / "aggregate.csv", aggregate_csv(read, found).encode())
-    for name, chart in drawn.items():
-        if chart is not None:
-            write_bytes(out / f"{name}.svg", svg(chart).encode())
-    return target, _screen(read, worlds, found)
+    for name, content in text.items():
+        write_bytes(out / name, content.encode())
+    return out / "league.html", _screen(read, worlds, found, again)
 
 
 def league_page(
-    read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate], drawn: dict[str, dict[str, Any] | None]
+    read: Sequence[WorldRead],
+    worlds: Worlds,
+    found: dict[str, Aggregate],
+    again: dict[str, Aggregate],
+    pairs: Sequence[Pair],
+    left_out: dict[str, Estimate],
+    drawn: dict[str, dict[str, Any] | None],
 ) -> str:
     """Return the page as HTML."""
     sections = [
@@ -78,6 +101,7 @@ def league_page(
             join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING)),
         ),
         Section("Over all worlds", join(_aggregate_table(read, found), prose([_words(read)], kind="note"))),
+        *fresh_section(found, again, kinds_of(read)),
     ]
     if drawn["cost"] is not None:
         sections.append(
@@ -96,14 +120,14 @@ def league_page(
             "counting alike."
         )
         sections.append(Section("Profiles", join(*_figure(drawn["profiles"], "Profiles of gains", caption))))
-    sections += _left_out(worlds)
+    sections += [*pair_section(pairs, found), *_left_out(left_out), *search_section(read)]
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
     return page(
         "The league",
         sections,
         eyebrow="headwise · league",
         question="Which method should one try, and what does it cost?",
-        lead=_lead(read, found),
+        lead=_lead(read, found, again),
         facts=[
             ("worlds", len(read)),
             ("entries", len(found)),
@@ -116,7 +140,7 @@ def league_page(
 def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the heat map of mean gains, entries in the order of their aggregate, a glyph of the verdict in each
     cell."""
-    gains, order = worlds.mean_gains(), _ordered(found)
+    gains, order = worlds.mean_gains(), ordered(found)
     rows: list[dict[str, Any]] = [
         {
             "entry": name,
@@ -151,7 +175,7 @@ def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggr
 
 def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return gain over all worlds against the time of a step, its mean over worlds; None without both of any entry."""
-    costs = _costs(read)
+    costs = costs_of(read)
     points = {
         name: (costs[name], one.gain.value)
         for name, one in found.items()
@@ -159,7 +183,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
     }
     if not points:
         return None
-    best, kinds = undominated(points), _kinds(read)
+    best, kinds = undominated(points), kinds_of(read)
     return pareto(
         [
             {
@@ -170,7 +194,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
                 "low": found[name].gain.low,
                 "high": found[name].gain.high,
                 "best": name in best,
-                "words": f"{_estimate(found[name].gain)}, {cost:.2f} of the plain model's time",
+                "words": f"{estimate(found[name].gain)}, {cost:.2f} of the plain model's time",
             }
             for name, (cost, gain) in points.items()
         ]
@@ -179,7 +203,7 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
 
 def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the profiles of the entries with the highest gain."""
-    best = _ordered(found)[:PROFILES]
+    best = ordered(found)[:PROFILES]
     rows = [
         {"gain": level, "share of runs": point.value, "entry": name}
         for name in best
@@ -187,81 +211,6 @@ def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
         if point.value is not None
     ]
     return lines(rows, x="gain", y="share of runs", series="entry") if rows else None
-
-
-def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
-    """Return every entry of every world in a row; what is missing is empty."""
-    gains = worlds.mean_gains()
-    head = (
-        "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
-        "difference,low,high,p,verdict,"
-    )
-    rows: list[list[Any]] = [
-        (head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")
-    ]
-    for world in read:
-        higher = world.outcome.higher_is_better is not False
-        for name, cell in world.cells.items():
-            one, plain, control = cell.record, cell.to_plain, cell.to_control
-            values = sorted((trial.value for trial in one.tried if trial.value is not None), reverse=higher)
-            rows.append(
-                [world.record.world, name, one.kind, one.arm, one.status, one.chosen, one.rate]
-                + [one.validation, values[1] if len(values) > 1 else None, cell.runs, cell.diverged, world.outcome.name]
-                + _cells_of(plain, p=True)
-                + _cells_of(control)
-                + [gains.get(world.record.world, {}).get(name), cell.cost, one.why]
-            )
-    return _csv(rows)
-
-
-def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Return the aggregate of every entry in a row, each figure with its interval."""
-    kinds, costs = _kinds(read), _costs(read)
-    parts = ("gain", "improvement", "rank")
-    rows: list[list[Any]] = [
-        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
-    ]
-    for name in _ordered(found):
-        one = found[name]
-        figures = [value for part in parts for value in _ends(getattr(one, part))]
-        rows.append([name, kinds[name], one.worlds, *figures, costs.get(name)])
-    return _csv(rows)
-
-
-def _cells_of(found: Difference | None, *, p: bool = False) -> list[Any]:
-    if found is None:
-        return [None] * (5 if p else 4)
-    return [found.mean, found.low, found.high, *([found.p_corrected] if p else []), found.verdict]
-
-
-def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
-    return found.value, found.low, found.high
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(
-        [["" if value is None else value for value in row] for row in rows]
-    )
-    return stream.getvalue()
-
-
-def _ordered(found: dict[str, Aggregate]) -> list[str]:
-    return sorted(found, key=lambda name: (found[name].gain.value is None, -(found[name].gain.value or 0.0), name))
-
-
-def _kinds(read: Sequence[WorldRead]) -> dict[str, str]:
-    return {name: cell.record.kind for world in read for name, cell in world.cells.items()}
-
-
-def _costs(read: Sequence[WorldRead]) -> dict[str, float]:
-    """Return the mean over worlds of the time of a step, as a share of the plain model's."""
-    known: dict[str, list[float]] = {}
-    for world in read:
-        for name, cell in world.cells.items():
-            if cell.cost is not None:
-                known.setdefault(name, []).append(cell.cost)
-    return {name: sum(values) / len(values) for name, values in known.items()}
 
 
 def _figure(chart: dict[str, Any] | None, title: str, caption: str) -> list[Any]:
@@ -284,29 +233,28 @@ def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
     return [prose(told, kind="warning")] if told else []
 
 
-def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Name what is above the plain model by its interval; never a name without one."""
-    kinds = _kinds(read)
-    above = [name for name in _ordered(found) if (low := found[name].gain.low) is not None and low > 0]
+def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
+    """Name what is above the plain model by its interval, on fresh seeds where there are any; never a name without
+    one."""
+    kinds, judged = kinds_of(read), again or found
+    above = [name for name in ordered(judged) if (low := judged[name].gain.low) is not None and low > 0]
     methods, controls = ([name for name in above if (kinds[name] == "control") is control] for control in (False, True))
+    where = f"Over {count(len(read), 'world')}" + (", on seeds that no search and no ranking saw," if again else "")
     if not above:
-        return f"Over {count(len(read), 'world')} no entry is shown to gain."
+        return f"{where} no entry is shown to gain."
     parts = [
-        f"{', '.join(f'{name} {_estimate(found[name].gain)}' for name in names[:3])}" for names in (methods, controls)
+        f"{', '.join(f'{name} {estimate(judged[name].gain)}' for name in names[:3])}" for names in (methods, controls)
     ]
     said = [
         f"of the methods {parts[0]}" if methods else "none of the methods",
         f"of the controls {parts[1]}" if controls else "no control",
     ]
-    return (
-        f"Over {count(len(read), 'world')} these gain by their interval, highest first: {said[0]}; {said[1]}. The "
-        "highest of many is too high: "
-        "run a winner on fresh seeds before you name it."
-    )
+    warning = "" if again else " The highest of many is too high: run the winners on fresh seeds (--fresh 3)."
+    return f"{where} these gain by their interval, highest first: {said[0]}; {said[1]}.{warning}"
 
 
 def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> Any:
-    kinds, costs = _kinds(read), _costs(read)
+    kinds, costs = kinds_of(read), costs_of(read)
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
     columns += [
         Column("gain", unit="spreads", number=True),
@@ -314,50 +262,30 @@ def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> 
     ]
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
     rows = [
-        [name, kinds[name], one.worlds, *map(_shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
-        for name in _ordered(found)
+        [name, kinds[name], one.worlds, *map(shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
+        for name in ordered(found)
         for one in (found[name],)
     ]
     return table(columns, rows)
 
 
-def _shown(found: Estimate) -> Shown:
-    return Shown(None if found.value is None else _estimate(found), found.value)
-
-
-def _estimate(found: Estimate) -> str:
-    if found.value is None:
-        return ""
-    ends = "" if found.low is None or found.high is None else f" [{_number(found.low)}, {_number(found.high)}]"
-    return f"{_number(found.value)}{ends}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}".replace("-", MINUS)
-
-
 def _words(read: Sequence[WorldRead]) -> str:
     return (
         "Gain: interquartile mean, over all runs of all worlds, of the paired difference to the plain model in units "
-        "of its standard deviation "
-        "between seeds (a fixed unit of each world). Better than plain: share of pairs of runs, mean over worlds. "
-        "Rank: of the mean within a world, "
-        f"1 is best. Intervals: 95 %, {RESAMPLES:,} resamples of the seeds within each world, percentiles; they say "
-        "nothing of other worlds, and are "
-        "not corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure "
-        "there."
+        "of its standard deviation between seeds (a fixed unit of each world). Better than plain: share of pairs of "
+        f"runs, mean over worlds. Rank: of the mean within a world, 1 is best. Intervals: 95 %, {RESAMPLES:,} "
+        "resamples of the seeds within each world, percentiles; they say nothing of other worlds, and are not "
+        "corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure there."
     )
 
 
-def _left_out(worlds: Worlds) -> list[Section]:
-    found = worlds.left_out_each()
+def _left_out(found: dict[str, Estimate]) -> list[Section]:
     if not found:
         return []
-    rows = [[name, _shown(one)] for name, one in found.items()]
+    rows = [[name, shown(one)] for name, one in found.items()]
     words = (
         "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. "
-        "Noise of the seeds lowers it, "
-        "and its interval lies rather too low."
+        "Noise of the seeds lowers it, and its interval lies rather too low."
     )
     return [
         Section("One world left out", table([Column("left out"), Column("rank correlation", number=True)], rows), words)
@@ -388,13 +316,13 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
         Column("chosen", wide=True),
     ]
     columns += [Column("learning rate", number=True), Column("time of a step", unit="× plain", number=True)]
-    columns += [Column(name.rpartition("/")[2].replace("_", " "), number=True) for name in others]
+    columns += [Column(_words_of(name), number=True) for name in others]
     rows: list[list[Any]] = []
     marked = []
-    ordered = sorted(
+    in_order = sorted(
         world.cells, key=lambda name: (world.cells[name].record.kind != "plain", -(gains.get(name) or -1e9), name)
     )
-    for name in ordered:
+    for name in in_order:
         cell = world.cells[name]
         if cell.record.kind == "plain":
             marked.append(len(rows))
@@ -420,6 +348,13 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
     return table(columns, rows, marked=marked)
 
 
+def _words_of(name: str) -> str:
+    """Return the column's name of an outcome: "loss", "accuracy, 8-bit weights", "head redundancy"."""
+    first, _, rest = name.partition("/")
+    metric = rest.removesuffix("/mean").replace("_", " ")
+    return f"{metric}, 8-bit weights" if first == "int8" else metric
+
+
 def _against_control(cell: Cell, name: str, world: WorldRead) -> str:
     if name == world.control:
         return "the best control"
@@ -434,12 +369,18 @@ def _difference(found: Difference | None, world: WorldRead) -> Shown:
     return Shown(f"{unit.number(found.mean, signed=True)} {ends}".strip(), found.mean)
 
 
-def _screen(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[str]:
+def _screen(
+    read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate], again: dict[str, Aggregate]
+) -> list[str]:
     """Return the aggregate in lines of a screen."""
     width = max(map(len, found), default=5)
-    lines_ = [_lead(read, found), "", f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval"]
+    lines_ = [
+        _lead(read, found, again),
+        "",
+        f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval",
+    ]
     lines_ += [
-        f"{name:<{width}}  {found[name].worlds:>6}  {_estimate(found[name].gain) or 'no unit'}"
-        for name in _ordered(found)
+        f"{name:<{width}}  {found[name].worlds:>6}  {estimate(found[name].gain) or 'no unit'}"
+        for name in ordered(found)
     ]
     return [*lines_, *(f"{name} sets no unit and is in no aggregate" for name in worlds.left_out)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from headwise.files.errors import StudyError
 from headwise.league import world_folder
 from headwise.league.gains import Figures
-from headwise.league.world_folder import EntryRecord, LeagueRecord
+from headwise.league.world_folder import EntryRecord, LeagueRecord, step_times
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder, read_study
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from headwise.league.gains import Array
 
 STEP = "cost/seconds_per_step"
+# the mean over the heads of a model
+HEADS = re.compile(r"heads/[^/]+/mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Cell:
     # arm − plain, and arm − best control, in the unit of the outcome; corrected over all entries of the world
     to_plain: Difference | None = None
     to_control: Difference | None = None
-    # of a step, as a share of the plain model's
+    # of a step, as a share of the plain model's: measured in turns, or else by the runs
     cost: float | None = None
     others: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -126,21 +129,23 @@ def _read(folder: Path) -> WorldRead:
     chosen = {
         name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms
     }
-    step = _mean_of(study, study.baseline, STEP)
+    # what else ran on the machine only lengthens a step: the shortest of the seeds tells most of it
+    timed = step_times(folder)
+    step = min(_figures_of(study, study.baseline, STEP), default=None)
     cells = {}
     for name, one in record.entries.items():
         if name not in chosen:
             cells[name] = Cell(one)
             continue
         arm, runs = chosen[name], [run for run in study.of(chosen[name]) if run.result]
-        own = _mean_of(study, arm, STEP)
+        own = min(_figures_of(study, arm, STEP), default=None)
         cells[name] = Cell(
             one,
             runs=len(runs),
             diverged=sum(run.status == "diverged" for run in runs),
             to_plain=against_plain.get(arm),
             to_control=against_control.get(arm),
-            cost=own / step if own is not None and step else None,
+            cost=timed.get(name, own / step if own is not None and step else None),
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
@@ -150,13 +155,17 @@ def _read(folder: Path) -> WorldRead:
 
 
 def _others(study: StudyFolder, arm: str, primary: str) -> dict[str, float]:
-    """Return the means of the other outcomes of the split that decides, such as loss and calibration."""
-    split = primary.rpartition("/")[0]
-    names = [f"{split}/{metric.name}" for metric in study.study.metrics if f"{split}/{metric.name}" != primary]
-    found = {name: _mean_of(study, arm, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the means of the other outcomes of the split that decides, such as loss and calibration, of the deciding
+    outcome with weights of 8 bits, and of the figures of heads."""
+    split, _, deciding = primary.rpartition("/")
+    names = [f"{split}/{metric.name}" for metric in study.study.metrics if metric.name != deciding]
+    names.append(f"int8/{deciding}")
+    names += sorted(
+        {name for run in study.of(arm) if run.result for name in run.result.metrics if HEADS.fullmatch(name)}
+    )
+    values = {name: _figures_of(study, arm, name) for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
-def _mean_of(study: StudyFolder, arm: str, name: str) -> float | None:
-    values = [value for run in study.of(arm) if run.result and (value := run.metric(name)) is not None]
-    return sum(values) / len(values) if values else None
+def _figures_of(study: StudyFolder, arm: str, name: str) -> list[float]:
+    return [value for run in study.of(arm) if run.result and (value := run.metric(name)) is not None]

@@ -69,9 +69,8 @@ class Declared:
         if name in dict(self._arm.changes):
             return None, name
         raise StudyError(
-            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting "
-            "that this arm changes. "
-            f"Correct the name, or write the setting into the arm: 'baseline | {name}=...'."
+            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting that "
+            f"this arm changes. Correct the name, or write the setting into the arm: 'baseline | {name}=...'."
         )
 
     def _written(self, place: tuple[int | None, str]) -> Any:

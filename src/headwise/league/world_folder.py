@@ -16,6 +16,8 @@ from headwise.league.files import Entry, World
 from headwise.results.records import Record
 
 FILE = "league.json"
+# of every entry, as a share of the plain model's step
+STEP_TIMES = "step_times.json"
 
 
 class Tried(Record):
@@ -86,8 +88,7 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> 
         if getattr(found, what) != getattr(fresh, what):
             raise StudyError(
                 f"{folder} holds the world {found.world} with other {what}: its entries would not be comparable with "
-                "new ones. "
-                f"Choose another --out, or delete {folder}."
+                f"new ones. Choose another --out, or delete {folder}."
             )
     return found.model_copy(update={"title": world.title, "symptom": world.symptom})
 
@@ -111,3 +112,9 @@ def read(folder: Path) -> LeagueRecord:
 def write(folder: Path, record: LeagueRecord) -> None:
     """Write the record of a world so that a stop leaves the old or the new one."""
     write_json(folder / FILE, record.model_dump(mode="json"))
+
+
+def step_times(folder: Path) -> dict[str, float]:
+    """Return the ratios that were measured in a world, by entry; none where none were."""
+    found: Any = read_json(folder / STEP_TIMES)
+    return {} if found is None else {str(name): float(ratio) for name, ratio in found.items()}

@@ -23,8 +23,7 @@ ZERO3 = (
 )
 TENSOR_PARALLEL = (
     "its heads are split over processes (tensor parallelism), and methods need all heads of a layer: use FSDP2 "
-    "(fully_shard) or "
-    "DDP, or leave the attention layers out of the plan for tensor parallelism"
+    "(fully_shard) or DDP, or leave the attention layers out of the plan for tensor parallelism"
 )
 CONTEXT_PARALLEL = (
     "its tokens are split over processes (context parallelism), and methods need all tokens of a sample: train without "

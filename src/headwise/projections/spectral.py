@@ -49,8 +49,7 @@ class Spectral(nn.Module):
             if not matrix.any():
                 raise ValueError(
                     f"{block.where} is all zero in its {block.kind} part, and a weight of spectral norm 0 cannot be "
-                    "divided by it: "
-                    f"initialise it with other numbers first, or {LEAVE_OUT}"
+                    f"divided by it: initialise it with other numbers first, or {LEAVE_OUT}"
                 )
             u, v = leading(matrix)
             self.register_buffer(f"u_{block.kind}", u)

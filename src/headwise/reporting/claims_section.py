@@ -6,9 +6,8 @@ from headwise.pages.shell import Cell, Column, Section, table
 from headwise.results.claim_record import JudgedClaim, JudgedPremise
 
 INTRO = (
-    "A claim holds where each of its tests does at 5 %; it is contradicted where one of them does so in intervals "
-    "that hold for "
-    "all its tests together. Where a premise fails, a claim is not testable here, whatever its interval says."
+    "A claim holds where each of its tests does at 5 %; it is contradicted where one of them does so in intervals that "
+    "hold for all its tests together. Where a premise fails, a claim is not testable here, whatever its interval says."
 )
 TONES = {"as published": "better", "contrary": "worse"}
 STATES = {True: "holds", False: "fails", None: "not recorded"}

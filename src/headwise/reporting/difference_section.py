@@ -60,10 +60,9 @@ def panels_section(analysis: Analysis) -> list[Section]:
     panels = [_panel(analysis, one) for one in qualities(analysis)]
     folds = [fold(label_of(one), outcome_table(analysis, one)) for one in others]
     intro = (
-        "Every outcome by the same statistics: paired differences with intervals that hold for all arms together. "
-        "Each outcome is "
-        "corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or bad: purple, "
-        "no direction is good."
+        "Every outcome by the same statistics: paired differences with intervals that hold for all arms together. Each "
+        "outcome is corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or "
+        "bad: purple, no direction is good."
     )
     drawn = grid([one for one in panels if one is not None], wide=True)
     return [Section("All outcomes", join(drawn, *folds, _learned(analysis)), intro)]
@@ -105,10 +104,9 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
         charts = [_chart(study, analysis, trend) for trend in found if _is_drawn(analysis.outcomes[trend.outcome])]
         intro = (
             f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is "
-            f"{analysis.baseline}. "
-            "Values stand at equal distances. The trend is the mean over seeds of the slope from one value to the "
-            "next, tested by sign flips; Page's test "
-            "looks at the ranks alone. Neither is corrected for the number of outcomes."
+            f"{analysis.baseline}. Values stand at equal distances. The trend is the mean over seeds of the slope from "
+            "one value to the next, tested by sign flips; Page's test looks at the ranks alone. Neither is corrected "
+            "for the number of outcomes."
         )
         sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
     return [*sections, *_critical_section(analysis)]

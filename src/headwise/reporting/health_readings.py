@@ -15,8 +15,7 @@ READINGS = 16  # drawn per run, evenly spaced, first and last included: more wou
 # would be megabytes.
 DRAWN = (
     "attention_entropy entropy_share max_logit sink_mass token_cosine high_frequency effective_rank_qk "
-    "effective_rank_vo output_norm "
-    "head_redundancy"
+    "effective_rank_vo output_norm head_redundancy"
 ).split()
 
 Records = list[Record]

@@ -43,11 +43,9 @@ def health_sections(study: StudyFolder) -> list[Section]:
     ]
     intro = (
         "Statistics of every attention head while training; all arms share the colour scale of a statistic. By depth "
-        "(last reading) and by step they are "
-        "means over heads and watched seeds; folded below, head by head, the first watched seed of each arm (all are "
-        "in the health.jsonl of "
-        f"the runs). At most {READINGS} evenly spaced readings are drawn, and of more than {len(DRAWN)} statistics "
-        "those that alerts judge."
+        "(last reading) and by step they are means over heads and watched seeds; folded below, head by head, the first "
+        f"watched seed of each arm (all are in the health.jsonl of the runs). At most {READINGS} evenly spaced "
+        f"readings are drawn, and of more than {len(DRAWN)} statistics those that alerts judge."
     )
     overview = _overview(found, study) if len(found.first) > 1 else ""
     return [Section("Health of the heads", join(_alerts(found.alerts, found.watched), overview, *folds), intro)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from headwise.pages.attention_maps import attention_maps
@@ -13,7 +14,6 @@ from headwise.reporting.words import shown, unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.maps_record import LayerMaps
-from headwise.results.phase_matrix import PhaseMatrix, phase_matrix
 from headwise.results.records import StudyRecord
 
 
@@ -86,9 +86,8 @@ def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
 
 
 INTRO = (
-    "Weights of the first and the last layer after training on the first held-out example: queries from top to "
-    "bottom, keys from left to "
-    "right, the heads side by side. The maps of one layer share one colour scale."
+    "Weights of the first and the last layer after training on the first held-out example: queries from top to bottom, "
+    "keys from left to right, the heads side by side. The maps of one layer share one colour scale."
 )
 
 
@@ -116,3 +115,32 @@ def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
 
 def _figure(arm: str, layer: LayerMaps, top: float, name: str) -> Any:
     return figure(attention_maps(layer.heads, top=top), title=f"{arm}, layer {layer.depth}", name=name)
+
+
+@dataclass(frozen=True)
+class PhaseMatrix:
+    """Hold the phases, the evaluations made after them, and the metric whose means over seeds are the entries."""
+
+    metric: str
+    phases: tuple[str, ...]
+    evaluations: tuple[str, ...]
+
+    def entry(self, arm: ArmAnalysis, phase: str, evaluation: str) -> float | None:
+        """Return the mean over seeds of an entry; None where it was not recorded."""
+        found = arm.metrics.get(f"{phase}/{evaluation}/{self.metric}")
+        return None if found is None else found.mean
+
+
+def phase_matrix(study: StudyRecord, analysis: Analysis) -> PhaseMatrix | None:
+    """Return the matrix of the deciding metric; None where no evaluation was made after several phases."""
+    metric = study.primary.rpartition("/")[2]
+    cells: dict[tuple[str, str], None] = {}
+    for name in analysis.outcomes:
+        place, _, kind = name.rpartition("/")
+        phase, _, evaluation = place.partition("/")
+        # the name of an evaluation may hold a slash itself
+        if kind == metric and evaluation in study.evaluations and place not in study.evaluations:
+            cells[phase, evaluation] = None
+    phases = tuple(dict.fromkeys(phase for phase, _ in cells))
+    evaluations = tuple(dict.fromkeys(evaluation for _, evaluation in cells))
+    return PhaseMatrix(metric, phases, evaluations) if len(phases) > 1 else None

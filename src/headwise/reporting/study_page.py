@@ -3,6 +3,8 @@ then an appendix."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,6 @@ from headwise.reporting.health_section import health_sections
 from headwise.reporting.learning_curves import learning_curves
 from headwise.reporting.phases_section import divergence_section, maps_section, phases_section
 from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
-from headwise.reporting.tuned import chosen_by_trials
 from headwise.results.analysis_record import Analysis, stranger_words
 from headwise.results.folder import StudyFolder
 
@@ -121,3 +122,21 @@ def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
 
 def _seeds(seeds: list[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+NOTE = re.compile(
+    r"(?P<text>.+): (?P<all>all of )?(?P<trials>\d+) trials? on validation (?:chose|diverged; it stays) (?P<label>.+) "
+    r"with learning rate (?P<rate>[^ ]+)\."
+)
+
+
+def chosen_by_trials(notes: Sequence[str]) -> dict[str, str]:
+    """Return of every tuned arm, by its label, what its trials chose; empty for a study that was not tuned."""
+    found = {}
+    for note in notes:
+        if told := NOTE.fullmatch(note):
+            trials = f"{told['trials']} trials" if int(told["trials"]) != 1 else "1 trial"
+            start = f"all of {trials} diverged" if told["all"] else f"chosen by {trials}"
+            before = f", from {told['text']}" if told["text"] != told["label"] else ""
+            found[told["label"]] = f"{start}{before}; learning rate {told['rate']}"
+    return found

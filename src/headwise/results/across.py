@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from headwise.files.errors import StudyError
 from headwise.results.analysis import analyse
-from headwise.results.data_sets import Aggregate, aggregate
 
 
 def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
@@ -44,3 +44,56 @@ def across_words(found: dict[str, Aggregate]) -> list[str]:
         f"[{one.low:+.2f}, {one.high:+.2f}] (positive is better; bootstrap over data sets and seeds)."
         for label, one in found.items()
     ]
+
+
+RESAMPLES = 9_999
+
+
+class Aggregate(NamedTuple):
+    """Hold a mean standardised difference (standard deviations of a pair), its 95 % interval, and how many data sets it
+    comes from."""
+
+    mean: float
+    low: float
+    high: float
+    data_sets: int
+
+
+def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
+    """Return the mean over data sets of the paired differences in units of their standard deviation.
+
+    The interval draws data sets and, within each that was drawn, seeds anew, so it holds for another data set of the
+    same kind and not for these alone; the ends are percentiles. Raises ValueError for fewer than two data sets, for one
+    with fewer than three pairs, and for one whose differences are all equal: nothing then sets their scale.
+    """
+    import numpy as np
+
+    if len(differences) < 2:
+        raise ValueError(f"Results of {len(differences)} data set cannot be put together: give two or more.")
+    tables = [np.asarray(list(values), dtype=float) for values in differences.values()]
+    for name, table in zip(differences, tables):
+        if len(table) < 3 or np.ptp(table) == 0:
+            raise ValueError(
+                f"{name} has {len(table)} pairs whose differences have a range of "
+                f"{np.ptp(table) if len(table) else 0:g}: "
+                "three pairs that differ are needed to set its scale. Run more seeds, or leave this data set out."
+            )
+    rng = np.random.default_rng(0)
+    drawn = np.stack([_standardised(table[rng.integers(0, len(table), (RESAMPLES, len(table)))]) for table in tables])
+    chosen = rng.integers(0, len(tables), (RESAMPLES, len(tables)))
+    # one draw of seeds for each place, so that a data set drawn twice brings two draws
+    order = np.stack([rng.permutation(RESAMPLES) for _ in tables], axis=1)
+    means = drawn[chosen, order].mean(axis=1)
+    low, high = np.percentile(means[np.isfinite(means)], [2.5, 97.5])
+    seen = [float(_standardised(table[None])[0]) for table in tables]
+    return Aggregate(float(np.mean(seen)), float(low), float(high), len(tables))
+
+
+def _standardised(table):  # type: ignore[no-untyped-def]
+    """Return the mean over the standard deviation of each row; NaN where a draw holds one seed alone."""
+    import numpy as np
+
+    spread = table.std(axis=1, ddof=1)
+    # of few pairs the ratio is too large by this factor (Hedges 1981)
+    small = 1 - 3 / (4 * (table.shape[1] - 1) - 1)
+    return np.divide(table.mean(axis=1), spread, out=np.full(len(table), np.nan), where=spread > 0) * small

@@ -9,7 +9,6 @@ from pathlib import Path
 from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.results.answer import answer, count
-from headwise.results.axes import trends
 from headwise.results.claims_judged import judged_claims, judged_premises
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
@@ -20,6 +19,7 @@ from headwise.results.outcome_names import DIVERGED
 from headwise.results.pairing import not_paired, without_evidence
 from headwise.results.records import EnvironmentRecord, Outcome
 from headwise.results.simultaneous import EXACT_UP_TO, RESAMPLES
+from headwise.results.trend import trends
 
 # the baseline again under another name
 CONTROL = "same"
@@ -133,23 +133,20 @@ def _warnings(found: dict[str, Difference]) -> list[str]:
         return []
     return [
         f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: "
-        "something besides the "
-        "arms differs between these runs. Trust no verdict here before it is found."
+        "something besides the arms differs between these runs. Trust no verdict here before it is found."
     ]
 
 
 def _of_pairs(study: StudyFolder) -> list[str]:
     found = [
-        f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. "
-        "Seed the script with "
-        "run.seed before the model is built and the data are shuffled."
+        f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. Seed "
+        "the script with run.seed before the model is built and the data are shuffled."
         for arm, why in not_paired(study).items()
     ]
     if without_evidence(study):
         found.append(
             "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights "
-            "(run.regularize) nor its data "
-            "(run.saw)."
+            "(run.regularize) nor its data (run.saw)."
         )
     return found
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from headwise.pages.formats import Unit
 from headwise.results.answer import count
 from headwise.results.claim_record import Verdict
+from headwise.results.divergences import mcnemar
 from headwise.results.joint_flips import seeds_for_a_verdict
-from headwise.results.mcnemar import mcnemar
 from headwise.results.power import MOST_SEEDS, POWER, power_of, power_of_sameness, seeds_needed
 
 

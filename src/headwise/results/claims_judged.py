@@ -17,11 +17,10 @@ from headwise.results.claim_figures import Figures, diverged_pairs, gather
 from headwise.results.claim_record import HELD, JudgedClaim, JudgedPremise, JudgedTest, Verdict
 from headwise.results.claim_tests import Ask, Seen, Told, directed, diverged, diverged_as_often, inside, same
 from headwise.results.claim_words import figures_in_words, margins_in_words, reasons_in_words
-from headwise.results.equivalence import equivalence
 from headwise.results.intervals import ALPHA
 from headwise.results.outcome_names import DIVERGED
 from headwise.results.records import Claim, ClaimTest, Outcome, Premise
-from headwise.results.simultaneous import JointIntervals, families
+from headwise.results.simultaneous import JointIntervals, equivalence, families
 
 if TYPE_CHECKING:
     from headwise.results.folder import StudyFolder

@@ -176,8 +176,7 @@ def read_study(folder: str | Path) -> StudyFolder:
     if study.ledger is not None and study.ledger != ledger_of(study.runs):
         raise ValueError(
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
-            "study again: "
-            "it writes the list anew and keeps the runs."
+            "study again: it writes the list anew and keeps the runs."
         )
     return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, study.runs)))
 
@@ -232,8 +231,7 @@ def _add(found: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:
     if other is not None and other.result and run.result:
         raise ValueError(
             f"{other.path} and {run.path} both hold a result of {run.arm} with seed {run.seed}: their configurations "
-            "differ. "
-            "Move the one that does not belong to this study away."
+            "differ. Move the one that does not belong to this study away."
         )
     if other is None or run.result:
         found[cell] = run

@@ -1,4 +1,4 @@
-"""The names of outcomes: what costs are called, names of version 0.1, and a name in words."""
+"""The names of outcomes: what costs are called, and a name in words."""
 
 from __future__ import annotations
 
@@ -19,19 +19,6 @@ CRITICAL_RATE = "critical_rate"
 # how far the parameters that an arm's methods brought along moved from their start, as a root mean square, and the same
 # over that of their start: of arms that learn such parameters
 MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
-# of version 0.1, whose names began with the split
-OLD_SPLITS = ("train", "validation", "test", "gap")
-OLD_COUNTS = ("steps", "epochs")
-
-
-def new_name(old: str) -> str:
-    """Return the outcome name for a name of version 0.1: "test_accuracy" is "test/accuracy"."""
-    if "/" in old:
-        return old
-    if old in COSTS:
-        return f"cost/{old}"
-    split, _, kind = old.partition("_")
-    return f"{split}/{kind}" if split in OLD_SPLITS and kind else old
 
 
 def words_of(name: str) -> str:

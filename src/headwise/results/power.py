@@ -17,8 +17,8 @@ SLICES = 1000
 MOST_SEEDS = 100_000
 
 
-def detectable_effect(spread: float, pairs: int, critical: float, power: float = POWER) -> float:
-    """Return the mean difference that would have passed |t| > `critical` with this power.
+def detectable_effect(spread: float, pairs: int, critical: float) -> float:
+    """Return the mean difference that would have passed |t| > `critical` with a power of 80 %.
 
     `spread` is the standard deviation of the differences, whose unit the result has; `critical` the value of |t| that
     the joint test asked for. The power is that of the noncentral t distribution, as a mean over the spread that a
@@ -30,7 +30,7 @@ def detectable_effect(spread: float, pairs: int, critical: float, power: float =
         return 0.0
 
     def missing(effect: float) -> float:
-        return power_of(effect, pairs, critical) - power
+        return power_of(effect, pairs, critical) - POWER
 
     highest = 1.0
     while missing(highest) < 0:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headwise.results.outcome_names import (
     CRITICAL_RATE,
     DIVERGED,
-    OLD_COUNTS,
-    OLD_SPLITS,
-    new_name,
     words_of,
     words_of_rate,
 )
@@ -64,7 +61,7 @@ class RunEntry(Record):
     """Name one run of a study: its folder and its cell."""
 
     hash: str
-    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    arm: str
     seed: int
 
 
@@ -211,7 +208,7 @@ class StudyRecord(Record):
     title: str = ""
     question: str = ""
     kind: str = "compare"
-    arms: list[str] = Field(min_length=1, validation_alias=AliasChoices("arms", "methods"))
+    arms: list[str] = Field(min_length=1)
     baseline: str
     seeds: list[int]
     # the outcome that decides
@@ -233,22 +230,6 @@ class StudyRecord(Record):
     hardware: dict[str, Any] | None = None
     environments: list[EnvironmentRecord] = []
     notes: list[str] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_0_1(cls, found: Any) -> Any:
-        """Read the one metric of version 0.1: {"name": "test_accuracy", …}."""
-        if not isinstance(found, dict) or "metric" not in found or "metrics" in found:
-            return found
-        metric = found["metric"]
-        if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
-            return found
-        split, _, kind = metric["name"].partition("_")
-        names = {"name": kind, "label": str(metric.get("label", kind)).removeprefix(f"{split} ")}
-        metrics = [metric | names]
-        if kind != "loss":
-            metrics.append({"name": "loss", "label": "loss", "higher_is_better": False, "unit": "nats"})
-        return found | {"metrics": metrics, "primary": f"{split}/{kind}", "format": 1}
 
     def outcome(self, name: str) -> Outcome:
         """Say what the outcome of this name is."""
@@ -292,7 +273,7 @@ class CellRecord(Record):
     """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final
     run."""
 
-    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    arm: str
     seed: int
     purpose: str = "final"
 
@@ -327,22 +308,13 @@ class EpochLine(Record):
     # by outcome name; None where it was not finite
     metrics: dict[str, float | None] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_0_1(cls, found: Any) -> Any:
-        """Read the flat lines of version 0.1."""
-        if not isinstance(found, dict) or "metrics" in found:
-            return found
-        flat = {key: value for key, value in found.items() if key.partition("_")[0] in OLD_SPLITS and "_" in key}
-        return found | {"metrics": {new_name(key): value for key, value in flat.items()}}
-
 
 class RunResult(Record):
     """Hold what result.json says: how a run ended, its outcomes by name, its configuration, and where it came from."""
 
     format: Literal[1, 2] = 1
     status: Literal["finished", "diverged"]
-    arm: str = Field(validation_alias=AliasChoices("arm", "method"))
+    arm: str
     seed: int
     hash: str
     # by outcome name; None where it could not be measured
@@ -356,7 +328,7 @@ class RunResult(Record):
     watched: bool = False
     # of a script: digests of its initial weights and of the order of its data, by which pairs are shown
     evidence: dict[str, str] = {}
-    # SHA-256 of the run's other files as it left them, None for one that was not there; None as a whole: of version 0.1
+    # SHA-256 of the run's other files as it left them, None for one that was not there
     digests: dict[str, str | None] | None = None
     # SHA-256 of all the other entries; earlier versions wrote none
     digest: str | None = None
@@ -364,15 +336,3 @@ class RunResult(Record):
     commit: str | None = None
     versions: dict[str, Any] | None = None
     hardware: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_0_1(cls, found: Any) -> Any:
-        """Read the names of version 0.1: test_accuracy, seconds_per_step, diverged_at_step."""
-        metrics = found.get("metrics") if isinstance(found, dict) else None
-        if not isinstance(metrics, dict) or found.get("format", 1) != 1:
-            return found
-        counts = {name: metrics[name] for name in OLD_COUNTS if metrics.get(name) is not None}
-        renamed = {new_name(key): value for key, value in metrics.items() if key not in OLD_COUNTS}
-        step = found.get("diverged_at_step")
-        return counts | found | {"metrics": renamed, "divergence": None if step is None else {"step": step}}

@@ -24,11 +24,7 @@ def checked_study(path: Path) -> StudyRecord:
     try:
         return _valid(StudyRecord, found)
     except ValidationError as error:
-        # version 0.1 wrote "methods" and one "metric"
-        old = {"arms": "methods", "metrics": "metric", "primary": "metric"} if "arms" not in found else {}
-        names = dict.fromkeys(
-            old.get(name, name) for problem in error.errors() for name in map(str, problem["loc"][:1])
-        )
+        names = dict.fromkeys(name for problem in error.errors() for name in map(str, problem["loc"][:1]))
         absent = [name for name in names if name not in found]
         wrong = [name for name in names if name in found]
         words = [f"lacks {', '.join(absent)}"] if absent else []
@@ -42,9 +38,9 @@ def checked_analysis(path: Path) -> Analysis:
     try:
         return _valid(Analysis, found)
     except ValidationError as error:
-        version = "of headwise 0.1" if "methods" in found else f"that cannot be read (see {_places(error)})"
         raise ValueError(
-            f"{path} is an analysis {version}. `headwise report` on the folder of its study writes it anew."
+            f"{path} is an analysis that cannot be read (see {_places(error)}). `headwise report` on the folder of its "
+            "study writes it anew."
         ) from error
 
 
@@ -118,10 +114,10 @@ def read_whole_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
 
 
-def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
 
-    Raises ValueError for a damaged line before the last, unless `torn_anywhere` says that those too are left out.
+    Raises ValueError for a damaged line before the last.
     """
     if not path.is_file():
         return []
@@ -131,13 +127,12 @@ def read_lines(path: Path, *, torn_anywhere: bool = False) -> list[dict[str, Any
         try:
             record = json.loads(line)
         except ValueError as error:
-            if torn_anywhere or number == len(lines):
+            if number == len(lines):
                 continue
             raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
-        if isinstance(record, dict):
-            records.append(record)
-        elif not torn_anywhere:
+        if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}, holds no record but {line.strip()[:40]}.")
+        records.append(record)
     return records
 
 

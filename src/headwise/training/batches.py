@@ -129,9 +129,8 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
     most = int(found.max())
     if task.tokens_per_batch is not None and most > task.tokens_per_batch:
         raise StudyError(
-            f"an example of {name} has {most} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise it, "
-            "or leave "
-            "such examples out of data()."
+            f"an example of {name} has {most} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise it, or "
+            "leave such examples out of data()."
         )
     return found.cpu()
 
@@ -161,12 +160,12 @@ def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int
     return cut_by_length(task, order, lengths, task.evaluation_batch_size)
 
 
-def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int, epoch: int = 1) -> int:
-    """Count the optimizer steps of an epoch."""
+def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int) -> int:
+    """Return the optimizer steps of the first epoch."""
     if lengths is None:
         batches = math.ceil(count / task.batch_size)
     else:
-        batches = len(training_batches(task, count, lengths, seed, epoch))
+        batches = len(training_batches(task, count, lengths, seed, 1))
     return math.ceil(batches / task.accumulation)
 
 

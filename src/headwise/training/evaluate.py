@@ -115,8 +115,7 @@ def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tens
         )
         raise StudyError(
             f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every "
-            "batch. Sum "
-            "over examples and tokens first, or give Rows(tensor) to keep one row an example."
+            "batch. Sum over examples and tokens first, or give Rows(tensor) to keep one row an example."
         )
     # a batch may give its sum on another device than the one before
     return one + other.to(one.device)
@@ -146,8 +145,7 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
     if foreign:
         raise StudyError(
             f"{owner} gave the metric {foreign[0]!r}, which it does not declare; its metrics are {', '.join(known)}. "
-            "Add "
-            f"Metric({foreign[0]!r}) to metrics, or leave it out."
+            f"Add Metric({foreign[0]!r}) to metrics, or leave it out."
         )
     return numbers
 

@@ -108,8 +108,7 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         if not hidden:
             raise StudyError(
                 "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can "
-                "be told in this model. "
-                "Take optimizer=adamw."
+                "be told in this model. Take optimizer=adamw."
             )
         self._muon = torch.optim.Muon(
             hidden, lr=lr, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"

@@ -104,8 +104,7 @@ def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
     if not name or name.partition("/")[0] in OF_THE_CORE:
         raise StudyError(
             f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the "
-            "core's own. "
-            "Choose another name."
+            "core's own. Choose another name."
         )
 
 
@@ -182,8 +181,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
         gave = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
         raise StudyError(
             f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: "
-            f"{given}{gave}. "
-            f"{type(error).__name__}: {error}"
+            f"{given}{gave}. {type(error).__name__}: {error}"
         ) from error
     finally:
         model.train(was_training)

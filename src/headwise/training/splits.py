@@ -64,8 +64,7 @@ def examples_of(task: Task, split: str) -> Examples | None:
     if wrong is not None:
         raise StudyError(
             f"{type(task).__name__}.data({split!r}) gave {describe(examples)}: {wrong}. Give (inputs, targets) or a "
-            "dict of "
-            "tensors, with the same number of examples, at least one, in every first dimension."
+            "dict of tensors, with the same number of examples, at least one, in every first dimension."
         )
     return examples
 

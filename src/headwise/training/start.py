@@ -62,8 +62,7 @@ def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origi
         if not torch.equal(weights[name].cpu(), mine[name].cpu()):
             raise StudyError(
                 f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were "
-                "learned on "
-                "different ones. Start from another folder."
+                "learned on different ones. Start from another folder."
             )
     with torch.no_grad():
         for name in wanted:

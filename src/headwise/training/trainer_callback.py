@@ -102,8 +102,7 @@ class HeadwiseCallback(TrainerCallback):
         if (self.methods or current().path is not None) and trainer.model_init is not None:
             raise ValueError(
                 "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes "
-                "others: "
-                "call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
+                "others: call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
                 "compute_loss_func=handle.compute_loss_func()"
             )
         self._stands = True
@@ -127,8 +126,7 @@ class HeadwiseCallback(TrainerCallback):
             if self.base is not None:
                 raise ValueError(
                     f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its "
-                    "compute_loss "
-                    "for another one"
+                    "compute_loss for another one"
                 )
             penalize(regularized, trainer)
         except ValueError:

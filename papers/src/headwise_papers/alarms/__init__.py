@@ -18,9 +18,8 @@ from typing import Any
 
 TITLE = "Alarms: how early, and how often wrong?"
 QUESTION = (
-    "Which signal of a training warns of a fault before the loss shows it, how many steps before, how many faults "
-    "does it catch, and how often "
-    "does it warn in a healthy training?"
+    "Which signal of a training warns of a fault before the loss shows it, how many steps before, how many faults does "
+    "it catch, and how often does it warn in a healthy training?"
 )
 # of each family; of the one held out
 SEEDS, HELD_OUT_SEEDS = 6, 4

@@ -286,20 +286,16 @@ def paragraphs(
     any_rule, rule_held = ruled["rule: any rule"]
     said = [
         f"At one false alarm in 10,000 healthy steps the signal that catches most is {best}: {caught_words(other)} of "
-        "the faults that showed, before "
-        f"or as the loss did, {lead_words(other)} steps ahead at the median, with {false_words(other)} false alarms "
-        "in 1,000 healthy steps; on the family "
-        f"held out {caught_words(held)}, {lead_words(held)} steps, {false_words(held)}. What everybody has: "
-        f"{'; '.join(usual)}.",
+        f"the faults that showed, before or as the loss did, {lead_words(other)} steps ahead at the median, with "
+        f"{false_words(other)} false alarms in 1,000 healthy steps; on the family held out {caught_words(held)}, "
+        f"{lead_words(held)} steps, {false_words(held)}. What everybody has: {'; '.join(usual)}.",
         f"The rules of headwise.watch as shipped, all together: {caught_words(any_rule)}, {lead_words(any_rule)} "
         f"steps ahead, {false_words(any_rule)} false "
         f"alarms in 1,000 healthy steps; on the family held out {caught_words(rule_held)}, {false_words(rule_held)}.",
         f"{len(faults)} runs with a fault, of which {shows} showed it: the loss on a batch that is never trained on "
-        f"lay {100 * (ABOVE - 1):.0f} % above the "
-        "healthy twin's at two evaluations in a row. The others are harmless here, and count neither as caught nor "
-        "as missed. An alarm is a step "
-        "at which a signal comes to lie above its threshold; a fault is caught by an alarm after it began and not "
-        "after the loss shows it.",
+        f"lay {100 * (ABOVE - 1):.0f} % above the healthy twin's at two evaluations in a row. The others are harmless "
+        "here, and count neither as caught nor as missed. An alarm is a step at which a signal comes to lie above its "
+        "threshold; a fault is caught by an alarm after it began and not after the loss shows it.",
         pair_words(pair, points[best][1], reported, best, fixed),
         "Thresholds are fixed on the runs of even seeds of both families and reported on those of odd seeds. The "
         "family held out (a Llama on German captions) had no part in any threshold; two limits of the rules as shipped "
@@ -312,9 +308,8 @@ def paragraphs(
         silent = [name for name in columns if all(run.lead(run.alarms(name, fixed[name])) is None for run in surprise)]
         said.append(
             "A fault that is not on the list was tried once, after everything was chosen: gradients of former steps "
-            "that are never cleared. It showed in "
-            f"{sum(run.shows is not None for run in surprise)} of {len(surprise)} runs. Without a warning in any of "
-            f"them: {', '.join(silent) or 'none of the signals shown'}."
+            f"that are never cleared. It showed in {sum(run.shows is not None for run in surprise)} of {len(surprise)} "
+            f"runs. Without a warning in any of them: {', '.join(silent) or 'none of the signals shown'}."
         )
     return said
 
@@ -337,10 +332,8 @@ def pair_words(pair: Pair | None, single: Point, reported: Sequence[Scored], bes
     verdict = "beats" if more > fewer and p < 0.05 else "does not beat"
     return (
         f"The best pair, {pair.name} (either alarm, each at half of the false alarms), {verdict} the best single "
-        "signal on the other half: "
-        f"{caught_words(point)} against {caught_words(single)}, {more} faults gained and {fewer} lost (McNemar's "
-        f"exact p = {p:.2g}), "
-        f"{false_words(point)} false alarms in 1,000 steps."
+        f"signal on the other half: {caught_words(point)} against {caught_words(single)}, {more} faults gained and "
+        f"{fewer} lost (McNemar's exact p = {p:.2g}), {false_words(point)} false alarms in 1,000 steps."
     )
 
 
@@ -355,8 +348,7 @@ def blind_words(every: Sequence[Scored], columns: Sequence[str], fixed: dict[str
             never.append(label)
     return (
         "Faults that showed and that none of the signals of the table caught in any run: "
-        f"{'; '.join(never) or 'none'}. Faults that never showed: "
-        f"{'; '.join(harmless) or 'none'}."
+        f"{'; '.join(never) or 'none'}. Faults that never showed: {'; '.join(harmless) or 'none'}."
     )
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headwise.files.data_set import data_folder
-from headwise.files.download import digest, download
 from headwise.files.durable import write_bytes
 from headwise.study import DataSet, StudyError
+from headwise_papers.data.download import digest, download
 
 # the content of a member of an archive by its name; of a plain or .gz file, whatever the name
 Read = Callable[[str], bytes]

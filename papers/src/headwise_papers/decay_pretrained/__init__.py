@@ -10,17 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise_papers.decay_pretrained import presentation
+from headwise.results.records import Claim, ClaimTest
 from headwise_papers.decay_pretrained.models import MODELS, compare, drawn, load, rotated
+from headwise_papers.findings import each, findings
+
+if TYPE_CHECKING:
+    from headwise.auditing.balances import Compared
 
 TITLE = "Balance and nuclear norms of pretrained attention"
 QUESTION = (
     "In pretrained models, are the norms of rows of W_Q and W_K, of W_V and P, and the Frobenius and nuclear norms of "
-    "every head nearly "
-    "identical, and more so than in random weights of the same shapes?"
+    "every head nearly identical, and more so than in random weights of the same shapes?"
 )
+PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, on LLaMA-2 7B"
+LABELS = {
+    "apart": "mean difference, share of the mean",
+    "random": "mean difference in random weights",
+    "rotated": "mean difference with one factor rotated",
+    "correlation": "correlation",
+    "chance": "correlation in random weights",
+}
+NOTES = (
+    "Random weights of one size are nearly balanced by themselves: their rows have about the same norm and, in a wide "
+    "layer, nearly right angles. That norms are nearly identical is therefore no evidence of weight decay by itself; "
+    "what random weights lack is the correlation.",
+    "A rotation of one factor keeps all norms and spectra of the factors; where the norms of the model are nearer to "
+    "equal, training has aligned the factors.",
+    "Rotary positions stand between queries and keys of stories260K, where only the traces of rotary pairs would "
+    "balance, and its heads share keys and values in pairs; MiniLM was distilled and fine-tuned, with what decay is "
+    "not known here.",
+)
+# points of a chart at most, of a pretrained and of a random model
+POINTS = (250, 100)
 
 
 def run(
@@ -35,31 +58,88 @@ def run(
     """Read both models, and `seeds` draws of each reference (10 by default), and return the findings; `jobs` and
     `device` change nothing."""
     say, seeds = progress or (lambda text: None), seeds or 10
-    rows: list[presentation.Row] = []
+    figures: dict[str, list[dict[str, float]]] = {}
+    charts, norms = [], []
     for model in MODELS:
         say(f"reading {model}")
         products = load(model, data, say)
-        own = compare(products)
         random = [compare([drawn(one, seed, at) for at, one in enumerate(products)]) for seed in range(seeds)]
         turned = [compare([rotated(one, seed, at) for at, one in enumerate(products)]) for seed in range(seeds)]
-        rows += [
-            presentation.Row(model, one, tuple(x[key] for x in random), tuple(x[key] for x in turned))
-            for key, one in own.items()
-        ]
-    return {
-        "kind": "findings",
-        "name": "decay-pretrained",
-        "scale": "small",
-        "title": TITLE,
-        "question": QUESTION,
-        "paragraphs": presentation.paragraphs(rows, seeds),
-        "tables": [presentation.table(rows)],
-        "charts": [presentation.chart(row) for row in rows],
-        "claims": [claim.model_dump(mode="json") for claim in presentation.claims(rows)],
-        "settings": {
+        for key, own in compare(products).items():
+            name = subject(model, own)
+            figures[name] = [_figures(own, one[key], two[key]) for one, two in zip(random, turned, strict=True)]
+            charts.append(_chart(name, model, own, random[0][key]))
+            norms += [name] if own["second"].startswith("nuclear") else []
+    return findings(
+        "decay-pretrained",
+        TITLE,
+        QUESTION,
+        figures,
+        claims(norms, [name for name in figures if name not in norms]),
+        labels=LABELS,
+        notes=NOTES,
+        charts=charts,
+        settings={
             "models": ", ".join(MODELS),
             "draws": seeds,
             "random weights": "normal, one standard deviation for all",
             "rotated": "rows of keys (of values) of a head turned by one random rotation",
         },
-    }
+    )
+
+
+def subject(model: str, found: Compared) -> str:
+    """Name a comparison: which norms, of which product, in which model."""
+    from headwise.auditing.weights import PRODUCTS
+
+    return f"{PRODUCTS[found['product']]} of {model}, {found['first']} against {found['second']}"
+
+
+def claims(norms: list[str], rows: list[str]) -> list[Claim]:
+    """Return the paper's claims, of norms of heads and of rows, and whether both references leave something of them."""
+    from headwise.auditing.balances import NEARLY
+
+    same = "The Frobenius and nuclear norms of heads are nearer to equal than"
+    return [
+        Claim(
+            text="The Frobenius and nuclear norms of every head are nearly identical.",
+            source=PAPER,
+            tests=(*each(norms, "apart", "lower", NEARLY),),
+        ),
+        Claim(
+            text="The norms of rows of W_Q and W_K, and of W_V and P, are nearly identical.",
+            source=PAPER,
+            tests=(*each(rows, "apart", "lower", NEARLY),),
+        ),
+        Claim(
+            text=f"{same} those of random weights of the same shapes.",
+            tests=(*_nearer(norms, "random"),),
+        ),
+        Claim(
+            text=f"{same} those of the same weights with one factor rotated.",
+            tests=(*_nearer(norms, "rotated"),),
+        ),
+    ]
+
+
+def _nearer(arms: list[str], reference: str) -> list[ClaimTest]:
+    return [ClaimTest(arm=arm, against=arm, outcome="apart", against_outcome=reference, says="lower") for arm in arms]
+
+
+def _figures(own: Compared, random: Compared, turned: Compared) -> dict[str, float]:
+    away = {"apart": own["deviation"], "random": random["deviation"], "rotated": turned["deviation"]}
+    return away | {"correlation": own["correlation"], "chance": random["correlation"]}
+
+
+def _chart(name: str, model: str, own: Compared, random: Compared) -> dict[str, Any]:
+    """Return pairs of norms, of the model and of one draw of random weights, each as a share of their mean."""
+    first, second = f"{own['first']} / mean", f"{own['second']} / mean"
+    data = []
+    for weights, one, most in ((model, own, POINTS[0]), ("random weights", random, POINTS[1])):
+        pairs = one["pairs"]
+        mean = sum(x + y for x, y in pairs) / (2 * len(pairs))
+        for x, y in pairs[:: -(-len(pairs) // most)]:
+            data.append({first: float(f"{x / mean:.3g}"), second: float(f"{y / mean:.3g}"), "weights": weights})
+    caption = f"Mean difference {own['deviation']:.1%}, of random weights {random['deviation']:.1%}."
+    drawn_as = {"x": first, "y": second, "series": "weights", "points": True}
+    return {"title": name, **drawn_as, "data": data, "caption": caption}

@@ -1,5 +1,5 @@
 """The tasks of the league's worlds: tasks of the studies, with the controls that everybody forgets as settings, and
-calibration.
+calibration, robustness to weights of 8 bits and the health of heads.
 
 A control must change the same model by the same recipe, so that it stands beside the methods as an arm.
 """
@@ -16,9 +16,11 @@ from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric, Phase, Task
+from headwise.training.batches import run_model
 from headwise_papers.tasks import blog_text
 from headwise_papers.tasks.character_lm import CharacterLM
 from headwise_papers.tasks.cifar import Cifar
+from headwise_papers.tasks.eight_bits import in_8_bits
 from headwise_papers.tasks.language_model import LanguageModel
 from headwise_papers.tasks.recall import AssociativeRecall
 from headwise_papers.tasks.speech import Speech
@@ -30,7 +32,12 @@ BRANCHES = ("attn", "self_attn", "mlp")
 
 
 class Controls(Task):
-    """Add residual dropout, label smoothing and an earlier end to a task; at their defaults they change nothing."""
+    """Add residual dropout, label smoothing and an earlier end to a task; at their defaults they change nothing.
+
+    Every run tells the health of its heads, and what it would get on test data with weights of 8 bits.
+    """
+
+    head_statistics: tuple[str, ...] = ("attention_entropy", "head_redundancy", "stream_cosine")
 
     residual_dropout: float = Field(0.0, ge=0, lt=1, description="of what every branch adds to the stream")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the training target spread over all classes")
@@ -56,6 +63,10 @@ class Controls(Task):
         )
         # the task of the phase is whole again: its length is not cut twice
         return [Phase(phase.name, phase.data, changes={**length, "stop_at": 1.0})]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return the task's own, and the test data with weights of 8 bits."""
+        return [*super().evaluations(), Evaluation("int8", "test", _rounded)]
 
     def loss(self, output: Any, targets: Any) -> Tensor:
         """Return the loss; while training, mixed with that of uniform targets (Szegedy et al. 2016, arXiv
@@ -147,7 +158,8 @@ class DeepPostNorm(Calibrated, LanguageModel):
 
     def evaluations(self) -> list[Evaluation]:
         """Judge the test text by segments alone, and measure training and validation data at the end."""
-        return [Evaluation("train", limit=200), Evaluation("validation", limit=500)]
+        own = [one for one in super().evaluations() if one.name == "int8"]
+        return [Evaluation("train", limit=200), Evaluation("validation", limit=500), *own]
 
 
 class Characters(Calibrated, CharacterLM):
@@ -192,6 +204,11 @@ def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
     across = torch.where(flips[:, None], across.flip(1), across)
     rows = torch.arange(count, device=images.device)[:, None, None]
     return padded.permute(0, 2, 3, 1)[rows, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _rounded(model: nn.Module, inputs: Any) -> Any:
+    with in_8_bits(model):
+        return run_model(model, inputs)
 
 
 def _part(whole: int, share: float) -> int:

@@ -12,10 +12,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwise_papers.neutreno_cost import measuring, presentation
+from headwise.results.records import Claim
+from headwise_papers.findings import each, findings
+from headwise_papers.neutreno_cost import measuring
 
 TITLE = "What NeuTRENO costs"
 QUESTION = "Does NeuTRENO cost nothing in inference: are operations, memory and time those of the plain model?"
+SOURCE = "Nguyen et al. 2023, arXiv 2312.00751, G.4"
+FORMS = {batch: "one image at a time" if batch == 1 else f"in batches of {batch} images" for batch in measuring.BATCHES}
+LABELS = {
+    "operations": "operations, ratio",
+    "others": "elements that other operations write, ratio",
+    "memory": "memory with the weights, ratio",
+    "activations": "memory without the weights, ratio",
+    "time": "time, ratio",
+}
+# a ratio within it counts as 1.00: of what is counted, and of what a clock measures beside other programs
+WITHIN = {"operations": 0.005, "memory": 0.005, "time": 0.05}
+CLAIMS = tuple(
+    Claim(
+        text=f"In inference NeuTRENO takes the {what} of the plain model, {form}.",
+        source=SOURCE,
+        published={"ratio per sample": "≈ 1.00"},
+        tests=(*each([form], what, "same", 1.0, margin),),
+    )
+    for form in FORMS.values()
+    for what, margin in WITHIN.items()
+)
+NOTES = (
+    "Operations are those of matrix products and attention, by torch's counter; NeuTRENO adds none of these. What it "
+    "adds is element-wise. Beside them the calls of the method and of its host take time, which counts most for one "
+    "image.",
+    "Memory is the most that one forward holds beside its input; the first layer's values are held until the last "
+    "layer. The publication gives the ratios and not what it counts as memory, nor how many samples it takes at once.",
+)
 
 
 def run(
@@ -29,18 +59,15 @@ def run(
     """Measure both forms, their times in `seeds` rounds (12 by default), and return the findings; `jobs` changes
     nothing."""
     say, rounds = progress or (lambda text: None), seeds or 12
-    measured = [measuring.measure(batch, rounds, device, say) for batch in measuring.BATCHES]
-    return {
-        "kind": "findings",
-        "name": "neutreno-cost",
-        "scale": "small",
-        "title": TITLE,
-        "question": QUESTION,
-        "paragraphs": presentation.paragraphs(measured),
-        "tables": [presentation.table(measured)],
-        "charts": [],
-        "claims": [claim for one in measured for claim in presentation.judged(one, rounds)],
-        "settings": {
+    return findings(
+        "neutreno-cost",
+        TITLE,
+        QUESTION,
+        {form: measuring.measure(batch, rounds, device, say) for batch, form in FORMS.items()},
+        CLAIMS,
+        labels=LABELS,
+        notes=NOTES,
+        settings={
             **measuring.SHAPE,
             "batches": list(measuring.BATCHES),
             "strength": measuring.STRENGTH,
@@ -48,4 +75,4 @@ def run(
             "device": device,
             "dtype": "float32",
         },
-    }
+    )

@@ -56,8 +56,7 @@ SMALL: dict[str, Any] = PAPER | {
 }
 NOTES = (
     "Train accuracy and loss are measured in evaluation mode, without methods; 'train with methods' measures them "
-    "while the methods act, as "
-    "the blog's curves of training do.",
+    "while the methods act, as the blog's curves of training do.",
     "Memorised: at least 99 % of the training images are right.",
     "The blog does not say how it scales pixels or decays weights: here to [-1, 1], and by AdamW's own 0.01.",
 )

@@ -105,8 +105,7 @@ def _check_vocabulary(model: Any, folder: Path, given: str) -> None:
     if last >= rows:
         raise StudyError(
             f"{folder} does not fit itself: its tokenizer gives tokens up to {last}, and its encoder has rows up to "
-            f"{rows - 1}. Take "
-            "the tokenizer that the encoder was trained with."
+            f"{rows - 1}. Take the tokenizer that the encoder was trained with."
         )
 
 

@@ -157,8 +157,7 @@ def refuse(utterances: Sequence[an4.Utterance], stride: int, longest: int) -> No
         )
         raise StudyError(
             f"utterances that cannot be learned: {told}. Leave them out of the data, or set longest (now {longest}) "
-            "higher or stride "
-            f"(now {stride}) lower."
+            f"higher or stride (now {stride}) lower."
         )
 
 

@@ -3,8 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from headwise.regularizing.handle_place import HANDLE
 from headwise.study import Evaluation, Metric, Phase, Task
 from headwise_papers.data import stories260k, tinyshakespeare
 from headwise_papers.data.stories260k_llama import llama, tokenizer
+from headwise_papers.tasks.eight_bits import in_8_bits
 
 # of the text, in its order
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
@@ -155,31 +155,6 @@ def stories(folder: Path | None, length: int) -> Tensor:
         drawn = torch.multinomial(found.logits[:, -1].softmax(-1), 1, generator=generator)
         told = torch.cat([told, drawn], 1)
     return told
-
-
-def rounded(weight: Tensor) -> Tensor:
-    """Return a matrix whose rows are whole multiples, up to 127, of a scale of their own."""
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-    return (weight / scale).round() * scale
-
-
-@contextmanager
-def in_8_bits(model: nn.Module) -> Iterator[None]:
-    """Let linear layers and embeddings compute with rounded weights, reparametrized ones with what they compute."""
-    found = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))]
-    for module in found:
-        module.forward = _rounded_forward(module)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        for module in found:
-            del module.__dict__["forward"]
-
-
-def _rounded_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    if isinstance(module, nn.Linear):
-        return lambda x: F.linear(x, rounded(module.weight), module.bias)
-    return lambda x: F.embedding(x, rounded(module.weight))  # type: ignore[arg-type]
 
 
 def _in_8_bits(model: nn.Module, inputs: Any) -> Any:

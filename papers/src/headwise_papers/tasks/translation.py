@@ -163,8 +163,7 @@ def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> 
             most = max(map(len, coded))
             raise StudyError(
                 f"{len(long)} sentences of the {name} of {split} have more than longest={longest} tokens, first in "
-                f"line {long[0]}. "
-                f"Set longest={most}, or leave them out of the data."
+                f"line {long[0]}. Set longest={most}, or leave them out of the data."
             )
         found[name] = nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in coded], True, PAD)
     return found

@@ -1,0 +1,116 @@
+"""Findings: what a study without trained arms measured, judged by the tests of its claims as runs are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.results.claim_record import JudgedClaim
+from headwise.results.claims_judged import judged_claims
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.intervals import interval
+from headwise.results.records import Claim, ClaimTest, MetricRecord, RunResult, StudyRecord
+
+# of each subject, its figures by name in every repeat; one that depends on no draw is the same in all of them
+Figures = Mapping[str, Sequence[Mapping[str, float]]]
+# the rounding of double precision: an error below it is none
+ROUNDING = 2.0**-52
+
+
+def findings(
+    name: str,
+    title: str,
+    question: str,
+    figures: Figures,
+    claims: Sequence[Claim],
+    *,
+    labels: Mapping[str, str],
+    settings: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    tables: Sequence[dict[str, Any]] = (),
+    charts: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return what findings.json holds: the verdicts of the claims, one table of all figures, and what the study adds.
+
+    `labels` says what each figure is, as "words (unit)" or "words".
+    """
+    judged = judged_claims(measured(name, figures, claims, labels))
+    return {
+        "kind": "findings",
+        "name": name,
+        "scale": "small",
+        "title": title,
+        "question": question,
+        "paragraphs": [answer(judged), *notes],
+        "claims": [claim.model_dump(mode="json") for claim in judged],
+        "tables": [_table(figures, labels), *tables],
+        "charts": list(charts),
+        "settings": dict(settings),
+    }
+
+
+def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mapping[str, str]) -> StudyFolder:
+    """Return figures as the study that claims are judged from: a subject is an arm, a repeat a seed."""
+    subjects, repeats = list(figures), range(max(map(len, figures.values())))
+    metrics = [
+        MetricRecord(name=key, label=label.partition(" (")[0], unit=_unit(label), higher_is_better=False)
+        for key, label in labels.items()
+    ]
+    study = StudyRecord(
+        name=name,
+        scale="small",
+        arms=subjects,
+        baseline=subjects[0],
+        seeds=list(repeats),
+        primary=metrics[0].name,
+        metrics=metrics,
+        claims=list(claims),
+    )
+    runs = {
+        (arm, seed): RunFolder(
+            arm, seed, Path(), RunResult(status="finished", arm=arm, seed=seed, hash="", metrics=dict(found))
+        )
+        for arm, repeated in figures.items()
+        for seed, found in enumerate(repeated)
+    }
+    return StudyFolder(Path(), study, runs)
+
+
+def answer(claims: Sequence[JudgedClaim]) -> str:
+    """Return how many claims have which verdict, and those that are contradicted in their own words."""
+    counts = Counter(claim.verdict for claim in claims)
+    words = f"Of {len(claims)} claims " + ", ".join(f"{many} {verdict}" for verdict, many in counts.items()) + "."
+    return " ".join([words, *(f"Contrary: {claim.text}" for claim in claims if claim.verdict == "contrary")])
+
+
+def decades(error: float) -> float:
+    """Return log10 of an error's size; one within rounding is 2⁻⁵²."""
+    return math.log10(max(abs(error), ROUNDING))
+
+
+def each(arms: Iterable[str], outcome: str, says: Any, level: float, margin: float | None = None) -> list[ClaimTest]:
+    """Return the test of every arm that an outcome lies below ("lower"), above ("higher") or at ("same") a level."""
+    return [ClaimTest(arm=arm, outcome=outcome, says=says, level=level, margin=margin) for arm in arms]
+
+
+def _table(figures: Figures, labels: Mapping[str, str]) -> dict[str, Any]:
+    rows = [
+        [subject, label, len(values), _span(values)]
+        for subject, repeated in figures.items()
+        for key, label in labels.items()
+        if (values := [found[key] for found in repeated if key in found])
+    ]
+    return {"title": "Figures", "columns": ["of", "figure", "repeats", "mean [95 %]"], "rows": rows}
+
+
+def _span(values: Sequence[float]) -> str:
+    found = interval(values)
+    exact = found.low is None or found.low == found.high
+    return f"{found.mean:.4g}" + ("" if exact else f" [{found.low:.4g}, {found.high:.4g}]")
+
+
+def _unit(label: str) -> str:
+    return label.partition(" (")[2].removesuffix(")")

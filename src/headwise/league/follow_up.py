@@ -1,0 +1,138 @@
+"""What follows a league: its highest entries on fresh seeds, and pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+from headwise.files.durable import write_bytes
+from headwise.files.errors import StudyError
+from headwise.league.cell import Cell, Place
+from headwise.league.files import RATE, Axis, Choices, Entry
+from headwise.league.gains import Worlds
+from headwise.league.reading import WorldRead
+
+# the folder within a world's that holds its runs on fresh seeds
+FRESH = "fresh"
+
+
+def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
+    """Return the `count` methods with the highest gain over all worlds, and the control with the highest; "" where no
+    control has a gain.
+
+    Raises:
+        StudyError: where no method has a gain yet.
+    """
+    kinds = {name: cell.record.kind for world in read for name, cell in world.cells.items()}
+    gains = {
+        name: one.gain.value
+        for name, one in Worlds([world.figures for world in read]).aggregates().items()
+        if one.gain.value is not None
+    }
+    ordered = sorted(gains, key=lambda name: (-gains[name], name))
+    methods = [name for name in ordered if kinds[name] == "method"]
+    if not methods:
+        raise StudyError("no method has a gain yet. Run the league first: headwise league --run.")
+    return methods[:count], next((name for name in ordered if kinds[name] == "control"), "")
+
+
+def on_fresh_seeds(cells: Sequence[Cell], names: Sequence[str], seeds: int) -> list[Cell]:
+    """Return the cells of these entries and of the plain model on `seeds` seeds that no final run had, at what their
+    searches chose; an entry that was refused or failed in a world has none there."""
+    places: dict[Path, Place] = {}
+    found = []
+    for cell in cells:
+        if cell.choice is None or (cell.entry.name not in names and cell.record.kind != "plain"):
+            continue
+        base = cell.place
+        if base.folder not in places:
+            places[base.folder] = base.beside(FRESH, first_seed=base.first_seed + seeds)
+        place = places[base.folder]
+        place.record = place.record.model_copy(
+            update={"entries": {**place.record.entries, cell.entry.name: cell.record}}
+        )
+        found.append(Cell(cell.entry, place))
+    return found
+
+
+def pair_of(one: Entry, other: Entry) -> Entry:
+    """Return the entry in which both act: the arms joined, each strength searched in its own range, the learning rate
+    in what both ranges cover.
+
+    Raises:
+        StudyError: where both search one setting, one says where it acts, or they have no world in common.
+    """
+    methods, changes, search = [], [], {}
+    for entry in (one, other):
+        head, _, changed = (part.strip() for part in entry.arm.partition("|"))
+        if "@" in entry.arm:
+            raise StudyError(f"{entry.name} names where it acts; write its pairs as files of your own.")
+        methods += [] if head == "baseline" else [head]
+        changes += [changed] if changed else []
+        for name, axis in entry.search.items():
+            if name != RATE:
+                key = name if "." in name or head == "baseline" else f"{head.partition('(')[0]}.{name}"
+                if key in search:
+                    raise StudyError(f"{one.name} and {other.name} both search {key}: they are no pair.")
+                search[key] = axis
+    arm = " | ".join(filter(None, (" + ".join(methods) or "baseline", ", ".join(changes))))
+    rates = [entry.search[RATE] for entry in (one, other)]
+    assert not any(isinstance(rate, Choices) for rate in rates), "a learning rate is searched in a range"
+    covered: Axis = (min(float(rate[0]) for rate in rates), max(float(rate[1]) for rate in rates))  # type: ignore[index]
+    worlds = tuple(name for name in one.worlds or other.worlds if not other.worlds or name in other.worlds)
+    if not worlds and (one.worlds or other.worlds):
+        raise StudyError(f"{one.name} and {other.name} have no world in common: they are no pair.")
+    return Entry(
+        name=f"{one.name}+{other.name}",
+        arm=arm,
+        kind="pair",
+        reason=f"Do the gains of {one.name} and {other.name} add up? Their own ranges.",
+        search={RATE: covered, **search},
+        worlds=worlds,
+    )
+
+
+def write_pairs(read: Sequence[WorldRead], known: dict[str, Entry], count: int, folder: Path) -> list[Path]:
+    """Write a file for each pair of the `count` highest methods, and for each of them with the highest control, into
+    `folder`/entries; return the files."""
+    methods, control = winners(read, count)
+    asked = [*combinations(methods, 2), *((name, control) for name in methods if control)]
+    written = []
+    for names in asked:
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise StudyError(f"there is no file of the entry {missing[0]} any more. Give its folder: --source FOLDER.")
+        pair = pair_of(known[names[0]], known[names[1]])
+        target = folder / "entries" / f"{pair.name.replace('-', '_')}.toml"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, toml_of(pair).encode())
+        written.append(target)
+    return written
+
+
+def toml_of(entry: Entry) -> str:
+    """Return an entry as the text of its file."""
+    head = [f"arm = {_text(entry.arm)}", f'kind = "{entry.kind}"', f"reason = {_text(entry.reason)}"]
+    head += [f"worlds = [{', '.join(map(_text, entry.worlds))}]"] if entry.worlds else []
+    search = [f"{_key(name)} = {_axis(axis)}" for name, axis in entry.search.items()]
+    return "\n".join([*head, "", "[search]", *search, ""])
+
+
+def _axis(axis: Axis) -> str:
+    if isinstance(axis, Choices):
+        return f"{{ choices = [{', '.join(map(_value, axis.choices))}] }}"
+    return f"[{_value(axis[0])}, {_value(axis[1])}]"
+
+
+def _value(value: object) -> str:
+    return _text(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _key(name: str) -> str:
+    return _text(name) if "." in name else name
+
+
+def _text(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,139 @@
+"""The tables of a league as CSV: cells, runs, the aggregate, the winners on fresh seeds, pairs, and worlds left out."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.league.gains import Aggregate, Estimate, Worlds
+from headwise.league.reading import WorldRead
+from headwise.results.analysis_record import Difference
+
+ENDS = ("", "_low", "_high")
+
+
+def runs_csv(read: Sequence[WorldRead]) -> str:
+    """Return every final run in a row: the outcome that decides, and the others that are shown."""
+    rows: list[list[Any]] = []
+    names = list(dict.fromkeys(name for world in read for cell in world.cells.values() for name in cell.others))
+    for world in read:
+        for name, cell in world.cells.items():
+            for run in world.study.of(cell.record.chosen) if cell.runs else []:
+                if run.result is not None:
+                    figures = [world.study.figure(run.arm, run.seed, world.outcome.name), *map(run.metric, names)]
+                    rows.append([world.record.world, name, run.seed, run.status, world.outcome.name, *figures])
+    return _csv([["world", "entry", "seed", "status", "outcome", "figure", *names], *rows])
+
+
+def fresh_csv(found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
+    """Return the gain in the league and on fresh seeds of every entry that was run again."""
+    head = ["entry", "worlds", *(f"{p}{end}" for p in ("gain", "fresh") for end in ENDS)]
+    rows = [[name, one.worlds, *_ends(found[name].gain), *_ends(one.gain)] for name, one in again.items()]
+    return _csv([head, *rows])
+
+
+def pairs_csv(pairs: Sequence[tuple[str, Sequence[Estimate]]], found: dict[str, Aggregate]) -> str:
+    """Return, for every pair, its gain, and by how much it lies over the first and the second of its parts."""
+    head = ["pair", *(f"{p}{end}" for p in ("gain", "over_first", "over_second") for end in ENDS)]
+    rows = [[name, *_ends(found[name].gain), *(end for one in over for end in _ends(one))] for name, over in pairs]
+    return _csv([head, *rows])
+
+
+def left_out_csv(found: dict[str, Estimate]) -> str:
+    """Return how well the other worlds foretell the order of entries in each."""
+    return _csv(
+        [
+            ["left_out", *(f"rank_correlation{end}" for end in ENDS)],
+            *([name, *_ends(one)] for name, one in found.items()),
+        ]
+    )
+
+
+def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
+    """Return every entry of every world in a row; what is missing is empty."""
+    gains = worlds.mean_gains()
+    head = (
+        "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
+        "difference,low,high,p,verdict,"
+    )
+    rows: list[list[Any]] = [
+        (head + "against_control,control_low,control_high,control_verdict,gain,cost,why").split(",")
+    ]
+    for world in read:
+        higher = world.outcome.higher_is_better is not False
+        for name, cell in world.cells.items():
+            one, plain, control = cell.record, cell.to_plain, cell.to_control
+            values = sorted((trial.value for trial in one.tried if trial.value is not None), reverse=higher)
+            rows.append(
+                [world.record.world, name, one.kind, one.arm, one.status, one.chosen, one.rate]
+                + [one.validation, values[1] if len(values) > 1 else None, cell.runs, cell.diverged, world.outcome.name]
+                + _cells_of(plain, p=True)
+                + _cells_of(control)
+                + [gains.get(world.record.world, {}).get(name), cell.cost, one.why]
+            )
+    return _csv(rows)
+
+
+def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
+    """Return the aggregate of every entry in a row, each figure with its interval."""
+    kinds, costs = kinds_of(read), costs_of(read)
+    parts = ("gain", "improvement", "rank")
+    rows: list[list[Any]] = [
+        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
+    ]
+    for name in ordered(found):
+        one = found[name]
+        figures = [value for part in parts for value in _ends(getattr(one, part))]
+        rows.append([name, kinds[name], one.worlds, *figures, costs.get(name)])
+    return _csv(rows)
+
+
+def trials_csv(read: Sequence[WorldRead]) -> str:
+    """Return every trial of every search in a row; a diverged one has no value."""
+    rows = [
+        [world.record.world, name, trial.arm, trial.rate, trial.value]
+        for world in read
+        for name, cell in world.cells.items()
+        for trial in cell.record.tried
+    ]
+    return _csv([["world", "entry", "arm", "learning_rate", "validation"], *rows])
+
+
+def _cells_of(found: Difference | None, *, p: bool = False) -> list[Any]:
+    if found is None:
+        return [None] * (5 if p else 4)
+    return [found.mean, found.low, found.high, *([found.p_corrected] if p else []), found.verdict]
+
+
+def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
+    return found.value, found.low, found.high
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(
+        [["" if value is None else value for value in row] for row in rows]
+    )
+    return stream.getvalue()
+
+
+def ordered(found: dict[str, Aggregate]) -> list[str]:
+    """Return the entries, the highest gain first."""
+    return sorted(found, key=lambda name: (found[name].gain.value is None, -(found[name].gain.value or 0.0), name))
+
+
+def kinds_of(read: Sequence[WorldRead]) -> dict[str, str]:
+    """Return the kind of every entry."""
+    return {name: cell.record.kind for world in read for name, cell in world.cells.items()}
+
+
+def costs_of(read: Sequence[WorldRead]) -> dict[str, float]:
+    """Return the mean over worlds of the time of a step, as a share of the plain model's."""
+    known: dict[str, list[float]] = {}
+    for world in read:
+        for name, cell in world.cells.items():
+            if cell.cost is not None:
+                known.setdefault(name, []).append(cell.cost)
+    return {name: sum(values) / len(values) for name, values in known.items()}

@@ -1,0 +1,117 @@
+"""What follows a league: winners on fresh seeds, pairs, and the plan of a league that was begun."""
+
+import csv
+import json
+
+import pytest
+from leagues import write_source
+
+from headwise.files.errors import StudyError
+from headwise.league import command, files
+from headwise.league.command import LeagueRequest
+from headwise.league.files import Entry, read_entries
+from headwise.league.follow_up import pair_of, toml_of
+from headwise.results.folder import read_study
+
+ENTRIES = {
+    "plain": ("baseline", "plain", ""),
+    "smaller": ("baseline | dim=4", "control", ""),
+    "drop_head": ("DropHead(p=0.2)", "method", "p = [0.1, 0.5]\n"),
+    "drop_key": ("DropKey(p=0.1)", "method", "p = [0.05, 0.3]\n"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_installed(monkeypatch):
+    """Only the folder of a test brings entries and worlds."""
+    monkeypatch.setattr(files, "installed_folders", list)
+
+
+def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, capsys):
+    request = {"sources": (write_source(tmp_path / "source", ENTRIES),), "trials": 1, "seeds": 2}
+    request |= {"out": tmp_path / "out", "jobs": 1}
+    command.run(LeagueRequest(**request, run=True, fresh=1))
+    printed = capsys.readouterr()
+    assert "on fresh seeds: " in printed.out + printed.err
+    fresh = read_study(tmp_path / "out" / "dots" / "fresh")
+    # the plain model, the highest method and the highest control; seeds that no final run had
+    assert len(fresh.arms) == 3 and fresh.seeds == [2, 3] and not fresh.missing()
+    league = json.loads((tmp_path / "out" / "dots" / "league.json").read_text())["entries"]
+    assert set(fresh.arms) <= {one["chosen"] for one in league.values()}
+    page = (tmp_path / "out" / "league.html").read_text()
+    assert "On fresh seeds" in page and "gain in the league" in page
+
+    # a league that was begun can be planned
+    command.run(LeagueRequest(**request, plan=True))
+    assert "without an interval" not in capsys.readouterr().out
+
+    # what a step takes beside the plain model's stands on the page
+    command.run(LeagueRequest(out=tmp_path / "out", sources=request["sources"], trials=1, seeds=2, time_steps=True))
+    times = json.loads((tmp_path / "out" / "dots" / "step_times.json").read_text())
+    assert set(times) == set(league) and times["plain"] == 1 and all(ratio > 0 for ratio in times.values())
+    cells = csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines())
+    assert {row["entry"]: float(row["cost"]) for row in cells} == times
+
+    capsys.readouterr()
+    command.run(LeagueRequest(out=tmp_path / "out", sources=request["sources"], pairs=2))
+    assert "3 pairs; run them" in capsys.readouterr().out
+    pairs = sorted((tmp_path / "out" / "pairs" / "entries").glob("*.toml"))
+    assert len(pairs) == 3
+    sources = (*request["sources"], tmp_path / "out" / "pairs")
+    command.run(LeagueRequest(**{**request, "sources": sources}, run=True))
+    rows = list(csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines()))
+    assert [row["runs"] for row in rows if row["kind"] == "pair"] == ["2", "2", "2"]
+    assert "over the first" in (tmp_path / "out" / "league.html").read_text()
+
+
+def test_a_pair_is_searched_over_both_strengths_and_written_as_it_is_read(tmp_path):
+    known = read_entries([write_source(tmp_path / "source", ENTRIES)])
+    pair = pair_of(known["drop-head"], known["drop-key"])
+    assert pair.arm == "DropHead(p=0.2) + DropKey(p=0.1)" and pair.kind == "pair"
+    assert pair.search == {"learning_rate": (0.5, 2.0), "DropHead.p": (0.1, 0.5), "DropKey.p": (0.05, 0.3)}
+    with_control = pair_of(known["drop-head"], known["smaller"])
+    assert with_control.arm == "DropHead(p=0.2) | dim=4"
+    for one in (pair, with_control):
+        (tmp_path / "source" / "entries" / f"{one.name}.toml").write_text(toml_of(one))
+        assert read_entries([tmp_path / "source"])[one.name] == one
+
+
+def entry(name, arm, worlds=(), **search):
+    return Entry(
+        name=name,
+        arm=arm,
+        kind="method",
+        reason='a "test"',
+        worlds=worlds,
+        search={"learning_rate": (0.5, 2.0), **search},
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            entry("a", "DropHead(p=0.2)", p=(0.1, 0.5)),
+            entry("b", "DropHead(p=0.3)", p=(0.1, 0.5)),
+            "both search DropHead.p",
+        ),
+        (entry("a", "DropHead(p=0.2) @ 0"), entry("b", "DropKey(p=0.3)"), "names where it acts"),
+        (entry("a", "XSA()", ("x",)), entry("b", "DropKey(p=0.3)", ("y",)), "no world in common"),
+    ],
+)
+def test_what_is_no_pair_is_refused(one, other, message):
+    with pytest.raises(StudyError, match=message):
+        pair_of(one, other)
+
+
+def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
+    with pytest.raises(StudyError, match="--fresh is of --run"):
+        command.run(LeagueRequest(out=tmp_path, fresh=2))
+    with pytest.raises(StudyError, match="one after the other"):
+        command.run(LeagueRequest(out=tmp_path, run=True, pairs=2))
+    with pytest.raises(StudyError, match="give it alone"):
+        command.run(LeagueRequest(out=tmp_path, run=True, time_steps=True))
+    with pytest.raises(StudyError, match="holds no world"):
+        command.run(LeagueRequest(out=tmp_path, time_steps=True))
+    with pytest.raises(StudyError, match="holds no world"):
+        command.run(LeagueRequest(out=tmp_path, pairs=2))
