@@ -7,6 +7,7 @@ import torch
 from small_studies import carry, orders, study_of, tiny_study
 from test_core import CORE
 
+from headwise import SigmaReparam
 from headwise.comparing.claim_check import canonical_premises
 from headwise.comparing.premises import parameters_moved
 from headwise.files.errors import StudyError
@@ -18,7 +19,7 @@ from headwise.results.records import ClaimTest, Premise
 from headwise.training.checkpoint import load_checkpoint
 from headwise.training.execution import execute
 
-GAINS, SIGMA, IDLE = "FeatScale()", "SigmaReparam()", "DropHead(p=0.2)"
+GAINS, SIGMA, IDLE = "FeatScale()", repr(SigmaReparam()), "DropHead(p=0.2)"
 
 
 def results(study, out):
