@@ -35,7 +35,7 @@ from headwise.results.analysis_record import Analysis, Interval
 from headwise.results.answer import answer
 from headwise.results.claim_record import EARLIER, ClaimsRecord, JudgedClaim, JudgedPremise, JudgedTest
 from headwise.results.claim_tests import Ask, Seen, directed, same
-from headwise.results.claims_judged import SIGNS, claimed, judged_claims, judged_tests, premised
+from headwise.results.claims_judged import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import divergence_tests
@@ -174,7 +174,8 @@ def judged_again(
             )
         return found
 
-    premises = [premised(one, settled(judged_tests(study, one.tests, {}), "")) for one in study.study.premises]
+    lost = all_diverged(study)
+    premises = [premised(one, settled(judged_tests(study, one.tests, {}), ""), lost) for one in study.study.premises]
     claims = []
     for record, claim in zip(study.study.claims, judged_claims(study, premises), strict=True):
         failed = [one for one in premises if one.holds is False and (record.needs is None or one.name in record.needs)]

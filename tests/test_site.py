@@ -159,8 +159,11 @@ def test_every_method_has_its_formula_and_says_when_to_use_it(site):
 def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_more_of_it(site):
     import method_results
 
-    text = method_results.results_of("DropHead")
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")][2:]
+    def read(name):
+        lines = method_results.results_of(name).splitlines()
+        return [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| ")][2:]
+
+    rows = read("DropHead")
     kept = [
         path.parent
         for path in (DOCS / "results").glob("*/analysis.json")
@@ -170,7 +173,11 @@ def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_mor
     digits = next(row for row in rows if "digits" in row[-1])
     page = (DOCS / "results" / "digits" / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"\| `DropHead\(p=0.2\)` \|[^|]+\| ([^|]+) \|", page)[1]
-    assert digits[3].replace(" points", "").strip() == shown and digits[4].strip() == "better"
+    assert digits[4].replace(" points", "").strip() == shown and digits[5].strip() == "better"
+    # an arm that trains longer is held against the plain model that does; a premise that failed stands in the row
+    longer = next(row for row in read("NeuTRENO") if "NeuTRENO(strength=0.6) \\| steps=100`" in row[1])
+    assert longer[2].strip() == "`baseline \\| steps=100`" and longer[4].startswith(" +")
+    assert all("a premise failed" in row[5] for row in read("SigmaReparam") if "sigma-simclr" in row[-1])
     # a method of a calculation alone, and one that nothing ran
     assert (
         "[sigma-bound]" in method_results.results_of("SigmaReparam")

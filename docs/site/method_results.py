@@ -13,13 +13,17 @@ from claims_placed import Placed, kept_claims
 from headwise.league.files import read_worlds
 from headwise.pages.formats import Unit, unit_named
 from headwise.reporting.answer_table import plain_verdict
-from headwise.results.analysis_record import Analysis
+from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
+from headwise.results.differences import paired_differences
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.records import RunResult, StudyRecord
 from headwise.results.stored import checked_analysis
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTE = (
-    "Differences to the study's baseline in its deciding outcome, with intervals of 95 % that hold for all arms of "
-    "the study together. Arms that combine methods count for each."
+    "Differences in each study's deciding outcome, with intervals of 95 % that hold for all arms of the study "
+    "together. An arm that changes the recipe too is held against the plain model with the same change where the study "
+    "has it, by itself. Arms that combine methods count for each."
 )
 LEAGUE = (
     "In [the league](../../which_method.md), where every entry is searched alike; intervals hold for all entries of a "
@@ -34,7 +38,7 @@ def results_of(name: str, results: Path = RESULTS) -> str:
     rows = [row for folder, analysis in _analyses(results) for row in _rows(name, folder, analysis)]
     parts = []
     if rows:
-        head = ["world", "arm", "outcome", "difference [95 %]", "verdict", "study"]
+        head = ["world", "arm", "against", "outcome", "difference [95 %]", "verdict", "study"]
         parts += [NOTE, _table(head, rows)]
     if found := _of_league(name, results.parent / "league"):
         head = ["world", "chosen by its search", "difference [95 %]", "verdict", "against the best control", "step"]
@@ -53,18 +57,25 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
     world = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     metric, found = analysis.metric, []
     unit = unit_named(metric.unit)
+    failed = "".join(f"; a premise failed: {one.text or one.name}" for one in analysis.premises if one.holds is False)
     for arm in analysis.compared:
-        entry = arm.differences.get(analysis.primary)
-        if entry is None or not re.search(rf"\b{name}\(", arm.label):
+        if analysis.primary not in arm.differences or not re.search(rf"\b{name}\(", arm.label):
             continue
+        against, entry = held_against(arm, analysis)
         number = unit.number(entry.mean, signed=True) or "diverged"
-        shown = f"{number} {unit.difference} {unit.interval(entry.low, entry.high, signed=True)}".replace(
-            "  ", " "
-        ).strip()
+        shown = f"{number} {unit.difference} {unit.interval(entry.low, entry.high, signed=True)}".replace("  ", " ")
         good = {True: " (higher is better)", False: " (lower is better)", None: ""}[metric.higher_is_better]
         seeds = f"{world}, {len(analysis.seeds)} seeds"
         found.append(
-            [seeds, f"`{arm.label}`", f"{metric.label}{good}", shown, plain_verdict(entry, unit), _link(folder.name)]
+            [
+                seeds,
+                f"`{arm.label}`",
+                f"`{against}`",
+                f"{metric.label}{good}",
+                shown.strip(),
+                plain_verdict(entry, unit) + failed,
+                _link(folder.name),
+            ]
         )
     return found
 
@@ -100,6 +111,34 @@ def _world(name: str) -> tuple[str, Unit]:
     metric = world.built().all_metrics()[0]
     direction = "higher" if metric.higher_is_better is not False else "lower"
     return f"{world.title}: {metric.label} ({direction} is better)", unit_named(metric.unit)
+
+
+def held_against(arm: ArmAnalysis, analysis: Analysis) -> tuple[str, Difference]:
+    """Return what an arm is held against, and the difference: the plain arm with the same changes of the recipe, where
+    the study has it, else the baseline."""
+    ours, changes = arm.differences[analysis.primary], arm.label.partition(" | ")[2]
+    plain = next(
+        (one for one in analysis.compared if changes and one.label == f"{analysis.baseline} | {changes}"), None
+    )
+    if plain is None:
+        return analysis.baseline, ours
+    metric, theirs = analysis.metric, plain.differences[analysis.primary].by_seed
+    record = StudyRecord(
+        arms=[plain.label, arm.label],
+        baseline=plain.label,
+        seeds=analysis.seeds,
+        primary=analysis.primary,
+        metrics=[],
+    )
+    runs = {}
+    # both as differences to the baseline, which the difference of the two leaves out
+    for label, figures in ((plain.label, theirs), (arm.label, ours.by_seed)):
+        for seed, value in figures.items():
+            metrics = {analysis.primary: value}
+            done = RunResult(status="finished", arm=label, seed=int(seed), hash="0", metrics=metrics, format=2)
+            runs[label, int(seed)] = RunFolder(label, int(seed), Path(), done)
+    study = StudyFolder(Path(), record, runs)
+    return plain.label, paired_differences(study, analysis.primary, metric.higher_is_better)[arm.label]
 
 
 def _calculated(name: str, results: Path) -> list[list[str]]:

@@ -252,7 +252,8 @@ def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
 
 
 def test_the_answer_its_plot_and_its_table_are_printed_on_the_first_page(browser, tmp_path):
-    seen = Visit(browser, headwise.reporting.write(write_study(tmp_path, methods=NINE[:7], epochs=3)))
+    methods = (*NINE, "NeuTRENO(strength=0.6) @ 2-5 | learning_rate=0.001")
+    seen = Visit(browser, headwise.reporting.write(write_study(tmp_path, methods=methods, epochs=3)))
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     seen.page.emulate_media(media="print", color_scheme="light")
     seen.page.set_viewport_size({"width": 703, "height": 1000})

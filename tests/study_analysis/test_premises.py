@@ -49,6 +49,19 @@ def test_a_claim_that_does_not_need_a_premise_is_judged_without_it():
     assert verdicts == ["not testable here", "as published"]
 
 
+def test_an_arm_that_diverged_throughout_did_not_learn():
+    """As with one run left of six, and not as if nothing were known."""
+    figures = {"A()": [0.6, 0.61, 0.6, 0.62, 0.6, 0.61]}
+    for base in (["diverged"] * 6, ["diverged"] * 5 + [0.5]):
+        often = Claim(text="It diverges less.", tests=(test_of("lower", outcome="diverged"),))
+        found = said(study({"baseline": base} | figures), [often], [learned(0.1)])
+        assert judged_premises(found)[0].holds is False
+        assert judged_claims(found)[0].verdict == "not testable here"
+    # of an arm that ran, and whose kind of figure was not asked for, nothing is known
+    found = said(study({"baseline": [0.5] * 6} | figures), [], [learned(0.1, outcome="test/loss")])
+    assert judged_premises(found)[0].holds is None
+
+
 def test_a_premise_that_no_run_recorded_is_not_known_and_hides_nothing():
     found = said(paired(0.02, 0.01), [HELPS], [learned(0.99, outcome="train/accuracy")])
     assert judged_premises(found)[0].holds is None and judged_claims(found)[0].verdict == "as published"
@@ -83,6 +96,23 @@ def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
     _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))
     assert narrow.verdict == "as published" and wide.verdict == "undecided"
     assert "±1.50 points is wider than the 1.00 points of A(), told as an effect here" in wide.why
+
+
+def test_a_default_margin_that_is_refused_is_said_to_be():
+    base = np.linspace(0.5, 0.6, 10)
+    arms = {"A()": base + 0.01 + 0.002 * noise(10), "B()": base + 0.001 * noise(10)[::-1]}
+    made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
+    open_ = Claim(text="B helps.", tests=(test_of("higher", arm="B()", effect=0.04),))
+    assert judged_claims(said(made, [open_]))[0].verdict == "no effect"
+    _, wide = judged_claims(said(made, [HELPS, open_]))
+    assert wide.verdict == "undecided" and "the margin ±2.00 points is wider than the 1.00 points of A()" in wide.why
+
+
+def test_a_difference_that_is_the_published_one_is_neither_larger_nor_smaller():
+    # 0.51 - 0.5 is more than 0.01 in floating point
+    made = study({"baseline": [0.5] * 8, "A()": [0.51] * 8})
+    assert judged(made, test_of("higher", effect=0.01)).verdict == "as published"
+    assert judged(made, test_of("higher", effect=0.0101)).verdict == "same direction, smaller"
 
 
 @pytest.mark.parametrize(

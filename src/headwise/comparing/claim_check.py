@@ -9,7 +9,7 @@ from headwise.experiments.sweep import read_sweep
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.results.critical_rates import is_of_rates
-from headwise.results.outcome_names import COSTS, CRITICAL_RATE, DIVERGED
+from headwise.results.outcome_names import COSTS, CRITICAL_RATE, DIVERGED, MOVED, MOVED_RELATIVE
 from headwise.results.records import AxisRecord, Claim, ClaimTest, Premise
 from headwise.training.preflight import evaluations_of
 
@@ -132,6 +132,8 @@ def _check_outcome(name: str, study: Study) -> None:
         _refuse_unless(name, known)
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+    elif kind == "methods":
+        _refuse_unless(name, [MOVED, MOVED_RELATIVE])
     elif kind == "heads":
         _refuse_unless("/".join(name.split("/")[:2]), [f"heads/{one}" for one in task.head_statistics])
     elif type(task).summary is Task.summary:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from headwise.results.outcome_names import DIVERGED
+from headwise.results.outcome_names import DIVERGED, MOVED, MOVED_RELATIVE
 from headwise.results.records import ClaimTest, Premise
 
 
@@ -52,6 +52,14 @@ def better_than_untrained(outcome: str, untrained: float | str, by: float = 0.0)
     held = {"against": untrained} if isinstance(untrained, str) else {"level": untrained + by}
     test = ClaimTest.model_validate({"arm": "baseline", "outcome": outcome, "says": "higher", **held})
     return Premise(name="better than untrained", text=text, tests=(test,))
+
+
+def parameters_moved(arm: str, by: float = 0.01, *, relative: bool = False) -> Premise:
+    """State that the parameters which an arm's methods brought along moved from their start by more than `by`, a root
+    mean square; `relative` to that of their start, which parameters that start at 0 have not."""
+    text = f"The own parameters of {arm} moved by more than {by:.4g}" + (" of their start" if relative else "")
+    test = ClaimTest(arm=arm, outcome=MOVED_RELATIVE if relative else MOVED, says="higher", level=by)
+    return Premise(name=f"{arm} moved", text=text, tests=(test,))
 
 
 def _named(arm: str) -> str:

@@ -19,8 +19,8 @@ COLOURS = (
     "var(--grey)",
 )
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
-# rows from which on they stand closer
-MANY = 6
+# pixels of a row by the number of rows from which on they stand so close: on paper nine leave room for their table
+HEIGHTS = {1: 52, 6: 42, 8: 38}
 # pixels; below it the numbers beside a label lose their interval
 NARROW = 430
 
@@ -64,7 +64,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
         )
     )
     layers += _labels(alt, base, y)
-    return alt.layer(*layers).properties(width="container", height=(52 if len(order) < MANY else 42) * len(order) + 8)
+    return alt.layer(*layers).properties(width="container", height=_height(len(order)) * len(order) + 8)
 
 
 @specification
@@ -87,6 +87,10 @@ def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> A
     where = {"y": y, "x": alt.value(2), "text": "label:N"}
     layers.append(name.encode(**where, color=alt.value("var(--ink)")))
     return alt.layer(*layers).properties(width="container", height=32 * len(rows) + 6)
+
+
+def _height(rows: int) -> int:
+    return next(height for least, height in reversed(HEIGHTS.items()) if rows >= least)
 
 
 def _ticks(alt: Any, count: int = 6) -> Any:

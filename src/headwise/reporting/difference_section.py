@@ -8,8 +8,18 @@ from headwise.pages.forest import forest, panel
 from headwise.pages.formats import p_value
 from headwise.pages.line_charts import dose
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
-from headwise.reporting.answer_table import outcome_table
-from headwise.reporting.words import differences_of, forest_row, label_of, powers, qualities, shown, titled, unit_of
+from headwise.reporting.answer_table import INTERVAL, outcome_table
+from headwise.reporting.words import (
+    by_effect,
+    differences_of,
+    forest_row,
+    label_of,
+    powers,
+    qualities,
+    shown,
+    titled,
+    unit_of,
+)
 from headwise.results.analysis_record import Analysis, TrendRecord
 from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
@@ -55,7 +65,24 @@ def panels_section(analysis: Analysis) -> list[Section]:
         "bad: purple, no direction is good."
     )
     drawn = grid([one for one in panels if one is not None], wide=True)
-    return [Section("All outcomes", join(drawn, *folds), intro)]
+    return [Section("All outcomes", join(drawn, *folds, _learned(analysis)), intro)]
+
+
+def _learned(analysis: Analysis) -> Any:
+    """Return the fold of how far the parameters moved that methods brought along; nothing where none learned any."""
+    outcomes = [one for one in analysis.outcomes.values() if one.kind == "methods"]
+    arms = [arm for arm in by_effect(analysis) if any(arm.metrics[one.name].n for one in outcomes)]
+    if not arms:
+        return ""
+    columns = [Column("arm"), *(Column(one.label, f"root mean square {INTERVAL}", number=True) for one in outcomes)]
+    rows = []
+    for arm in arms:
+        means = [(arm.metrics[one.name], unit_of(one)) for one in outcomes]
+        cells = [
+            Cell(unit.number(one.mean) or "–", one.mean, small=unit.interval(one.low, one.high)) for one, unit in means
+        ]
+        rows.append([Cell(arm.label), *cells])
+    return fold("own parameters of the methods", table(columns, rows, caption="How far own parameters moved"))
 
 
 def _panel(analysis: Analysis, outcome: Outcome):  # type: ignore[no-untyped-def]

@@ -14,6 +14,8 @@ from headwise.results.analysis_record import Analysis, Difference
 from headwise.results.folder import StudyFolder
 
 METHOD = re.compile(r"\b([A-Z]\w*)\(")
+# characters of an arm's name, beyond which it is folded: a table of four columns is to fit one column of a paper
+LONGEST = 24
 ENTRY = re.compile(r"^@\w+\{(?P<key>\w+),\n(?P<body>.*?)^\}\n", re.DOTALL | re.MULTILINE)
 USED = re.compile(r"  usedby = \{(?P<methods>[^}]*)\},\n")
 
@@ -32,13 +34,15 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     """Return a LaTeX table (booktabs) that fits one column: arm, outcome, difference with interval, p."""
     metric, names, unit = analysis.metric, short_names(analysis), unit_of(analysis.metric)
     base = next(arm for arm in analysis.arms if arm.label == analysis.baseline)
+    folded = any(len(name) > LONGEST for name in names.values())
+    kind_of_first, start = (r"p{0.3\columnwidth}", r"\raggedright ") if folded else ("l", "")
     rows = []
     for arm in (base, *by_effect(analysis)):
         entry, mean = arm.differences.get(analysis.primary), unit.number(arm.metrics[analysis.primary].mean)
         shown = mean or ("diverged" if arm.all_diverged else "--")
         difference = effect(entry, analysis, unit_words=False) if entry and entry.mean is not None else "--"
         p = p_value(entry.p_corrected) if entry else None
-        rows.append([tex(names[arm.label]), tex(shown), tex(difference), tex(p or "--")])
+        rows.append([start + tex(names[arm.label]), tex(shown), tex(difference), tex(p or "--")])
     name = f" ({unit.name})" if unit.name else ""
     kind = f" ({unit.difference})" if unit.difference else ""
     head = ["arm", tex(f"{metric.label}{name}"), tex(f"difference{kind} [95 %]"), "$p$"]
@@ -53,7 +57,8 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     return (
         "% needs \\usepackage{booktabs}\n\\begin{table}[t]\n\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}\n"
         f"\\caption{{{tex(caption)}}}\n\\label{{tab:{label}}}\n"
-        f"\\begin{{tabular}}{{@{{}}lrrr@{{}}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+        f"\\begin{{tabular}}{{@{{}}{kind_of_first}rrr@{{}}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+        "\\end{table}\n"
     )
 
 

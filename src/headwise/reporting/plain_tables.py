@@ -90,6 +90,9 @@ def study_latex(analysis: Analysis) -> str:
     header, rows = _answer(analysis)
     tables = [_latex(analysis.metric.label, header, rows, analysis.answer)]
     for outcome in list(analysis.outcomes.values())[1:]:
+        if outcome.kind == "methods":
+            # the baseline has none, and there is no difference to tell
+            continue
         unit = unit_of(outcome)
         head = ["arm", *_headings(outcome.label, unit)]
         body = [[_code(arm.label), *_figures(arm, outcome.name, unit)] for arm in analysis.arms]

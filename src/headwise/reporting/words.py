@@ -70,8 +70,8 @@ def powers(mean: float | None, low: float | None, high: float | None) -> str:
 
 
 def qualities(analysis: Analysis) -> list[Outcome]:
-    """Return the outcomes that are no figures of heads, the primary one first."""
-    return [one for one in analysis.outcomes.values() if one.kind != "heads"]
+    """Return the outcomes that are figures neither of heads nor of what methods learned, the primary one first."""
+    return [one for one in analysis.outcomes.values() if one.kind not in ("heads", "methods")]
 
 
 def differences_of(analysis: Analysis, outcome: str) -> list[tuple[str, Difference]]:

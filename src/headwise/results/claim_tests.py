@@ -90,7 +90,9 @@ def directed(seen: Seen, sign: int, ask: Ask) -> Told:
 
 def _sized(low: float, high: float, effect: float | None, ask: Ask, power: float | None) -> Told:
     """Hold an interval on the published side against the published effect."""
-    if effect is None or low <= effect <= high:
+    # a difference that is the published one leaves an error of rounding
+    slack = 0.0 if effect is None else 1e-9 * effect
+    if effect is None or low - slack <= effect <= high + slack:
         return Told("as published", "", power)
     verdict: Verdict = "same direction, smaller" if high < effect else "same direction, larger"
     return Told(verdict, f"{verdict.rpartition(' ')[2]} than the published {ask.words(effect)}", power)

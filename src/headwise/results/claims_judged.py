@@ -8,7 +8,7 @@ in the joint intervals of all its tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwise.pages.formats import p_value, unit_named
@@ -39,7 +39,14 @@ class Effect(NamedTuple):
 
 def judged_premises(study: StudyFolder) -> list[JudgedPremise]:
     """Return every premise of a study with what was seen of it."""
-    return [premised(one, judged_tests(study, one.tests, {})) for one in study.study.premises]
+    lost = all_diverged(study)
+    return [premised(one, judged_tests(study, one.tests, {}), lost) for one in study.study.premises]
+
+
+def all_diverged(study: StudyFolder) -> set[str]:
+    """Return the arms all of whose runs that ended diverged: nothing was learned there, and no figure says so."""
+    ended = {arm: [run.status for run in study.of(arm) if run.result] for arm in study.arms}
+    return {arm for arm, states in ended.items() if states and set(states) == {"diverged"}}
 
 
 def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None = None) -> list[JudgedClaim]:
@@ -91,15 +98,17 @@ def _by_pairs(test: ClaimTest) -> bool:
     return test.outcome == DIVERGED and not test.along_axis and test.level is None
 
 
-def premised(premise: Premise, tests: list[JudgedTest]) -> JudgedPremise:
-    """Return a premise with whether its judged tests show it."""
+def premised(premise: Premise, tests: list[JudgedTest], lost: Collection[str] = ()) -> JudgedPremise:
+    """Return a premise with whether its judged tests show it; `lost` are the arms that diverged throughout."""
     said = {"name": premise.name, "text": premise.text, "ours": figures_in_words(tests), "tests": tests}
-    states = [_shown(test) for test in tests]
+    states = [_shown(test, lost) for test in tests]
     return JudgedPremise(**said, holds=False if False in states else None if None in states or not states else True)
 
 
-def _shown(test: JudgedTest) -> bool | None:
+def _shown(test: JudgedTest, lost: Collection[str]) -> bool | None:
     """Return whether a premise's test was shown; None where the runs recorded no such figure."""
+    if test.mean is None and test.arm in lost and not test.scale:
+        return False
     if test.verdict == "not testable here" or test.mean is None:
         return None
     if test.outcome == DIVERGED and test.level is not None:
@@ -221,6 +230,7 @@ def _number(
             return _judged(test, why)
         return _judged(test, why, alone[0], ours=_ours(test, outcome, figures, alone[0]))
     ask = Ask(ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures))
+    refused = ""
     if test.says == "inside":
         jointly = inside(*_halves(beside), ask._replace(alpha=alpha))
         return _inside(test, outcome, figures, alone, ask, refutes=jointly.verdict in AGAINST)
@@ -234,12 +244,14 @@ def _number(
             return _judged(
                 test, Told("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=ask.margin
             )
-        ask = ask._replace(margin=None)
+        ask, refused = ask._replace(margin=None), f"; {wide}"
     if test.says == "same":
         found, jointly = same(one, ask), same(other, ask._replace(alpha=alpha))
     else:
         sign = SIGNS[test.says]
         found, jointly = directed(one, sign, ask), directed(other, sign, ask._replace(alpha=alpha))
+        if found.verdict == "undecided":
+            found = found._replace(why=found.why + refused)
     more: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else ask.margin,

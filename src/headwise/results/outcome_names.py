@@ -16,6 +16,9 @@ COSTS = (
 DIVERGED = "diverged"
 # log10 of the learning rate at which runs of a seed begin to diverge along an axis of rates: of sweeps, not of arms
 CRITICAL_RATE = "critical_rate"
+# how far the parameters that an arm's methods brought along moved from their start, as a root mean square, and the same
+# over that of their start: of arms that learn such parameters
+MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
 
 
 def words_of(name: str) -> str:

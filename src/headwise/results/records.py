@@ -45,7 +45,7 @@ class Outcome(Record):
     label: str
     unit: str = ""
     higher_is_better: bool | None = None
-    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost"] = "metric"
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost", "methods"] = "metric"
 
 
 class EnvironmentRecord(Record):
@@ -246,6 +246,9 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words_of_rate(name))
         if name.startswith("watched/"):
             return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
+        if name.startswith("methods/"):
+            words = "change of own parameters" + (" over their start" if name.endswith("relative") else "")
+            return Outcome(name=name, label=words, kind="methods")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
         where, _, kind = name.rpartition("/")

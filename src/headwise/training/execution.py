@@ -18,6 +18,7 @@ from headwise.results.records import Divergence, RunResult
 from headwise.training.batches import epoch_steps, move, size
 from headwise.training.checkpoint import clear_damage, drop_all, drop_previous, save_checkpoint
 from headwise.training.job import Order, is_first_process
+from headwise.training.moved import moved
 from headwise.training.outcome import describe_epoch, describe_result, judge, measure
 from headwise.training.part import Part, part_of
 from headwise.training.preflight import evaluations_of
@@ -164,13 +165,14 @@ def _is_over(training: Training, state: RunState) -> bool:
 
 
 def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
-    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>; a loss that is no number is a
-    divergence."""
+    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>, and say how far the methods'
+    parameters moved; a loss that is no number is a divergence."""
     wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
     found = measure(training, wanted, "phase")
+    far = moved(training.accelerator.unwrap_model(training.model), training.starts)
     # those of the last phase are judged with all the others
     divergence = judge(training, wanted, found) if part.following is not None else None
-    return {f"{part.phase.name}/{name}": value for name, value in found.items()}, divergence
+    return {f"{part.phase.name}/{name}": value for name, value in found.items()} | far, divergence
 
 
 def _restore_streams(order: Order, state: RunState) -> None:

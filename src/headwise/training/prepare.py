@@ -20,10 +20,11 @@ from headwise.training.built_model import build_model
 from headwise.training.fit import fit
 from headwise.training.job import Order
 from headwise.training.measuring import Clock
+from headwise.training.moved import starts_of
 from headwise.training.optimizer import LearningRate, build_optimizer
 from headwise.training.part import Part
 from headwise.training.preflight import check_first_batch
-from headwise.training.start import carry_over, check_learned, read_start
+from headwise.training.start import carry_over, check_learned, matches, read_start
 from headwise.training.train import Training
 from headwise.training.watched import watch_run
 
@@ -40,6 +41,8 @@ class Carried:
     phase: str
     step: int
     clock: Clock
+    # of the methods' parameters, where they are left too
+    starts: dict[str, Tensor]
 
 
 def accelerator_of(order: Order, task: Task) -> Accelerator:
@@ -85,11 +88,14 @@ def prepare(
     example = make_batch(task, move(first_batch(task, train, 2), accelerator.device), None).inputs
     seed = derive(configuration.draws, "methods", *later)
     regularized = fit(arm, model, example=example, seed=seed, steps=steps) if phase.methods else None
+    starts = starts_of(regularized)
     if before is not None and before.fitted and phase.start == "previous":
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
+        starts |= {name: start for name, start in before.starts.items() if matches(name, phase.carry)}
     _freeze(phase, model)
     optimizer = build_optimizer(task, model, example, device)
     training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
+    training.starts = starts
     training.rates = LearningRate(task, optimizer, steps)
     if before is not None:
         training.step = training.first_step = before.step
@@ -113,7 +119,7 @@ def leave(training: Training, part: Part) -> Carried:
         if not training.regularized.removed:
             training.regularized.remove(discard=True)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return Carried(weights, stays, part.phase.name, training.step, training.clock)
+    return Carried(weights, stays, part.phase.name, training.step, training.clock, training.starts if stays else {})
 
 
 def _freeze(phase: Phase, model: nn.Module) -> None:

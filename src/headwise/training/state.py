@@ -64,7 +64,8 @@ def _timed(line: EpochLine, epochs: dict[str, Any]) -> EpochLine:
     return line.model_copy(update=update)
 
 
-MODEL, OPTIMIZER = "model.", "optimizer."
+# the last is of what the methods' parameters were before any step; earlier versions wrote none
+MODEL, OPTIMIZER, START = "model.", "optimizer.", "start."
 
 
 class RunState(Record):
@@ -111,6 +112,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
     moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
     tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}
+    tensors |= {START + k: t for k, t in training.starts.items()}
     parts = {
         "optimizer": plain,
         "rates": training.rates.state() if training.rates is not None else {},
@@ -126,6 +128,8 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor], fol
     moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
     training.accelerator.unwrap_model(training.model).load_state_dict(model)
     restore_optimizer(training.optimizer, moments, state.optimizer)
+    device = training.accelerator.device
+    training.starts |= {k.removeprefix(START): t.to(device) for k, t in tensors.items() if k.startswith(START)}
     training.step, training.first_step = state.step, state.first_step
     if training.last_step is not None and training.task.steps is not None:
         training.last_step = state.first_step + training.task.steps

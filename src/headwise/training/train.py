@@ -38,6 +38,8 @@ class Training:
     accelerator: Accelerator
     seed: int
     regularized: Any | None = None
+    # what the parameters that the methods brought along were before any step
+    starts: dict[str, Tensor] = field(default_factory=dict)
     watch: Any | None = None
     rates: LearningRate | None = None
     # of the training examples, where they differ
