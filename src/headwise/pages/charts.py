@@ -88,8 +88,11 @@ def heat_map(
         + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
     )
     if mark:
-        text = base.mark_text(fontSize=11, color="var(--ink)").encode(
-            x=chart.encoding.x, y=chart.encoding.y, text=alt.Text(field=mark, type="nominal")
+        # the ends of the scale are dark
+        ends = max(map(abs, domain or _range(rows, value)))
+        ink = alt.condition(f"abs(datum['{value}']) > {0.75 * ends}", alt.value("white"), alt.value("var(--ink)"))
+        text = base.mark_text(fontSize=11).encode(
+            x=chart.encoding.x, y=chart.encoding.y, text=alt.Text(field=mark, type="nominal"), color=ink
         )
         chart = alt.layer(chart, text)
     chart = chart.properties(width="container", height=max(ROW * len({row[y] for row in rows}), 60))
@@ -105,7 +108,7 @@ def _band(channel: Any, name: str, rows: Iterable[Row], axis: Any, order: list[s
 
 def _ramp(alt: Any, value: str, domain: tuple[float, float], title: str, diverging: bool) -> Any:
     legend = alt.Legend(title=title or None, orient="top", gradientLength=110, gradientThickness=9, titleLimit=300)
-    scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain))
+    scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain), clamp=True)
     return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
 
 
