@@ -125,6 +125,7 @@ def page(league: League) -> str:
         "## Over all worlds",
         *_aggregate(league),
         "![Gain against the time of a step](league/cost.svg)",
+        "![Share of runs whose gain exceeds a level, for the eight highest entries](league/profiles.svg)",
         *_fresh(league),
         *_pairs(league),
         "## What helped in no world",
@@ -282,7 +283,7 @@ def _limits(league: League) -> list[str]:
         "- Verdicts are corrected over all entries of a world; the aggregate is not.\n"
         "- Times are of one thread on this processor, in turns with the plain model; on a GPU they differ.",
         f"Made with `headwise league --run --jobs 2 --data DATA` on {', '.join(machines)}; Python "
-        f"{versions['python']}, torch {versions['torch']}.",
+        f"{versions['python']}, torch {versions['torch']}; this page by `python docs/which_method.py`.",
     ]
 
 

@@ -3,6 +3,7 @@ results."""
 
 from __future__ import annotations
 
+import csv
 import re
 import subprocess
 import sys
@@ -160,7 +161,7 @@ def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_mor
     import method_results
 
     def read(name):
-        lines = method_results.results_of(name).splitlines()
+        lines = method_results.results_of(name).partition(method_results.LEAGUE)[0].splitlines()
         return [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| ")][2:]
 
     rows = read("DropHead")
@@ -220,6 +221,16 @@ def test_every_kept_analysis_gives_figures(site):
         assert any(name.startswith(("paired-differences", "differences-in")) for name in (*own, *drawn)), folder.name
 
 
+def test_a_method_page_shows_its_rows_of_the_league(site):
+    import method_results
+
+    rows = list(csv.DictReader((DOCS / "league" / "league.csv").read_text(encoding="utf-8").splitlines()))
+    own = [row for row in rows if "DropHead(" in row["arm"]]
+    shown = method_results.results_of("DropHead").partition(method_results.LEAGUE)[2]
+    assert own and all(f"`{row['chosen']}`, rate {float(row['learning_rate']):g}" in shown for row in own)
+    assert method_results.LEAGUE not in method_results.results_of("LinearAttention")
+
+
 def test_pictures_in_the_documentation_name_the_command_that_makes_them():
     drawn = [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png") and "generated" not in path.parts]
     assert drawn
@@ -229,13 +240,13 @@ def test_pictures_in_the_documentation_name_the_command_that_makes_them():
     }
     results = DOCS / "results"
     for path in drawn:
-        text = said[path.parent] + said[ROOT]
+        text = said.get(path.parent, said[DOCS]) + said[ROOT]
         # the dark twin of a picture is shown by whoever prefers it
         assert path.name in text or path.name.replace("-dark", "") in text, f"{path} is shown nowhere"
         command = (
             r"python docs/keep_results\.py"
             if results in path.parents
-            else r"python docs/(draw_house|picture_of_report)\.py"
+            else r"python docs/(draw_house|picture_of_report|which_method)\.py"
         )
         assert re.search(command, said[results] if results in path.parents else text), (
             f"{path}: the command that makes it"

@@ -53,8 +53,8 @@ OPTIONS = {
     "--plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column",
-    "league": "--again --budget --data --device --engine --entries --help --jobs --out --plan --ray-address --run "
-    "--seeds --slurm --source --trials --worlds",
+    "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --out --pairs --plan "
+    "--ray-address --run --seeds --slurm --source --time --trials --worlds",
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
