@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from headwise_papers.league import tasks
+from headwise_papers.tasks.eight_bits import in_8_bits, rounded
 from torch import nn
 from torch.nn import functional as F
 
+import headwise
 from headwise.files.errors import StudyError
 from headwise.league.files import read_entries, read_worlds
 from headwise.league.space import Declared
@@ -136,3 +138,25 @@ def test_controls_at_their_defaults_change_nothing():
     task = WORLDS["images"].built()
     assert (task.residual_dropout, task.label_smoothing, task.stop_at, task.shift) == (0, 0, 1, 0)
     assert isinstance(task.model(), VisionTransformer)
+
+
+def test_weights_of_8_bits_reach_reparametrized_ones_and_torchs_attention_and_leave_no_trace():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    headwise.regularize(model, headwise.SigmaReparam())
+    x = torch.randn(2, 5, 16)
+    before, plain, kept = model(x), rounded(model.self_attn.in_proj_weight), dict(model.state_dict())
+    kept = {name: tensor.clone() for name, tensor in kept.items()}
+    with in_8_bits(model):
+        assert torch.equal(model.self_attn.in_proj_weight, plain)
+        assert torch.equal(model.linear1.weight, rounded(kept["linear1.weight"]))
+        assert 0 < (model(x) - before).abs().max() < 0.2
+    assert torch.equal(model(x), before)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+
+
+def test_every_run_of_a_world_reads_its_heads_and_its_8_bits():
+    for world in WORLDS.values():
+        task = world.built()
+        assert "head_redundancy" in task.head_statistics
+        assert [one.split for one in task.evaluations() if one.name == "int8"] == ["test"]

@@ -14,7 +14,7 @@ from headwise.training.checkpoint import load_checkpoint
 from headwise.training.execution import execute
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
-LEARNING = "SigmaReparam()"
+LEARNING = 'SigmaReparam(init="current")'
 
 
 def adapt(methods=(), seeds=1, **settings):
@@ -139,7 +139,7 @@ def test_a_foreign_checkpoint_is_refused_by_name_before_any_step(tmp_path):
 
 def test_methods_that_go_are_folded_into_the_weights_they_leave(tmp_path):
     carry(adapt((LEARNING,), way="off", epochs=2), tmp_path / "off")
-    found = streams(tmp_path / "off")["SigmaReparam()"]
+    found = streams(tmp_path / "off")[LEARNING]
     before, after = losses(found, "pretrain")[-1], losses(found, "adapt")[0]
     # what was learned with the method goes on without it
     assert after == pytest.approx(before, abs=0.1)

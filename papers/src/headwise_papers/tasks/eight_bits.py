@@ -24,7 +24,7 @@ def in_8_bits(model: nn.Module) -> Iterator[None]:
     """Let linear layers, convolutions, embeddings and torch's attention compute with rounded weights, reparametrized
     ones with what they compute; afterwards all are as they were."""
     seen: set[int] = set()
-    with ExitStack() as stack, torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
         for module in model.modules():
             if not isinstance(module, ROUNDED):
                 continue
