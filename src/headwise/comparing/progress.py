@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from headwise.experiments.script import RATES
+from headwise.experiments.configuration import RATES
 from headwise.results.records import RunResult
 from headwise.training.job import Order, is_first_process
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from headwise.comparing.comparison import Comparison
 from headwise.comparing.order_queue import run_orders
 from headwise.experiments.arm import Arm
-from headwise.experiments.configuration import RunConfiguration, derive
+from headwise.experiments.configuration import RATES, RunConfiguration, derive
 from headwise.experiments.evaluation import Metric
-from headwise.experiments.script import RATES, Script
+from headwise.experiments.script import Script
 from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+# by which scripts call their learning rate, the most frequent first
+RATES = ("lr", "learning_rate", "learning-rate", "optimizer.lr", "optim.lr", "optimizer.learning_rate")
 BASELINE = "baseline"
 # the baseline again under another name and with draws of its own: its verdict must be "no evidence"
 SAME = "same"

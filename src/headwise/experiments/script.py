@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from headwise.experiments.arm_settings import NAME
+from headwise.experiments.configuration import RATES
 from headwise.experiments.evaluation import Metric
 from headwise.experiments.subject import Subject
 from headwise.files.errors import StudyError
 
-# by which scripts call their learning rate, the most frequent first
-RATES = ("lr", "learning_rate", "learning-rate", "optimizer.lr", "optim.lr", "optimizer.learning_rate")
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
 # endings of files in which scripts are given their settings
 CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")

@@ -38,8 +38,6 @@ class Training:
     accelerator: Accelerator
     seed: int
     regularized: Any | None = None
-    # what the parameters that the methods brought along were before any step
-    starts: dict[str, Tensor] = field(default_factory=dict)
     watch: Any | None = None
     rates: LearningRate | None = None
     # of the training examples, where they differ
@@ -49,6 +47,8 @@ class Training:
     first_step: int = 0
     last_step: int | None = None
     smoothed: Smoothed = field(default_factory=Smoothed)
+    # what the parameters that the methods brought along were before any step
+    starts: dict[str, Tensor] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     # seconds of the performance counter; when progress was told last
     told: float = 0.0
