@@ -69,3 +69,9 @@ def test_sigterm_to_a_whole_job_prints_one_line_and_loses_nothing(tmp_path, extr
         assert lines(out) >= before
         carry(tiny_study("Slow", methods=(ARM,), seeds=1).model_copy(update={"name": "Slow"}), tmp_path / "whole")
         assert all_numbers(out) == all_numbers(tmp_path / "whole")
+
+
+def test_what_a_rank_imports_first_leaves_torch_for_later():
+    """A rank must hear stops, and set what torch reads once, before torch is imported."""
+    code = "import sys, headwise.comparing.command, headwise.engines.rank; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
