@@ -298,9 +298,10 @@ def short(league: League) -> str:
 
 
 def _told(league: League, world: str, row: Row) -> str:
-    unit, _, _ = league.unit(world)
+    unit, _, label = league.unit(world)
+    outcome = "" if unit.difference else f"{label} "
     against = [_title(league, name) for name in league.worse_in(row["entry"])]
-    return f"{row['entry']} {_difference(row, unit)}" + (f"; worse in {', '.join(against)}" if against else "")
+    return f"{row['entry']} {outcome}{_difference(row, unit)}" + (f"; worse in {', '.join(against)}" if against else "")
 
 
 def _difference(row: Row, unit: Unit) -> str:
