@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from headwise.league.files import World, read_worlds
+from headwise.league.follow_up_page import estimate
+from headwise.league.gains import Estimate
 from headwise.league.page import write
-from headwise.pages.formats import MINUS, Unit, unit_named
+from headwise.league.tables import ENDS
+from headwise.pages.formats import Unit, unit_named
 from headwise.results.answer import count
 
 DOCS = Path(__file__).resolve().parent
 KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_runs", "pairs")
-WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown"}
+WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,15 @@ class League:
         return [row["world"] for row in self.tables["league"] if (row["entry"], row["verdict"]) == (entry, "worse")]
 
 
-def read() -> League:
+def read(kept: Path = KEPT) -> League:
     """Read what is kept."""
     tables = {}
     for name in TABLES:
-        path = KEPT / f"{name}.csv"
+        path = kept / f"{name}.csv"
         rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
         tables[name] = [Row(row) for row in rows]
     folder = Path(str(resources.files("headwise_papers"))) / "league"
-    environments = json.loads((KEPT / "environments.json").read_text(encoding="utf-8"))
+    environments = json.loads((kept / "environments.json").read_text(encoding="utf-8"))
     return League(read_worlds([folder]), tables, environments)
 
 
@@ -111,8 +114,8 @@ def page(league: League) -> str:
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
         parts.append(
-            f"**{count(len(done), 'world')} of {len(league.worlds)} have been run.** Not run yet: {names}. What "
-            "stands here is of the others alone."
+            f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}. What stands "
+            "here is of the others alone."
         )
     parts += [
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
@@ -142,7 +145,7 @@ def _lead(league: League) -> str:
     trials = len(league.tables["trials"])
     return (
         f"{len(entries)} entries, methods and controls, each searched alike: {trials:,} trials on validation data and "
-        f"{runs:,} final runs on test data. A recommendation below names its interval, its cost, and the worlds that "
+        f"{runs:,} final runs on test data. Each line below names its interval, its cost and the worlds that "
         "contradict it."
     )
 
@@ -188,23 +191,32 @@ def _world(league: League, world: str) -> list[str]:
     ]
     rows = sorted(league.of(world), key=lambda row: -(row.number("gain") or -1e9))
     rows = [row for row in rows if row["kind"] != "pair"]
-    for row in rows:
-        if not row["runs"] or not int(row["runs"]):
-            lines.append(f"| {row['entry']} | | {row['status']}: {_clean(row['why'])} | | | |")
-            continue
-        against = WORDS.get(row["control_verdict"], row["control_verdict"])
-        cost = row.number("cost")
-        lines.append(
-            f"| {row['entry']}{' (control)' if row['kind'] == 'control' else ''} | {_difference(row, unit)} | "
-            f"{WORDS.get(row['verdict'], row['verdict'])} | {against} | {cost:.2f} × | "
-            f"`{_clean(row['chosen'])}`, rate {float(row['learning_rate']):g} |"
-        )
+    lines += [f"| {' | '.join(map(_clean, (_named(row), *result(row, unit))))} |" for row in rows]
     direction = "higher is better" if higher else "lower is better"
     return [
         f"### {known.title}",
         f"The plain model suffers from {known.symptom}. {known.reason} Outcome: {label} ({direction}).",
         "\n".join(lines),
     ]
+
+
+def result(row: Row, unit: Unit) -> list[str]:
+    """Return what one entry did in one world: difference, verdict, against the best control, time of a step, and what
+    its search chose."""
+    if not row["difference"]:
+        return ["", f"{row['status']}: {row['why']}", "", "", ""]
+    cost = row.number("cost")
+    return [
+        difference_of(row, unit),
+        WORDS.get(row["verdict"], row["verdict"]),
+        WORDS.get(row["control_verdict"], row["control_verdict"]),
+        "" if cost is None else f"{cost:.2f} ×",
+        f"`{row['chosen']}`, rate {float(row['learning_rate']):g}",
+    ]
+
+
+def _named(row: Row) -> str:
+    return row["entry"] + (" (control)" if row["kind"] == "control" else "")
 
 
 def _aggregate(league: League) -> list[str]:
@@ -306,25 +318,20 @@ def _told(league: League, world: str, row: Row) -> str:
     unit, _, label = league.unit(world)
     outcome = "" if unit.difference else f"{label} "
     against = [_title(league, name) for name in league.worse_in(row["entry"])]
-    return f"{row['entry']} {outcome}{_difference(row, unit)}" + (f"; worse in {', '.join(against)}" if against else "")
+    cost = "" if row.number("cost") is None else f", {row.number('cost'):.2f} × a step"
+    told = f"{row['entry']} {outcome}{difference_of(row, unit)}{cost}"
+    return told + (f"; worse in {', '.join(against)}" if against else "")
 
 
-def _difference(row: Row, unit: Unit) -> str:
+def difference_of(row: Row, unit: Unit) -> str:
+    """Write the difference to the plain model with its interval."""
     mean = row.number("difference")
     ends = unit.interval(row.number("low"), row.number("high"), signed=True)
     return f"{unit.number(mean, signed=True)} {unit.difference} {ends}".replace("  ", " ").strip()
 
 
 def _ends(row: Row, name: str) -> str:
-    value, low, high = (row.number(f"{name}{end}") for end in ("", "_low", "_high"))
-    if value is None:
-        return ""
-    ends = "" if low is None or high is None else f" [{_number(low)}, {_number(high)}]"
-    return f"{_number(value)}{ends}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}".replace("-", MINUS)
+    return estimate(Estimate(*(row.number(f"{name}{end}") for end in ENDS)))
 
 
 def _title(league: League, world: str) -> str:

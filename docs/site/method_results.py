@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from claims_placed import Placed, kept_claims
+from which_method import League, read, result
 
-from headwise.league.files import read_worlds
-from headwise.pages.formats import Unit, unit_named
+from headwise.pages.formats import unit_named
 from headwise.reporting.answer_table import plain_verdict
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
 from headwise.results.differences import paired_differences
@@ -29,7 +27,6 @@ LEAGUE = (
     "In [the league](../../which_method.md), where every entry is searched alike; intervals hold for all entries of a "
     "world together, and a step is that of the plain model where it says 1.00 ×:"
 )
-VERDICTS = {"equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 NONE = "No kept study ran it: nothing is known here of what it does to a training."
 
 
@@ -41,7 +38,7 @@ def results_of(name: str, results: Path = RESULTS) -> str:
         head = ["world", "arm", "against", "outcome", "difference [95 %]", "verdict", "study"]
         parts += [NOTE, _table(head, rows)]
     if found := _of_league(name, results.parent / "league"):
-        head = ["world", "chosen by its search", "difference [95 %]", "verdict", "against the best control", "step"]
+        head = ["world", "difference [95 %]", "verdict", "against the best control", "step", "chosen by its search"]
         parts += [LEAGUE, _table(head, found)]
     if found := _calculated(name, results):
         parts += ["Calculated or measured without training:", _table(["claim", "ours", "verdict", "study"], found)]
@@ -81,36 +78,20 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
 
 
 @cache
-def _league(folder: Path) -> list[dict[str, str]]:
-    path = folder / "league.csv"
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+def _league(kept: Path) -> League | None:
+    return read(kept) if (kept / "league.csv").exists() else None
 
 
-def _of_league(name: str, folder: Path) -> list[list[str]]:
+def _of_league(name: str, kept: Path) -> list[list[str]]:
+    league = _league(kept)
+    if league is None:
+        return []
     found = []
-    for row in _league(folder):
-        if not re.search(rf"\b{name}\(", row["arm"]):
-            continue
-        title, unit = _world(row["world"])
-        if not row["difference"]:
-            found.append([title, f"`{row['arm']}`", "", f"{row['status']}: {row['why']}", "", ""])
-            continue
-        low, high = float(row["low"]), float(row["high"])
-        shown = f"{unit.number(float(row['difference']), signed=True)} {unit.difference} "
-        shown += unit.interval(low, high, signed=True)
-        against = VERDICTS.get(row["control_verdict"], row["control_verdict"])
-        cost = f"{float(row['cost']):.2f} ×" if row["cost"] else ""
-        chosen = f"`{row['chosen']}`, rate {float(row['learning_rate']):g}"
-        found.append([title, chosen, shown, VERDICTS.get(row["verdict"], row["verdict"]), against, cost])
+    for world in league.run:
+        unit, higher, label = league.unit(world)
+        title = f"{league.worlds[world].title}: {label} ({'higher' if higher else 'lower'} is better)"
+        found += [[title, *result(row, unit)] for row in league.of(world) if re.search(rf"\b{name}\(", row["arm"])]
     return found
-
-
-@cache
-def _world(name: str) -> tuple[str, Unit]:
-    world = read_worlds([Path(str(resources.files("headwise_papers"))) / "league"])[name]
-    metric = world.built().all_metrics()[0]
-    direction = "higher" if metric.higher_is_better is not False else "lower"
-    return f"{world.title}: {metric.label} ({direction} is better)", unit_named(metric.unit)
 
 
 def held_against(arm: ArmAnalysis, analysis: Analysis) -> tuple[str, Difference]:

@@ -196,7 +196,7 @@ class Cell:
 
     def fail(self, why: str) -> None:
         """Write down that a run of this entry ended with an error: that is its result here."""
-        self._put(status="failed", why=why.splitlines()[0] if why else "no reason was given")
+        self._put(status="failed", why=" ".join(why.split()) or "no reason was given")
 
     def _next_trial(self) -> Order | None:
         search = self._search = self._search or self._begin()

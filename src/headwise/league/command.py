@@ -24,6 +24,7 @@ from headwise.league.drive import WHOLE, carry_out, plan_lines, read_budget
 from headwise.league.follow_up import on_fresh_seeds, winners, write_pairs
 from headwise.league.reading import read_worlds
 from headwise.league.step_time import time_steps
+from headwise.league.world_folder import is_ready
 from headwise.results.answer import count
 
 OUT = Path("results") / "league"
@@ -193,7 +194,7 @@ def _time_steps(request: LeagueRequest) -> None:
 
 
 def _ready(out: Path) -> list[Path]:
-    return [folder for folder in _worlds_in(out) if (folder / "study.json").is_file()]
+    return [folder for folder in _worlds_in(out) if is_ready(folder)]
 
 
 def _worlds_in(out: Path) -> list[Path]:

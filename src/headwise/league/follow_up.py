@@ -12,6 +12,7 @@ from headwise.league.cell import Cell, Place
 from headwise.league.files import RATE, Axis, Choices, Entry
 from headwise.league.gains import Worlds
 from headwise.league.reading import WorldRead
+from headwise.league.tables import kinds_of, ordered
 
 # the folder within a world's that holds its runs on fresh seeds
 FRESH = "fresh"
@@ -24,17 +25,12 @@ def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
     Raises:
         StudyError: where no method has a gain yet.
     """
-    kinds = {name: cell.record.kind for world in read for name, cell in world.cells.items()}
-    gains = {
-        name: one.gain.value
-        for name, one in Worlds([world.figures for world in read]).aggregates().items()
-        if one.gain.value is not None
-    }
-    ordered = sorted(gains, key=lambda name: (-gains[name], name))
-    methods = [name for name in ordered if kinds[name] == "method"]
+    found, kinds = Worlds([world.figures for world in read]).aggregates(), kinds_of(read)
+    names = [name for name in ordered(found) if found[name].gain.value is not None]
+    methods = [name for name in names if kinds[name] == "method"]
     if not methods:
         raise StudyError("no method has a gain yet. Run the league first: headwise league --run.")
-    return methods[:count], next((name for name in ordered if kinds[name] == "control"), "")
+    return methods[:count], next((name for name in names if kinds[name] == "control"), "")
 
 
 def on_fresh_seeds(cells: Sequence[Cell], names: Sequence[str], seeds: int) -> list[Cell]:

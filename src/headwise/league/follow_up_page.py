@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from headwise.league.follow_up import FRESH
 from headwise.league.gains import Aggregate, Estimate, Worlds
 from headwise.league.reading import WorldRead, read_worlds
 from headwise.league.tables import kinds_of, ordered
-from headwise.league.world_folder import FILE
+from headwise.league.world_folder import is_ready
 from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, table
@@ -25,7 +24,7 @@ Pair = tuple[str, tuple[Estimate, Estimate]]
 
 def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     """Return the worlds that have runs on fresh seeds, as these runs show them, gains in the league's own units."""
-    folders = [world.folder / FRESH for world in read if _is_ready(world.folder / FRESH)]
+    folders = [world.folder / FRESH for world in read if is_ready(world.folder / FRESH)]
     units = {world.record.world: world.figures.spread for world in read}
     return [
         dataclasses.replace(world, figures=dataclasses.replace(world.figures, unit=units[world.record.world]))
@@ -123,7 +122,3 @@ def estimate(found: Estimate) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.2f}".replace("-", MINUS)
-
-
-def _is_ready(folder: Path) -> bool:
-    return (folder / FILE).is_file() and (folder / "study.json").is_file()

@@ -12,7 +12,8 @@ from headwise.experiments.arm import read_arm
 from headwise.files.durable import write_json
 from headwise.league.cell import Cell
 from headwise.league.world_folder import STEP_TIMES
-from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, run_model, size
+from headwise.training.bare_step import bare_step
+from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.built_model import build_model
 from headwise.training.fit import fit
 from headwise.training.job import Order
@@ -77,13 +78,7 @@ def _stepper(order: Order) -> Callable[[], float]:
 
     def step() -> float:
         start = clock()
-        batch = make_batch(task, examples, generator)
-        loss = task.loss(run_model(model, batch.inputs), batch.targets)
-        (loss if handle is None else loss + handle.loss()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if handle is not None:
-            handle.after_step()
+        bare_step(task, model, handle, optimizer, examples, generator)
         return clock() - start
 
     return step

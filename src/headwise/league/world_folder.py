@@ -109,6 +109,11 @@ def read(folder: Path) -> LeagueRecord:
         ) from error
 
 
+def is_ready(folder: Path) -> bool:
+    """Return whether a folder holds a world that can be read: the search of its plain model has ended."""
+    return (folder / FILE).is_file() and (folder / "study.json").is_file()
+
+
 def write(folder: Path, record: LeagueRecord) -> None:
     """Write the record of a world so that a stop leaves the old or the new one."""
     write_json(folder / FILE, record.model_dump(mode="json"))

@@ -11,7 +11,8 @@ from torch import nn
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import RunConfiguration
 from headwise.files.errors import StudyError, is_for_users
-from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, run_model, size
+from headwise.training.bare_step import bare_step
+from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.built_model import build_model
 from headwise.training.fit import fit
 from headwise.training.job import Rehearsal
@@ -92,12 +93,6 @@ def _step_seconds(part: Part, model: nn.Module, handle: Any, examples: Any, exam
     seconds = 0.0
     for _ in range(2):
         start = now(device)
-        batch = make_batch(task, examples, torch.Generator().manual_seed(0))
-        loss = task.loss(run_model(model, batch.inputs), batch.targets)
-        (loss if handle is None else loss + handle.loss()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if handle is not None:
-            handle.after_step()
+        bare_step(task, model, handle, optimizer, examples, torch.Generator().manual_seed(0))
         seconds = now(device) - start
     return seconds * task.accumulation
