@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 import headwise
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
+from headwise.statistics.curvature import sharpness_underway
 from headwise.watching import whole_model
 
 # A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.
@@ -42,8 +43,7 @@ FIRST = (
     "QKClip",
 )
 COMPILED = (*FIRST, *sorted(set(shelf.__all__) - set(FIRST)))
-# read where they are named: of these matrix_norm asks for each matrix whether its vectors have settled, the loss's
-# curvature waits once, and the others once together
+# read where they are named
 OF_MODEL = [
     "matrix_norm",
     "sharpness",
@@ -157,7 +157,7 @@ def readings() -> Iterator[Case]:
     ):
         yield f"{host} in {dtype}, rows={rows}", lambda at=(host, dtype, rows): watched(*at)
     yield "beside a method that edits logits", edited
-    yield ", ".join(OF_MODEL), of_model
+    yield f"all of heads and {', '.join(OF_MODEL)}", of_model
 
 
 def watched(host: str, dtype: str, rows: int | None) -> list[str]:
@@ -201,21 +201,17 @@ def wrong_readings(training: Training, steps: int = 2) -> list[str]:
 
 def of_model() -> list[str]:
     def fit(model: nn.Module) -> Any:
-        return headwise.watch(model, every=2, on_alert=None, statistics=OF_MODEL, loss=lambda: loss())
+        names = [*headwise.watch(fresh(HOSTS["own"])).names, *OF_MODEL]
+        return headwise.watch(model, every=2, on_alert=None, statistics=names, loss=lambda: loss())
 
     training = Training("own", torch.float32, fit)
 
     def loss() -> Tensor:
         return training.model(*training.args).square().mean()
 
-    # the second reading finds the optimizer's moments; few products show what all of them do
-    whole_model.sharpness = partial(headwise.sharpness, iterations=4)
-    waits = [training.step() for _ in range(3)]
-    found = [f"step 1 is no reading and waits: {wait}" for wait in waits[1]]
-    for at, of in ((0, waits[0]), (2, waits[2])):
-        asked = [wait for wait in of if "curvature" in wait]
-        found += [f"the sharpness of step {at} waits {len(asked)} times: {asked}"] * (len(asked) != 1)
-    return found
+    # few products show what all of them do; the second reading finds the optimizer's moments
+    whole_model.sharpness_underway = partial(sharpness_underway, iterations=4)
+    return wrong_readings(training, steps=3)
 
 
 def penalties() -> Iterator[Case]:

@@ -231,12 +231,35 @@ def test_the_norms_are_those_of_what_reparametrized_layers_compute_with():
 
 
 def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
-    from headwise.watching.weights import spectral_norm
+    from headwise.watching.weights import gram_coefficients, norm_in
+
+    def spectral_norm(matrix):
+        return norm_in(gram_coefficients(matrix))
 
     matrix = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
-    assert spectral_norm(matrix) == pytest.approx(exact(matrix), rel=1e-4)
+    assert spectral_norm(matrix) == pytest.approx(exact(matrix), rel=1e-6)
+    # finite still, and squared it is not
+    assert spectral_norm(matrix * 1e30) == pytest.approx(exact(matrix) * 1e30, rel=1e-6)
+    assert spectral_norm(matrix * 1e-30) == pytest.approx(exact(matrix) * 1e-30, rel=1e-6)
+    # one direction stands a little above many that are equal
+    turned = torch.linalg.qr(matrix)[0]
+    bump = turned + 1e-3 * turned[:, :1] * (torch.arange(200) == 0)
+    assert spectral_norm(bump) == pytest.approx(exact(bump), rel=1e-6)
+    assert spectral_norm(torch.zeros(3, 5)) == 0
     matrix[0, 0] = torch.inf
     assert torch.tensor(spectral_norm(matrix)).isnan()
+
+
+def test_a_device_gives_the_norms_that_a_processor_gives(monkeypatch):
+    from headwise.statistics.curvature import lanczos
+    from headwise.watching.weights import PRODUCTS, gram_coefficients, norm_in
+
+    matrix = torch.randn(80, 30, generator=torch.Generator().manual_seed(0))
+    asked = norm_in(gram_coefficients(matrix))
+    monkeypatch.setattr(lanczos, "WAITING", ("cpu",))
+    rows = gram_coefficients(matrix)
+    assert len(rows) == 1 + min(PRODUCTS, 60)
+    assert norm_in(rows) == asked == pytest.approx(exact(matrix), rel=1e-6)
 
 
 def test_where_chooses_heads_and_not_matrices():

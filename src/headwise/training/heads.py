@@ -37,7 +37,7 @@ from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder
 from headwise.watching.site_observer import SiteObserver
-from headwise.watching.weights import Matrices, Weights
+from headwise.watching.weights import Matrices, Weights, norm_in
 from headwise.watching.whole_model import MATRIX_NORM, OF_LOSS
 
 if TYPE_CHECKING:
@@ -127,9 +127,10 @@ def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -
             fitted.observer, fitted.armed = observers[-1], True
         model.eval()
         _run_through(training, evaluation, first(examples, EXAMPLES))
-        recorder.collect()
+        norms = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
+        moved = recorder.collect(list(norms.values()))
         figures = list(_figures(recorder, places))
-        matrices = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
+        matrices = {one.name: norm_in(next(moved)) for one in norms}
     finally:
         for fitted in places.sites:
             fitted.observer, fitted.armed = None, False
@@ -137,7 +138,7 @@ def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -
             observer.remove()
         places.leave()
         recorder.clear()
-    return _outcomes(figures) | _of_matrices({one.name: value for one, value in matrices.items()})
+    return _outcomes(figures) | _of_matrices(matrices)
 
 
 def _run_through(training: Training, evaluation: Evaluation, examples: Examples) -> None:

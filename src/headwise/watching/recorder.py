@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -178,12 +179,12 @@ class Recorder:
         self._bounds[site.index] = bound if known is None else torch.maximum(bound, known.to(bound.device))
         return reading
 
-    def collect(self) -> None:
-        """Bring what was read to the CPU, all of it by one copy from each device."""
+    def collect(self, beside: Sequence[Tensor] = ()) -> Iterator[Tensor]:
+        """Bring what was read to the CPU by one copy from each device, and return what stood `beside` it, there too."""
         tallies = [tally for found in self.tallies.values() for tally in found.values()]
         figures = [values for found in self.of_weights.values() for values in found.values()]
         parts = [part for tally in tallies for part in tally.tensors()]
-        moved = iter(on_cpu([*parts, *figures, *self._finite.values(), *self._bounds.values()]))
+        moved = iter(on_cpu([*parts, *figures, *self._finite.values(), *self._bounds.values(), *beside]))
         self.tallies = {
             site: {name: tally.with_tensors([next(moved) for _ in tally.tensors()]) for name, tally in found.items()}
             for site, found in self.tallies.items()
@@ -195,6 +196,7 @@ class Recorder:
         self._finite = {}
         self._known_bounds |= {site: float(next(moved)) for site in self._bounds}
         self._bounds = {}
+        return moved
 
     def _with_stream(self, call: Call, reading: Reading, around: Stream | None, stream: Tensor | None) -> Reading:
         if around is None:

@@ -4,7 +4,7 @@ keys."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections import of as projections_of
-from headwise.watching.figures import Figures, on_cpu
+from headwise.watching.figures import Figures
 from headwise.watching.losses import LOSS_SPIKE, WHOLE, Spikes
 from headwise.watching.stream import block_of
 from headwise.watching.weights import OUTSIDE, still
@@ -111,6 +111,8 @@ class Updates:
         self._norms: dict[str, Tensor] = {}
         self._before: list[list[Tensor]] = []
         self._factors: dict[Site, tuple[Tensor, Tensor]] = {}
+        self._ratios: dict[str, Tensor] = {}
+        self._entropies: dict[Site, Tensor] = {}
         self._each: list[Tensor] = []
         self._spikes = Spikes()
 
@@ -173,39 +175,42 @@ class Updates:
         return q.detach().clone(), k.detach().clone()
 
     @torch.no_grad()
-    def take(self, step: int) -> list[Figures]:
-        """Return the figures of the step that was read, all brought to the CPU by one copy, and forget what was
-        kept."""
-        entropies = {site: self._entropy(site, *factors) for site, factors in self._factors.items()}
-        ratios = {}
+    def waiting(self) -> list[Tensor]:
+        """Return the numbers of the step that was read, where they lie, and forget the parameters that were kept."""
+        self._entropies = {site: self._entropy(site, *factors) for site, factors in self._factors.items()}
+        self._ratios = {}
         for group, before in zip(self._groups, self._before, strict=False):
             if not before:
                 self.missing[f"{UPDATE_RATIO} of {group.name}"] = SHARDED
                 continue
             moved = [p.detach().float() - old.float() for p, old in zip(group.parameters, before, strict=True)]
             size = _norm(before)
-            ratios[group.name] = torch.where(size == 0, NOTHING, _norm(moved) / size)
-        numbers = iter(on_cpu([*self._norms.values(), *ratios.values(), *entropies.values()]))
+            self._ratios[group.name] = torch.where(size == 0, NOTHING, _norm(moved) / size)
+        self._before, self._factors = [], {}
+        return [*self._norms.values(), *self._ratios.values(), *self._entropies.values(), *self._each]
+
+    def take(self, step: int, numbers: Iterator[Tensor]) -> list[Figures]:
+        """Return the figures of the step that was read from what was `waiting`, brought to the CPU."""
         depth = {one.name: one.depth for one in self._groups} | {WHOLE: OUTSIDE}
         figures = [
             _figure(name, depth[name], step, statistic, next(numbers))
-            for statistic, found in ((GRADIENT_NORM, self._norms), (UPDATE_RATIO, ratios))
+            for statistic, found in ((GRADIENT_NORM, self._norms), (UPDATE_RATIO, self._ratios))
             for name in found
         ]
-        for site in entropies:
+        for site in self._entropies:
             figures.append(_figure(site.name, site.depth, step, UPDATE_ENTROPY, next(numbers), "head"))
-        self._norms, self._before, self._factors = {}, [], {}
+        self._norms, self._ratios, self._entropies = {}, {}, {}
         told = [one for one in figures if len(one.missing) < len(one.values)]
         self.missing |= {f"{one.statistic} of {one.site}": STILL for one in figures if one not in told}
-        return [*told, *self._spiked(step)]
+        return [*told, *self._spiked(step, [float(next(numbers)) for _ in self._each])]
 
     def _entropy(self, site: Site, q: Tensor, k: Tensor) -> Tensor:
         values = update_spectrum(q, k, *self._query_key(site))
         return torch.where(values.sum(-1) == 0, NOTHING, spectral_entropy(values))
 
-    def _spiked(self, step: int) -> list[Figures]:
-        """Return the largest deviation of the gradients of the steps since the last that was read."""
-        found = [one for one in self._spikes.add(map(float, on_cpu(self._each))) if one is not None]
+    def _spiked(self, step: int, norms: list[float]) -> list[Figures]:
+        """Return the largest deviation of the gradients' norms of the steps since the last that was read."""
+        found = [one for one in self._spikes.add(norms) if one is not None]
         self._each.clear()
         if not found:
             return []

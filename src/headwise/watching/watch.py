@@ -242,7 +242,7 @@ class Watch:
 
     def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
-        recorder.collect()
+        of_model = self._whole.take(recorder.collect(self._whole.waiting()))
         tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
         self._tell_missed(set(tallies))
         figures = []
@@ -254,7 +254,7 @@ class Watch:
             for name, values in recorder.of_weights.get(site.index, {}).items():
                 figures.append(Figures.of_weights(site, self.steps, name, values, recorder.heads[site.index]))
         recorder.clear()
-        figures += self._whole.take()
+        figures += of_model
         records = [record for figure in figures for record in figure.records()]
         alerts = self._judge.alerts(records)
         # each loss was judged by itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from headwise.projections.adapted import effective, is_adapted, obstacle
 from headwise.projections.block import Block
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.sharded import sharded
-from headwise.projections.spectral import leading
 from headwise.statistics import STATISTICS
+from headwise.statistics.curvature import lanczos
 from headwise.statistics.entropy import largest_eigenvalue
 from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 
@@ -199,26 +200,44 @@ class Matrices:
                 yield from (Matrix(f"{block.maker} {block.kind}", site.depth, block) for block in blocks)
 
     @torch.no_grad()
-    def norms(self) -> dict[Matrix, float]:
-        """Return the spectral norm of each matrix that can be read; NaN where one is not finite. `missing` says why
-        others are not."""
+    def norms(self) -> dict[Matrix, Tensor]:
+        """Return what `norm_in` finds the spectral norm of each matrix in, where the matrix lies: no device is waited
+        for. `missing` says why others cannot be read."""
         norms = {}
         for one in self.found:
             if reason := one.unreadable():
                 self.missing[one.name] = reason
                 continue
             with still(one.part.module), torch.autocast(next(self.model.parameters()).device.type, enabled=False):
-                norms[one] = spectral_norm(one.weight())
+                norms[one] = gram_coefficients(one.weight())
         return norms
 
 
-def spectral_norm(matrix: Tensor) -> float:
-    """Return the largest singular value of a matrix; NaN where it is not finite, as in a training that diverged."""
+# Products of AᵀA, of which a device makes all, and the relative error at which a CPU ends: 63 find the norm of a
+# 2048 x 2048 matrix of independent numbers to eight digits.
+PRODUCTS, TOLERANCE = 100, 1e-6
+
+
+def gram_coefficients(matrix: Tensor) -> Tensor:
+    """Return the coefficients of Lanczos on AᵀA or AAᵀ, the smaller one, below a row with the scale of A."""
     matrix = at_least_fp32(matrix.detach())
-    if not bool(matrix.isfinite().all()):
-        return float("nan")
-    u, v = leading(matrix)
-    return float(torch.dot(u, matrix @ v))
+    matrix = matrix.t() if matrix.shape[0] < matrix.shape[1] else matrix
+    # squares of a scaled matrix stay in the range of fp32
+    scale = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    drawn = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0))
+    start = drawn.to(matrix.device, matrix.dtype, non_blocking=True)
+
+    def product(vector: Tensor) -> Tensor:
+        return matrix.t() @ (matrix @ (vector / scale) / scale)
+
+    rows = lanczos.coefficients(product, start, min(PRODUCTS, 2 * len(start)), TOLERANCE, PRODUCTS)
+    return torch.cat([scale.expand(1, rows.shape[1]), rows])
+
+
+def norm_in(rows: Tensor) -> float:
+    """Return the largest singular value of the matrix with these coefficients, brought to the CPU; NaN where it is not
+    finite, as in a training that diverged."""
+    return float(rows[0, 0]) * math.sqrt(max(lanczos.read(rows[1:], TOLERANCE).value, 0.0))
 
 
 def _depth(name: str, sites: list[Site]) -> int:

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.optimizer_steps import OptimizerSteps
-from headwise.statistics.curvature import sharpness
+from headwise.statistics.curvature import Underway, sharpness_underway
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.updates import OF_STEP, Updates
-from headwise.watching.weights import OUTSIDE, Matrices, known_names
+from headwise.watching.weights import OUTSIDE, Matrices, Matrix, known_names, norm_in
 
 MATRIX_NORM, SHARPNESS, SHARE = "matrix_norm", "sharpness", "sharpness_share"
 OF_LOSS = (SHARPNESS, SHARE)
@@ -62,23 +62,37 @@ class WholeModel:
         self.missing: dict[str, str] = {}
         self.updates = Updates(places.model, places.all_sites, self.names)
         self._step, self._armed = 0, False
-        self._figures: list[Figures] = []
+        self._norms: dict[Matrix, Tensor] = {}
+        self._sharpness: Underway | None = None
         self._done = self._seen = self._told = False
         self._steps = OptimizerSteps(places.model, self._before)
 
     def arm(self, step: int, armed: bool) -> None:
         """Read before the next step of an optimizer, or leave it alone."""
-        self._step, self._armed, self._done, self._figures = step, armed, False, []
+        self._step, self._armed, self._done = step, armed, False
+        self._norms, self._sharpness = {}, None
         if (armed and self.names) or self.updates.every_step:
             self._steps.listen()
         else:
             self._steps.stop()
 
-    def take(self) -> list[Figures]:
-        """Return what was read of this step, and read no more of it."""
+    def waiting(self) -> list[Tensor]:
+        """Return what was read of this step, where it lies, and read no more of it."""
         self._steps.stop()
-        found, self._figures = self._figures, []
-        return found + self.updates.take(self._step)
+        curvature = [] if self._sharpness is None else self._sharpness.rows
+        return [*self._norms.values(), *curvature, *self.updates.waiting()]
+
+    def take(self, moved: Iterator[Tensor]) -> list[Figures]:
+        """Return the figures of this step from what was `waiting`, brought to the CPU."""
+        found = [self._figure(one.name, one.depth, MATRIX_NORM, norm_in(next(moved))) for one in self._norms]
+        if self._sharpness is not None:
+            of_loss = self._sharpness.read([next(moved) for _ in self._sharpness.rows])
+            without = of_loss.share is None and SHARE in self.names
+            self.missing = {SHARE: of_loss.missing} if without else {}
+            for name, value in ((SHARPNESS, of_loss.value), (SHARE, of_loss.share)):
+                if value is not None and name in self.names:
+                    found.append(self._figure(MODEL, OUTSIDE, name, value))
+        return found + self.updates.take(self._step, moved)
 
     def unseen(self, step: int) -> str:
         """Say once that no optimizer was seen to step though one was to be read; a scaler may leave out the very first
@@ -107,19 +121,14 @@ class WholeModel:
         if not self._armed:
             return
         if self.matrices is not None:
-            for one, value in self.matrices.norms().items():
-                self._keep(one.name, one.depth, MATRIX_NORM, value)
-        if self.loss is not None and (asked := [name for name in self.names if name in OF_LOSS]):
-            model = self.places.model
+            self._norms = self.matrices.norms()
+        if self.loss is not None and any(name in OF_LOSS for name in self.names):
+            model, of = self.places.model, optimizer if SHARE in self.names else None
             with undisturbed(model, self.places.sites, self.places.regularized):
-                found = sharpness(self.loss, model, optimizer if SHARE in asked else None)
-            self.missing = {} if found.share is not None or SHARE not in asked else {SHARE: found.missing}
-            for name, figure in ((SHARPNESS, found.value), (SHARE, found.share)):
-                if figure is not None and name in asked:
-                    self._keep(MODEL, OUTSIDE, name, figure)
+                self._sharpness = sharpness_underway(self.loss, model, of)
 
-    def _keep(self, site: str, depth: int, name: str, value: float) -> None:
-        self._figures.append(Figures(site, depth, self._step, name, "layer", array("d", [value]), None, False))
+    def _figure(self, site: str, depth: int, name: str, value: float) -> Figures:
+        return Figures(site, depth, self._step, name, "layer", array("d", [value]), None, False)
 
 
 @contextmanager
@@ -136,8 +145,6 @@ def undisturbed(model: nn.Module, sites: Iterable[FittedLayer], handle: Regulari
     finally:
         for site in armed:
             site.armed = True
-        with torch.no_grad():
-            for buffer, before in kept:
-                # a write that changes nothing still counts as one in autograd's eyes
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
+        for buffer, before in kept:
+            # through .data, for autograd counts writes, and without a question, for which a device would wait
+            buffer.data.copy_(before)

@@ -1,6 +1,6 @@
 """Curvature: the sharpness of a loss, and what an optimizer bears of it."""
 
-from headwise.statistics.curvature.sharpness import Sharpness, sharpness
+from headwise.statistics.curvature.sharpness import Sharpness, Underway, sharpness, sharpness_underway
 from headwise.statistics.curvature.stability import Stability, stability
 
-__all__ = ["Sharpness", "Stability", "sharpness", "stability"]
+__all__ = ["Sharpness", "Stability", "Underway", "sharpness", "sharpness_underway", "stability"]

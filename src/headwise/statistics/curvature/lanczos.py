@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,24 +20,25 @@ class Eigenvalue(NamedTuple):
     products: int
 
 
-def largest(
-    products: Sequence[Callable[[Tensor], Tensor]], start: Tensor, iterations: int, tolerance: float
-) -> list[Eigenvalue]:
-    """Return the largest eigenvalue, not the largest in size, of each symmetric map of vectors like `start` (P,).
+def read(rows: Tensor, tolerance: float) -> Eigenvalue:
+    """Return the largest eigenvalue that the coefficients (products, 3) of a map give; NaN where a product is not
+    finite."""
+    return _read(rows.tolist(), tolerance)[0]
 
-    Each ends when the residual falls to `tolerance` times the eigenvalue, or after `iterations` products; a device runs
-    up to `PAUSE` products on, and waits once for all maps. Vectors are not made orthogonal again: that gives copies of
-    eigenvalues and leaves the extreme one as it is (Paige 1976). NaN where a product is not finite.
+
+def coefficients(
+    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float, pause: int | None = None
+) -> Tensor:
+    """Return a row for each product of a symmetric map of vectors like `start` (P,): whether it was finite, its part
+    along its vector, and the size of what is left.
+
+    They end when the residual falls to `tolerance` times the largest eigenvalue, not the largest in size, or after
+    `iterations` products. A device is waited for after every `pause` of them, `PAUSE` where none is given, and not
+    after the last. Vectors are not made orthogonal again: that gives copies of eigenvalues and leaves the extreme one
+    as it is (Paige 1976).
     """
-    found = [_coefficients(product, start, iterations, tolerance) for product in products]
-    numbers = iter(torch.cat(found).tolist())
-    return [_read([next(numbers) for _ in rows], tolerance)[0] for rows in found]
-
-
-def _coefficients(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float) -> Tensor:
-    """Return a row for each product: whether it was finite, its part along its vector, and the size of what is left."""
     before, vector, size = torch.zeros_like(start), start / start.norm(), start.new_zeros(())
-    pause = PAUSE if start.device.type in WAITING else 1
+    pause = (pause or PAUSE) if start.device.type in WAITING else 1
     rows: list[Tensor] = []
     for step in range(1, iterations + 1):
         new = product(vector)

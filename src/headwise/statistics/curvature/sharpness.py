@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from headwise.statistics.curvature.hessian import Hessian, flat
-from headwise.statistics.curvature.lanczos import largest
+from headwise.statistics.curvature.lanczos import coefficients, read
 from headwise.statistics.curvature.stability import Stability, stability
 
 
@@ -36,6 +36,23 @@ class Sharpness:
         if self.preconditioned is None or self.threshold is None:
             return None
         return self.preconditioned / self.threshold
+
+
+@dataclass(frozen=True)
+class Underway:
+    """Hold what a device still computes of a sharpness: the coefficients of one map, or of two, where they lie."""
+
+    rows: list[Tensor]
+    tolerance: float
+    limit: Stability | None
+    missing: str
+
+    def read(self, rows: Sequence[Tensor]) -> Sharpness:
+        """Return the sharpness from its `rows` brought to the CPU."""
+        found = [read(one, self.tolerance) for one in rows]
+        if self.limit is None:
+            return Sharpness(*found[0], missing=self.missing)
+        return Sharpness(*found[0], found[-1].value, self.limit.threshold)
 
 
 def sharpness(
@@ -75,6 +92,19 @@ def sharpness(
         >>> round(found.value, 2), round(found.share, 2)  # the Hessian is diag(2, 8); SGD bears 2 / 0.1
         (8.0, 0.4)
     """
+    found = sharpness_underway(loss, parameters, optimizer, iterations=iterations, tolerance=tolerance)
+    return found.read(torch.cat(found.rows).cpu().split([len(rows) for rows in found.rows]))
+
+
+def sharpness_underway(
+    loss: Callable[[], Tensor],
+    parameters: nn.Module | Iterable[Tensor],
+    optimizer: Optimizer | None = None,
+    *,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+) -> Underway:
+    """Return what `sharpness` is read from, without waiting for a device in the first fifty products."""
     if iterations < 1 or not tolerance > 0:
         raise ValueError(f"iterations is at least 1 and tolerance above 0, got {iterations} and {tolerance}")
     if not callable(loss):
@@ -98,10 +128,9 @@ def sharpness(
                 missing = str(error)
         if limit is not None and limit.scales is not None:
             products.append(_scaled(hessian, limit, start))
-        found = largest(products, start, iterations, tolerance)
-    if limit is None:
-        return Sharpness(*found[0], missing=missing)
-    return Sharpness(*found[0], found[-1].value, limit.threshold)
+        return Underway(
+            [coefficients(one, start, iterations, tolerance) for one in products], tolerance, limit, missing
+        )
 
 
 def _start(parameters: list[Tensor]) -> Tensor:
