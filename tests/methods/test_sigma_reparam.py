@@ -169,6 +169,18 @@ def test_rescaling_by_head_scales_what_is_computed():
     torch.testing.assert_close(after[WIDTH:], before[WIDTH:], rtol=1e-6, atol=1e-7)
 
 
+def test_clipping_follows_the_vectors_and_finds_none_anew(monkeypatch):
+    net = model()
+    handle = headwise.regularize(net, SigmaReparam(), QKClip(threshold=0.01))
+    before = net.layers[0].c_attn.weight.detach().clone()
+    loss_of(net, ids())
+    largest = handle.fitted[0].states[1].tensor("largest").clone()
+    monkeypatch.setattr("headwise.projections.spectral.leading", lambda matrix: pytest.fail("a step decomposes"))
+    handle.after_step()
+    eta = (0.01 / largest).sqrt().repeat_interleave(8)[:, None]
+    torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:24], before[:24] * eta)
+
+
 def test_an_unknown_start_is_refused():
     with pytest.raises(ValueError, match="init must be one of 'current', 'one', got 'two'"):
         SigmaReparam(init="two")

@@ -107,12 +107,9 @@ class Spectral(nn.Module):
         shape = [1] * weight.dim()
         shape[axis] = -1
         multiply_(weight, factors.view(shape))
-        full = whole(weight.detach())
-        for kind, matrix in zip(self.kinds, self._matrices(full), strict=True):
-            u, v = leading(matrix)
-            getattr(self, f"u_{kind}").copy_(u)
-            getattr(self, f"v_{kind}").copy_(v)
-        multiply_(self.gamma, (self.sigma(full) / before).to(self.gamma.dtype))
+        # What is computed is right with any vectors: one iteration follows the change, as it follows each step's.
+        self.iterate(weight)
+        multiply_(self.gamma, (self.sigma(whole(weight.detach())) / before).to(self.gamma.dtype))
 
 
 def _covers(block: Block, size: int) -> bool:
