@@ -252,13 +252,13 @@ def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
 
 def test_a_device_gives_the_norms_that_a_processor_gives(monkeypatch):
     from headwise.statistics.curvature import lanczos
-    from headwise.watching.weights import PRODUCTS, gram_coefficients, norm_in
+    from headwise.watching.weights import STEPS, gram_coefficients, norm_in
 
     matrix = torch.randn(80, 30, generator=torch.Generator().manual_seed(0))
     asked = norm_in(gram_coefficients(matrix))
     monkeypatch.setattr(lanczos, "WAITING", ("cpu",))
     rows = gram_coefficients(matrix)
-    assert len(rows) == 1 + min(PRODUCTS, 60)
+    assert len(rows) == 1 + min(STEPS, 60)
     assert norm_in(rows) == asked == pytest.approx(exact(matrix), rel=1e-6)
 
 

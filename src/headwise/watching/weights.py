@@ -215,7 +215,7 @@ class Matrices:
 
 # Products of AᵀA, of which a device makes all, and the relative error at which a CPU ends: 63 find the norm of a
 # 2048 x 2048 matrix of independent numbers to eight digits.
-PRODUCTS, TOLERANCE = 100, 1e-6
+STEPS, TOLERANCE = 100, 1e-6
 
 
 def gram_coefficients(matrix: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def gram_coefficients(matrix: Tensor) -> Tensor:
     def product(vector: Tensor) -> Tensor:
         return matrix.t() @ (matrix @ (vector / scale) / scale)
 
-    rows = lanczos.coefficients(product, start, min(PRODUCTS, 2 * len(start)), TOLERANCE, PRODUCTS)
+    rows = lanczos.coefficients(product, start, min(STEPS, 2 * len(start)), TOLERANCE, STEPS)
     return torch.cat([scale.expand(1, rows.shape[1]), rows])
 
 
