@@ -30,6 +30,10 @@ def alibi(score, b, h, q, k):
     return score - SLOPES[h] * (q - k).abs()
 
 
+def of_parameter(slopes):
+    return lambda score, b, h, q, k: score - slopes[h] * (q - k).abs()
+
+
 def soft_cap(score, b, h, q, k):
     return 5 * torch.tanh(score / 5)
 
@@ -99,6 +103,13 @@ def attend(q, k, v, score_mod, block_mask):
 class Around(nn.Module):
     def forward(self, q, k, v, score_mod, block_mask):
         return attend(q, k, v, score_mod, block_mask)
+
+
+class ImportedHere(nn.Module):
+    def forward(self, q, k, v, score_mod, block_mask):
+        from torch.nn.attention.flex_attention import flex_attention as here
+
+        return here(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
 
 
 def closed_over():
@@ -175,7 +186,9 @@ def naive(model, x, gamma=0.0, bias=True, allowed=True):
     return x
 
 
-@pytest.mark.parametrize("inner", [Named, Attribute, Compiled, Global, Partial, OfInstance, Around, closed_over()])
+@pytest.mark.parametrize(
+    "inner", [Named, Attribute, Compiled, Global, Partial, OfInstance, Around, ImportedHere, closed_over()]
+)
 def test_methods_act_on_flex_attention_wherever_it_is_named(inner):
     model, x = Model(inner), vectors()
     twin = copy.deepcopy(model)
@@ -201,9 +214,10 @@ def test_in_a_compiled_model_the_layer_leaves_the_graph_or_is_refused_where_it_m
     handle = headwise.regularize(model, RelaxedAttention(gamma=0.3))
     with pytest.raises(Exception, match=r"layers\.0 calls flex_attention in a compiled graph"):
         torch.compile(model, backend="eager", fullgraph=True)(x, alibi, masked())
-    torch._dynamo.reset()
-    out = torch.compile(model, backend="eager")(x, alibi, masked())
-    assert torch.allclose(out, naive(model, x, 0.3), atol=1e-5)
+    for learned in (alibi, of_parameter(nn.Parameter(SLOPES))):
+        torch._dynamo.reset()
+        out = torch.compile(model, backend="eager")(x, learned, masked())
+        assert torch.allclose(out, naive(model, x, 0.3), atol=1e-5)
     handle.remove()
 
 

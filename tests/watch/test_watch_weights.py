@@ -187,3 +187,25 @@ def test_methods_may_be_removed_before_the_watch():
     assert len(watch.records()) == 8
     assert F.scaled_dot_product_attention is function
     headwise.regularize(model, headwise.DropHead(p=0.2)).remove()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_that_was_compiled_before_is_regularized_and_watched_whichever_of_both_is_named(inside):
+    torch._dynamo.reset()
+    model = fresh(HOSTS["own"])
+    compiled = torch.compile(model, backend="eager")
+    plain = compiled(VECTORS)
+    handle = headwise.regularize(compiled, headwise.DropHead(p=0.9))
+    assert [one.site.name for one in handle.fitted] == [one.name for one in headwise.sites(model)]
+    watch = headwise.watch(model if inside else compiled, every=1, on_alert=None, statistics=["max_logit"])
+    assert not torch.allclose(compiled(VECTORS), plain, atol=1e-3)
+    watch.step()
+    assert {r["site"] for r in watch.records()} == {one.site.name for one in handle.fitted}
+
+
+def test_a_model_around_a_regularized_part_is_not_watched_in_silence():
+    part = fresh(HOSTS["own"])
+    headwise.regularize(part, headwise.DropHead(p=0.2))
+    with pytest.raises(ValueError, match=r"0\.blocks\.0\.attn.* carry methods, and this Sequential is not what was"):
+        headwise.watch(nn.Sequential(part))
+    headwise.watch(part).remove()

@@ -31,12 +31,15 @@ def check_reached(model: nn.Module, fitted: list[FittedLayer], first: bool) -> N
         _check_replaced(model, missing)
 
 
+COMPILED = ". A graph that torch.compile made before regularize() knows nothing of it: torch.compiler.reset() drops it"
+
+
 def _check_first(missing: list[FittedLayer]) -> None:
     never = [f.site.name for f in missing if not f.without_gradients]
     if never:
         raise RuntimeError(
             f"never reached in the first training step: {', '.join(never)}. The methods there did nothing. Call the "
-            "model in training mode before loss() and after_step(), or leave these sites out with where="
+            "model in training mode before loss() and after_step(), or leave these sites out with where=" + COMPILED
         )
     # Methods without draws, penalties and carried values do the same however often a layer runs.
     repeated = [f for f in missing if f.passes.repeats_matter]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Never
 
+import torch
 from torch import nn
 
 from headwise.core.method import Method
@@ -55,11 +56,18 @@ def regularize(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
+    compiled = False
+    # torch.compile's wrapper has no layers of its own: names, hooks and the handle belong to the model inside.
+    while isinstance(model, nn.Module) and (inside := model._modules.get("_orig_mod")) is not None:
+        model, compiled = inside, True
     made = plan(model, list(methods), where, allow_none, example, attention)
     problems = _unknown(made)
     if problems:
         raise ValueError("\n".join(problems))
     fitted = Regularized(model, made, seed)
+    if compiled or any(part._compiled_call_impl is not None for part in model.modules()):
+        # a graph that was made before knows nothing of the methods
+        torch.compiler.reset()
     # A batch is no part of a model.
     for found in made.found:
         found.site.example = None

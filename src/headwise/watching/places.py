@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headwise import hosts
-from headwise.attention.fitted_layer import FittedLayer, bare_layers
+from headwise.attention.fitted_layer import FittedLayer, bare_layers, live_layers
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
 from headwise.hosts.layers.candidate import Candidate
@@ -51,6 +51,7 @@ class Places:
         for one in chosen:
             if (site := known.get(one.site.module)) is not None and site.observer is not None:
                 raise ValueError(f"{one.site.name} is watched already: call remove() on the other watch first")
+        _refuse_other_handles(self.model, chosen, carrying)
         self.sites: list[FittedLayer] = []
         try:
             self._stand(chosen, carrying)
@@ -102,6 +103,18 @@ class Places:
             if one.shared.bare:
                 one.detach()
         self.sites = []
+
+
+def _refuse_other_handles(model: nn.Module, chosen: list[Candidate], carrying: dict[nn.Module, FittedLayer]) -> None:
+    """Raise ValueError where a layer carries the methods of a part of the model, or of a whole around it."""
+    # A copy that failed half-way leaves layers without a module until it is collected.
+    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - carrying.keys()
+    if lost := [one.site.name for one in chosen if one.site.module in others]:
+        raise ValueError(
+            f"{', '.join(lost)} {'carries' if len(lost) == 1 else 'carry'} methods, and this {type(model).__name__} is "
+            "not what was regularized: watch what headwise.regularize was given, or give it this model (where= "
+            "chooses layers)"
+        )
 
 
 def _handle(model: nn.Module) -> Regularized | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from types import CellType
@@ -72,18 +73,22 @@ def _put(holder: Any, name: str, value: Any) -> None:
 def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """Return where the code of a module's forward reads flex attention from: the holder, the name there, the
     function."""
-    if LIBRARY not in sys.modules or type(module).__module__.startswith("torch."):
+    if type(module).__module__.startswith("torch."):
         return
-    library, words = vars(sys.modules[LIBRARY]), set[str]()
-    for function in reached(forward_of(module), type(module), DEPTH):
-        used = names_used(function)
+    code = [(function, names_used(function)) for function in reached(forward_of(module), type(module), DEPTH)]
+    if LIBRARY not in sys.modules and not any(LIBRARY in used for _, used in code):
+        return
+    modules = torch, importlib.import_module(LIBRARY)
+    library, words = vars(modules[1]), set[str]()
+    for function, used in code:
         words |= used
         space = function.__globals__
         if space is library:
             continue
         yield from ((space, name, space[name]) for name in used if _is_flex(space.get(name)))
         yield from ((cell, "cell_contents", value) for cell, value in _closed_over(function) if _is_flex(value))
-        if NAME in used and any(space.get(name) is one for name in used for one in (torch, sys.modules[LIBRARY])):
+        # as an attribute of the library, or imported from it where it is called
+        if NAME in used and (LIBRARY in used or any(space.get(name) is one for name in used for one in modules)):
             yield library, NAME, library[NAME]
     own = ((module.__dict__, module.__dict__), *((base, vars(base)) for base in type(module).__mro__))
     for holder, held in own:
@@ -207,6 +212,7 @@ def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     return blocks[..., :queries, :keys].to(q.device) & inside
 
 
+@torch._disable_dynamo
 def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
     """Return what a score_mod adds to each score, (B, H, T, N), with its gradients.
 
