@@ -1,4 +1,4 @@
-"""What is written down of an epoch, of a phase and of a finished run, and what a step and an answer cost."""
+"""Records of an epoch, a phase and a finished run, and the costs of a step and a prediction."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from headwise.training.splits import Held
 from headwise.training.task_code import summarized
 from headwise.training.train import Epoch, Training
 
-# examples of the batch whose forward is timed, and how often
+# examples of the batch whose forward is timed, and number of repetitions
 INFERENCE_BATCH = 64
 REPEATS = 3
 
 
 def flops_per_step(training: Training, examples: Examples) -> int:
-    """Count the floating-point operations of one optimizer step by torch's counter: matrix products and attention.
+    """Return the floating-point operations of one optimizer step: matrix products and attention, by torch's counter.
 
-    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped. Where lengths
-    differ it is a step of batches of middle size.
+    Includes forward, backward, penalties and all accumulated batches; the gradients are dropped afterwards. If lengths
+    differ, the step uses batches of median size.
     """
     task, regularized = training.task, training.regularized
     model = training.accelerator.unwrap_model(training.model)
@@ -56,8 +56,7 @@ def flops_per_step(training: Training, examples: Examples) -> int:
 
 
 def _middle_batch(training: Training, examples: Examples) -> Examples:
-    """Return the examples of one training batch; of the first epoch's batches the one of middle size where lengths
-    differ."""
+    """Return the examples of one training batch; if lengths differ, the batch of median size in the first epoch."""
     task, lengths = training.task, training.lengths
     if lengths is None:
         return first(examples, task.batch_size)
@@ -68,7 +67,7 @@ def _middle_batch(training: Training, examples: Examples) -> Examples:
 
 @torch.no_grad()
 def inference_seconds(training: Training, evaluation: Evaluation, examples: Examples) -> float:
-    """Return the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
+    """Return the seconds per example in evaluation mode, in batches of at most 64: the median of three forwards."""
     model, device = training.accelerator.unwrap_model(training.model), place(examples)
     part = first_batch(training.task, examples, INFERENCE_BATCH)
     batch = make_batch(training.task, part, None, evaluation.batch)
@@ -80,28 +79,28 @@ def inference_seconds(training: Training, evaluation: Evaluation, examples: Exam
         with training.accelerator.autocast():
             forward(model, batch.inputs)
         times.append(now(device) - start)
-    # the first one warms up
+    # the first forward is a warm-up
     return statistics.median(times[1:]) / size(part)
 
 
 def seconds_per_step(history: list[EpochLine]) -> float | None:
-    """Return the median over epochs of the time of a step, without the steps that also read or measured; None where no
-    time is known."""
-    found = [
+    """Return the median over epochs of the time of a step without readings and measurements, or None if no time is
+    known."""
+    bare = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history
         if line.steps > line.apart.steps
     ]
     whole = [line.seconds / line.steps for line in history if line.seconds]
-    return statistics.median(found or whole) if found or whole else None
+    return statistics.median(bare or whole) if bare or whole else None
 
 
-# what an evaluation may name itself after: each of these is more or at least as frequent as the one before
+# values of Evaluation.when, each at least as frequent as the one before
 RHYTHMS = ("end", "phase", "epoch")
 
 
 def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, held: Held) -> EpochLine:
-    """Describe one epoch as a line of the metric stream, with the evaluations made after every epoch."""
+    """Return one epoch as a line of the metric stream, with the evaluations made after every epoch."""
     metrics: dict[str, float | None] = {"train/loss": epoch.loss}
     if epoch.metric is not None:
         metrics[f"train/{training.task.metric_name}"] = epoch.metric
@@ -120,16 +119,16 @@ def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, he
 
 
 def measure(training: Training, held: Held, least: str) -> dict[str, float]:
-    """Make the evaluations that are made at least so often, as outcomes <evaluation>/<metric>."""
-    found: dict[str, float] = {}
+    """Return the outcomes <evaluation>/<metric> of the evaluations made at least as often as `least`."""
+    outcomes: dict[str, float] = {}
     for evaluation in held.evaluations:
         if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
             continue
         examples = held.examples(evaluation)
         if examples is not None:
             values = evaluate(training, evaluation, examples)
-            found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
-    return found
+            outcomes |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+    return outcomes
 
 
 def describe_result(
@@ -140,11 +139,10 @@ def describe_result(
     held: Held,
     outcomes: dict[str, float],
 ) -> RunResult:
-    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last
-    step.
+    """Return the result of a finished run; a non-finite loss at the end is a divergence at the last step.
 
-    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number
-    though the loss is one.
+    `outcomes` are those of earlier phases and of this phase's end. Raises StudyError for a metric that is not finite
+    while the loss is.
     """
     metrics: dict[str, float | None] = {}
     if divergence is None:
@@ -183,7 +181,7 @@ def describe_result(
 
 
 def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dict[str, float]:
-    """Make all evaluations; what the last epoch measured of held-out data already is taken from there."""
+    """Return the outcomes of all evaluations; held-out results of the last epoch are reused."""
     last = history[-1].metrics
     known = {
         name: value
@@ -195,13 +193,13 @@ def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dic
 
 
 def _belongs(name: str, evaluation: Evaluation) -> bool:
-    # the stream's figures of training are means over the steps, not an evaluation
+    # figures of training in the stream are means over the steps, not an evaluation
     return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
 
 
 def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
-    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric
-    that is none."""
+    """Return a divergence if the loss of an evaluation is not finite; raise StudyError for another non-finite
+    metric."""
     for evaluation in held.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
@@ -218,7 +216,7 @@ def judge(training: Training, held: Held, measured: dict[str, float]) -> Diverge
 
 
 def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
-    """Return the gaps train − test, and what the task itself derives from the outcomes."""
+    """Return the gaps train − test, and the outcomes of the task's own summary."""
     task = training.task
     names = [metric.name for metric in task.all_metrics()]
     gaps = {
@@ -239,9 +237,9 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
 def _costs(
     order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
 ) -> dict[str, float | None]:
-    """Measure the costs last: nothing that follows can be changed by it."""
+    """Return the costs of the run; they are measured last, so that they cannot change any other figure."""
     if training.watch is not None:
-        # its readings are of training, and it stands where the heads are read now
+        # its readings are of training, and it occupies the sites whose heads are read now
         training.watch.remove()
         training.watch = None
     model = training.accelerator.unwrap_model(training.model)
