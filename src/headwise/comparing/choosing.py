@@ -83,8 +83,7 @@ def scaled(study: Study, name: str) -> Study:
 
 
 def scale_of(study: Study, task: Subject) -> str:
-    """Return the name of the scale with the settings of `task`: a declared one, "default" for the study's own, else
-    "other"."""
+    """Return the name of the scale with the settings of `task`; "default" for the study's own, else "other"."""
     for name, scale in study.scales.items():
         if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
             return name
@@ -164,12 +163,12 @@ def started(request: Request) -> Started:
     return Started(Path.cwd(), before, request.timeout)
 
 
-def choose_device(asked: str | None) -> str:
+def choose_device(requested: str | None) -> str:
     """Return cpu or cuda: the requested device if available, else the GPU if there is one."""
     import torch
 
-    if asked not in (None, "cpu", "cuda"):
-        raise StudyError(f"--device {asked!r} is not known. Devices: cpu, cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
+    if requested not in (None, "cpu", "cuda"):
+        raise StudyError(f"--device {requested!r} is not known. Devices: cpu, cuda.")
+    if requested == "cuda" and not torch.cuda.is_available():
         raise StudyError("--device cuda: torch finds no CUDA device here. Use --device cpu, or install torch for CUDA.")
-    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    return requested or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -90,7 +90,7 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     alike = test.outcome.rpartition("/")[2] == study.task.primary().rpartition("/")[2]
     if test.says == "same" and test.margin is None and (study.margin is None or not alike):
         raise StudyError(
-            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+            f"{test.arm} is claimed to be the same in {test.outcome}, without a margin. Give the test a margin."
         )
     return test.model_copy(update=names)
 
@@ -100,7 +100,9 @@ def _axis(text: str, study: Study, least: int = 2) -> AxisRecord:
     for axis in study.axes:
         if axis.arms == requested.arms:
             if len(axis.arms) < least:
-                raise StudyError(f"the axis {axis.text} has {len(axis.arms)} values, and none of them lies inside.")
+                raise StudyError(
+                    f"the axis {axis.text} has {len(axis.arms)} values, so none is inside. Give at least 3."
+                )
             return axis
     have = "; ".join(axis.text for axis in study.axes) or "none"
     raise StudyError(f"it has no axis {text}. Its axes: {have}.")
@@ -111,10 +113,12 @@ def _of_rates(test: ClaimTest, study: Study) -> ClaimTest:
     axes = [_axis(text, study) for text in test.arms]
     for axis in axes:
         if not is_of_rates(axis):
-            raise StudyError(f"the axis {axis.text} is of {axis.name}, and a critical rate is of learning_rate.")
+            raise StudyError(
+                f"the axis {axis.text} varies {axis.name}, but a critical rate needs an axis of learning_rate."
+            )
     if test.says == "same" and test.margin is None:
         raise StudyError(
-            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+            f"{test.arm} is claimed to be the same in {test.outcome}, without a margin. Give the test a margin."
         )
     return test.model_copy(update=dict(zip(("arm", "against"), [axis.text for axis in axes])))
 
@@ -124,7 +128,7 @@ def _check_outcome(name: str, study: Study) -> None:
         return
     task, kind = study.task, name.partition("/")[0]
     if not isinstance(task, Task):
-        raise StudyError(f"the claim of {name} is about a script, which makes none. Leave it out.")
+        raise StudyError(f"the study of a script cannot have a claim, here of {name}. Leave it out.")
     if kind == "cost":
         _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
     elif kind == "alerts":

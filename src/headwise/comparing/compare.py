@@ -59,7 +59,7 @@ def refuse_other_study(folder: Path, study: Study, trials: int) -> None:
     holds = other_study(folder, study, trials) or _more_seeds(folder, study)
     if holds:
         raise StudyError(
-            f"{folder} holds {holds}. Its report is not written over: choose another --out, or delete {folder}."
+            f"{folder} holds {holds}. Its report must not be overwritten: choose another --out, or delete {folder}."
         )
 
 

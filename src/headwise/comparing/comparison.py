@@ -40,8 +40,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """How the script of a study is started: its working folder, original variables, and timeout of silence
-    (seconds)."""
+    """How the script of a study is started: working folder, original variables, and timeout (seconds)."""
 
     folder: Path
     environment: dict[str, str | None] = field(default_factory=dict)

@@ -33,8 +33,7 @@ def run_orders(
     finished: int = 0,
     after: int = 0,
 ) -> list[RunResult]:
-    """Carry out orders, skipping finished runs, and return the results; `then(order, result)` may return a following
-    order.
+    """Carry out orders except finished runs and return results; `then(order, result)` may add an order.
 
     `total` counts the runs if more follow than `orders` holds; `finished` counts those that were finished before;
     `after` counts the runs that follow trials.

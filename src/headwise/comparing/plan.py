@@ -1,5 +1,4 @@
-"""The rehearsal of a plan: every arm is checked, then trained for two batches, and the plan is printed on one
-screen."""
+"""The plan of a study and its rehearsal: every arm is checked, then trained for two batches."""
 
 from __future__ import annotations
 
@@ -70,13 +69,13 @@ def _check_data(arm: Arm, task: Task) -> None:
     if _trained(changed) != _trained(task):
         raise StudyError(
             f"its changes ({', '.join(names)}) train it on {', '.join(_trained(changed))}, the baseline on "
-            f"{', '.join(_trained(task))}, and then a seed makes no pair. Change this for all arms with --set."
+            f"{', '.join(_trained(task))}, so its runs would not be paired. Change this for all arms with --set."
         )
     for split in _splits(task):
         if not _equal(examples_of(task, split), examples_of(changed, split)):
             raise StudyError(
-                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a seed "
-                "makes no pair. Change this for all arms with --set, or change what happens to a batch."
+                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, so its runs "
+                "would not be paired. Change this for all arms with --set, or change what happens to a batch."
             )
 
 
@@ -146,7 +145,7 @@ def _why_not(comparison: Comparison, left: list[Order]) -> str:
     if not comparison.engine.rehearses:
         return (
             "; nothing was tried, as that would wait in the queue of Slurm. The same command without --engine and "
-            "--slurm tries every arm here, and tells layers and minutes"
+            "--slurm tries every arm here, and shows layers and minutes"
         )
     return ""
 
@@ -220,8 +219,8 @@ def plan_without(absent: list[DataSet], study: Study, trials: int) -> list[str]:
     sizes = [data.megabytes for data in absent if data.megabytes is not None]
     size = f" ({_bytes(int(sum(sizes) * 10**6))} unpacked)" if sizes else ""
     text = (
-        f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes can be told once "
-        f"{names} is here. Nothing was downloaded: the same command without --plan begins with it{size}."
+        f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes are known once "
+        f"{names} is here. Nothing was downloaded: the same command without --plan downloads it first{size}."
     )
     return textwrap.wrap(text, WIDTH, initial_indent="plan:   ", subsequent_indent=" " * 8, break_long_words=False)
 
@@ -242,16 +241,16 @@ def _runs(runs: int, trials: int) -> str:
     return count(runs, "run") + (f" after {count(trials, 'trial')}" if trials else "")
 
 
-def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Order]) -> list[str]:
+def describe(comparison: Comparison, entries: list[dict[str, Any]], left: list[Order]) -> list[str]:
     """Return the plan in lines of 80 columns: runs, layers reached, time and disk space, as far as they are known."""
     runs: dict[str, int] = defaultdict(int)
     for order in left:
         runs[order.configuration.arm] += 1
-    tried = any(entry["layers"] is not None for entry in found)
+    tried = any(entry["layers"] is not None for entry in entries)
     how = "each arm tried for a batch" if tried else "as finished ones took"
     lines = [f"plan:   {_runs(len(left), _trials(comparison))}, {how}"]
     disk = 0
-    for entry in found:
+    for entry in entries:
         arm, time = entry["arm"], entry["seconds"]
         methods = bool(comparison.study.arm(arm).methods)
         parts = [_layers(entry)] if methods and entry["layers"] is not None else []
@@ -260,7 +259,7 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
         joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)
         lines += _wrapped(f"{arm}: {joined or 'as it is'}", " " * 8, " " * 10)
         disk += 4 * KEPT * int(entry["parameters"] or 0) * (runs[arm] + comparison.trials)
-    lines += _time(comparison, found, runs)
+    lines += _time(comparison, entries, runs)
     if disk and comparison.script is not None:
         lines.append(f"disk:   {_bytes(disk)} where each run keeps one checkpoint with Adam's means")
     elif disk:
@@ -272,19 +271,19 @@ def _layers(entry: dict[str, Any]) -> str:
     return f"{entry['layers']} of {count(entry['of'], 'layer')}" if entry["of"] else count(entry["layers"], "layer")
 
 
-def _time(comparison: Comparison, found: list[dict[str, Any]], runs: dict[str, int]) -> list[str]:
+def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str, int]) -> list[str]:
     """Return the line on the duration of the study, or on how to learn it."""
     at_once = f", {comparison.jobs} at a time" if comparison.jobs > 1 else ""
-    repeats = [(runs[entry["arm"]] + comparison.trials) / comparison.jobs for entry in found]
-    steps, seconds = ([entry[name] for entry in found] for name in ("steps", "seconds"))
-    if not found or (comparison.script is None and None in (*steps, *seconds)):
+    repeats = [(runs[entry["arm"]] + comparison.trials) / comparison.jobs for entry in entries]
+    steps, seconds = ([entry[name] for entry in entries] for name in ("steps", "seconds"))
+    if not entries or (comparison.script is None and None in (*steps, *seconds)):
         return []
     if None in seconds:
         return _wrapped("time:   not known: no step was seen. run.log(step=..., loss=...) after each step shows them")
     if None in steps:
         thousand = clock(sum(1000 * time * times for time, times in zip(seconds, repeats)))
         return _wrapped(
-            f"time:   about {thousand} for each 1,000 steps of a run{at_once}; how many a run has is told by "
+            f"time:   about {thousand} for each 1,000 steps of a run{at_once}; give their number with "
             "run.regularize(model, steps=...)"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))

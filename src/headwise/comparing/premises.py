@@ -10,8 +10,7 @@ from headwise.results.records import DIVERGED, MOVED, MOVED_RELATIVE, ClaimTest,
 
 
 def majority(train: Sequence[int], test: Sequence[int]) -> tuple[float, float]:
-    """Return accuracy and loss (nats) on `test` of the trivial predictor, which knows only the class frequencies of
-    `train`.
+    """Return accuracy and loss (nats) on `test` of the predictor that knows only class frequencies of `train`.
 
     It predicts the most frequent class, and its loss uses the frequencies. For words or letters this is the unigram
     model. A class that `train` lacks counts as seen once.

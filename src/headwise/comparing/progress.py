@@ -201,12 +201,12 @@ def describe_end(result: RunResult) -> str:
     # without a test or validation split, take the last one: a study with other names puts its summary last
     reported = next((split for split in ("test", "validation") if split in splits), splits[-1] if splits else "")
     figures = sorted((n for n, split in zip(measured, splits) if split == reported), key=lambda n: n.endswith("/loss"))
-    shown = [
+    figures_text = [
         f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}"
         for name in dict.fromkeys((*figures[:1], *figures[-1:]))
     ]
     time = known.get("cost/seconds_per_step")
-    return ", ".join([*shown, *([] if time is None else [clock(time * result.steps)])])
+    return ", ".join([*figures_text, *([] if time is None else [clock(time * result.steps)])])
 
 
 def clock(seconds: float) -> str:

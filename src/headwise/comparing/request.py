@@ -138,7 +138,8 @@ def _check_script(request: Request) -> None:
         sized.append("--scale")
     if sized:
         raise StudyError(
-            f"{sized[0]} is of tasks. A script takes its own arguments: write them in --script, or --set name=value."
+            f"{sized[0]} applies to tasks only. A script takes its own arguments: write them in --script, or "
+            "--set name=value."
         )
     if (request.processes or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise StudyError(

@@ -143,7 +143,7 @@ class Search:
             )
         value = result.metrics.get(name)
         failed = failed or value is None or not math.isfinite(value)
-        assert self._pending is not None, "a result is told of the order that was given last"
+        assert self._pending is not None, "a result belongs to the last order"
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, str]:
@@ -272,8 +272,7 @@ def searched(arm: Arm) -> list[tuple[int, str]]:
 
 
 def _strength(method: Method) -> str | None:
-    """Return the field to search, or None: the first that may change while training, else the first; never one that is
-    0."""
+    """Return the field to search: the first that may change while training, else the first; None if it is 0."""
     fields = {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     name = next(iter(method.live or fields), None)
     if name is None or not (name in method.live or "float" in str(fields[name].type)):

@@ -1,5 +1,4 @@
-"""The engine of this process, which carries out runs one after the other: for `accelerate launch`, where each run spans
-all processes."""
+"""The engine of this process, one run after the other: for `accelerate launch`, where a run spans all processes."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ def launch(processes: int, work: Callable[[], object], line: str) -> int:
 
 
 def serve(work: Callable[[], object], environment: dict[str, str]) -> None:
-    """Run one of the processes; Ctrl-C is ignored here, because the terminal sends it to all and the launcher handles
-    it."""
+    """Run one of the processes; it ignores Ctrl-C, which the launcher handles for all of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment)
     rank.be_one_of_several(work)

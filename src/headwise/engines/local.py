@@ -128,8 +128,7 @@ class LocalEngine:
             return
 
     def _output(self, worker: _Worker, *, last: bool) -> Iterator[dict[str, Any]]:
-        """Yield each line that a worker printed, only for the first run that prints it: all models print the same while
-        loading."""
+        """Yield the lines that a worker printed, each only once: all models print the same while loading."""
         if worker.order is None:
             # lines printed before the first order are yielded with it
             return

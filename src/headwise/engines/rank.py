@@ -151,8 +151,7 @@ def _code_of(work: Callable[[], object]) -> int:
 
 
 def wait_for_stop() -> None:
-    """Wait a moment before an error is reported, in case its cause is a stop signal that other processes received
-    first."""
+    """Wait a moment before reporting an error, which may be caused by a stop of the other processes."""
     time.sleep(MOMENT)
 
 

@@ -156,8 +156,7 @@ class RayEngine:
         return None
 
     def _has_room(self, order: Order) -> bool:
-        """Return whether some node certainly has room for a run; Ray reports only the free resources of all nodes
-        together."""
+        """Return whether some node certainly has room for a run; Ray reports only the cluster's total."""
         if _uses_gpu(order):
             # a node with a free GPU may lack free cores
             return False

@@ -50,8 +50,7 @@ class Heartbeat:
         return self._last is not None
 
     def silence(self) -> float:
-        """Return the seconds since the last heartbeat or the start, by this machine's clock alone: clocks may
-        differ."""
+        """Return the seconds since the last heartbeat or the start, by this machine's clock alone."""
         try:
             modified = self._path.stat().st_mtime_ns
         except OSError:

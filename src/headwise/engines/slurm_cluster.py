@@ -38,8 +38,7 @@ ALWAYS = 1_000_000
 
 
 class SlurmEngine:
-    """An engine that carries out orders as Slurm jobs, at most `jobs` at a time; its results equal those of the local
-    engine."""
+    """An engine with Slurm jobs, at most `jobs` at a time; its results equal those of the local engine."""
 
     parallel = True
     # the first jobs of all arms start together; a rehearsal job before them would wait in the queue as long again

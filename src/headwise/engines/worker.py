@@ -35,8 +35,7 @@ class WorkerOutput:
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> list[str]:
-        """Return the non-empty lines printed since the last call, as a terminal shows them; `last` adds an unfinished
-        line."""
+        """Return the visible, non-empty lines since the last call; `last` adds an unfinished line."""
         if not self.ended and self.reader.poll():
             content = os.read(self.reader.fileno(), AT_ONCE)
             self.ended = not content
@@ -44,8 +43,8 @@ class WorkerOutput:
         *complete, self._rest = self._rest.split(b"\n")
         if last or self.ended:
             complete, self._rest = [*complete, self._rest], b""
-        shown = (_as_shown(line.decode(errors="replace")) for line in complete)
-        return [line for line in shown if line]
+        visible = (_as_shown(line.decode(errors="replace")) for line in complete)
+        return [line for line in visible if line]
 
 
 def print_into(writer: Connection) -> None:

@@ -37,8 +37,7 @@ class Where:
     pattern: str = ""
 
     def __call__(self, site: Site) -> bool:
-        """Return whether a layer is selected: its depth is listed, or the pattern matches its name or whole parts of
-        it."""
+        """Return whether a layer is selected by its depth, or by a pattern on its name or whole parts of it."""
         if self.depths:
             return site.depth in self.depths
         return fnmatchcase(site.name, self.pattern) or f".{self.pattern}." in f".{site.name}."
@@ -202,8 +201,7 @@ def read_arms(texts: Sequence[str], task: Subject) -> dict[str, Arm]:
 
 
 def refuse_equal_arms(arms: Sequence[Arm], task: Subject) -> None:
-    """Raise StudyError for two arms that do the same under different texts, for example by setting a default
-    explicitly.
+    """Raise StudyError for two arms that do the same, for example because one sets a default explicitly.
 
     Arms of a predefined study may become equal at one of its scales, and are kept.
 

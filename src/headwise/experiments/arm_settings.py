@@ -113,8 +113,7 @@ def _candidates(text: str) -> list[Any]:
 
 
 def _tuples(text: str) -> list[Any]:
-    """Return the possible values of a tuple with unquoted strings, true, none or inf: parsed entries first, then
-    strings."""
+    """Return the possible values of a tuple with unquoted entries: parsed ones first, then strings."""
     inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
     parts = split(inside[1].strip().removesuffix(","), ",") if inside else []
     if not all(parts):

@@ -30,8 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 class Recipe(BaseModel):
-    """The training settings of a run: optimizer, learning rate, weight decay by group, length, batches and
-    precision."""
+    """The training settings of a run: optimizer, learning rate, weight decays, length, batches and precision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

@@ -89,8 +89,7 @@ def script_of(outcomes: tuple[str, ...]) -> type[Script]:
 
 
 def read_outcome(text: str) -> Metric:
-    """Return the metric in `accuracy:higher`, `loss:lower:nats` or `accuracy:higher:%`, whose figures are shares in [0,
-    1]."""
+    """Return the metric in `accuracy:higher`, `loss:lower:nats` or `accuracy:higher:%` (shares in [0, 1])."""
     name, _, rest = text.partition(":")
     direction, _, unit = rest.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name) or direction not in ("higher", "lower"):
@@ -209,8 +208,7 @@ def _hydra_text(value: Any) -> str:
 
 
 def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) -> list[str]:
-    """Write the YAML file with its changes (dots separate nested names), and return the command with the path of the
-    copy."""
+    """Write the YAML file with its changes (dots separate nested names); return the command with the new path."""
     try:
         import yaml
     except ModuleNotFoundError as error:

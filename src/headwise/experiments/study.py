@@ -23,8 +23,7 @@ VALUES = re.compile(r"([\w.-]+)\s*=\s*\{([^{}]*)\}")
 
 
 def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
-    """Return the axis in `NeuTRENO(strength={0,0.1})` or `baseline | learning_rate={0.001,0.01}`, and its arms by
-    label.
+    """Return the axis in `NeuTRENO(strength={0,0.1})` or `baseline | epochs={1,2}`, and its arms by label.
 
     Raises:
         StudyError: if the text has no values or values in several places, or a value is no number.
@@ -47,8 +46,7 @@ def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
 
 
 def _written(value: float) -> str:
-    """Return a value with all of its digits, and a whole number without a decimal point, which an integer field
-    requires."""
+    """Return a value with all digits, and a whole number without a decimal point, as integer fields require."""
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -65,7 +63,8 @@ def _number(value: str, text: str) -> float:
         return number
     except ValueError:
         raise StudyError(
-            f"--sweep {text!r}: {value!r} is no finite number, and an axis has an order. Give each as an arm: --method."
+            f"--sweep {text!r}: {value!r} is not a finite number, so an axis cannot order it. Give each as an arm: "
+            "--method."
         ) from None
 
 

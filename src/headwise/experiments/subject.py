@@ -48,8 +48,7 @@ class Subject(BaseModel):
         return []
 
     def data_sets(self) -> list[DataSet]:
-        """Return the data sets that `prepare` makes available, with their sizes; none if the data comes with
-        packages."""
+        """Return the data sets that `prepare` makes available; none if the data comes with packages."""
         return []
 
     def prepare(self, tell: Callable[[str], None]) -> None:

@@ -98,19 +98,16 @@ class Task(Recipe, Subject, ABC):
         return Batch(*examples)
 
     def lengths(self, examples: Any) -> Tensor | None:
-        """Return the length of each example in tokens if lengths differ: batches then hold examples of similar
-        length."""
+        """Return each example's length in tokens, so that a batch holds similar lengths; None if all are equal."""
         return None
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Return the mean loss of a batch, in nats for cross entropy; a model's own `loss` output is used if
-        present."""
+        """Return the mean loss of a batch, in nats for cross entropy; a model's own `loss` output is preferred."""
         own = getattr(output, "loss", None)
         return nn.functional.cross_entropy(logits_of(output), targets) if own is None else own
 
     def weight(self, targets: Any) -> Tensor | float:
-        """Return the weight of a batch's mean loss: its number of examples, or of real tokens for a mean over
-        tokens."""
+        """Return the weight of a batch's mean loss: its examples, or its real tokens for a mean over tokens."""
         first = targets
         if targets is None:
             raise TypeError(

@@ -23,8 +23,7 @@ from headwise.files.errors import StudyError
 
 
 def source_file(place: str) -> Path | None:
-    """Return the file whose text is part of a task's identity; None for the package's own tasks, known by name and
-    version."""
+    """Return the file whose text is part of a task's identity; None for tasks of this package."""
     module, _, _ = place.rpartition(":")
     if module.endswith(".py"):
         return Path(module)
@@ -38,15 +37,13 @@ AnySubject = TypeVar("AnySubject", bound=Subject)
 
 
 def installed_task(name: str) -> str | None:
-    """Return the "package.module:Class" of a task that an installed package registers, or None if none has this
-    name."""
+    """Return the "package.module:Class" of an installed package's task, or None if none has this name."""
     point = entry_points("headwise.tasks").get(name)
     return point.value if point is not None else None
 
 
 def load_task(text: str) -> type[Task]:
-    """Return the task class in "file.py:Class", "package.module:Class", or by the name of an installed package's
-    task."""
+    """Return the task class for "file.py:Class", "package.module:Class" or the name of an installed task."""
     text = installed_task(text) or text
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
@@ -146,8 +143,7 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _missing_type(error: Exception) -> str | None:
-    """Return a message naming the setting without a type, if that is the error; pydantic's own message speaks of
-    fields."""
+    """Return a message naming the setting without a type, if that is the error; pydantic speaks of fields."""
     named = re.search(r"[`'](\w+)", str(error))
     if getattr(error, "code", None) not in ("model-field-overridden", "model-field-missing-annotation") or not named:
         return None
@@ -155,5 +151,5 @@ def _missing_type(error: Exception) -> str | None:
     if known is None:
         return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] if it is no setting."
     kind = known.annotation
-    shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    return f"the setting {named[1]} has no type: write {named[1]}: {shown} = ..."
+    written = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return f"the setting {named[1]} has no type: write {named[1]}: {written} = ..."

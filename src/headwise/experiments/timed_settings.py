@@ -85,8 +85,7 @@ class Timed:
 
 
 def is_timed(text: str) -> bool:
-    """Return whether a setting's text is a schedule, even a misspelt one: no plain value has a call, a share or an
-    arrow."""
+    """Return whether a setting's text is a schedule, even a misspelt one, and not a plain value."""
     try:
         ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError):
@@ -147,7 +146,7 @@ def _moment(text: str, whole: str) -> Moment:
     if not is_share and value >= 0 and value == int(value):
         return Moment(value, is_share=False)
     raise StudyError(
-        f"{text!r} in {whole!r} is no moment; write a share of the training (50%) or a number of steps (300)."
+        f"{text!r} in {whole!r} is not a moment; write a share of the training (50%) or a number of steps (300)."
     )
 
 
@@ -160,5 +159,5 @@ def _length(text: str, whole: str) -> Moment:
 
 def _number(text: str, whole: str) -> float:
     if not re.fullmatch(NUMBER, text):
-        raise StudyError(f"{text!r} in {whole!r} is no number.")
+        raise StudyError(f"{text!r} in {whole!r} is not a number.")
     return float(text)

@@ -135,8 +135,7 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
 
 
 def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, epoch: int) -> list[Tensor]:
-    """Return the indices of each batch of an epoch; they depend on (seed, epoch) alone and are the same for all
-    arms."""
+    """Return the indices of each batch of an epoch; they depend on (seed, epoch) only, not on the arm."""
     generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
     order = torch.randperm(count, generator=generator)
     if lengths is None:
@@ -181,8 +180,7 @@ def first_batch(task: Task, examples: Examples, count: int) -> Examples:
 
 
 def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
-    """Return a batch made by the task, or by the function `own` of an evaluation; raise StudyError if it is no
-    Batch."""
+    """Return a batch made by the task, or by an evaluation's function `own`; raise StudyError for another type."""
     if own is None and takes_inputs(type(task)):
         # split the examples as Task.batch does; the task then changes the inputs only
         inputs, targets = Task.batch(task, examples, generator)

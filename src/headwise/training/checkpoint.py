@@ -34,8 +34,7 @@ class Mark(Record):
 
 
 def mark(folder: Path, before: Mark | None) -> Mark:
-    """Return the mark of a run's readings; `before`, the mark of the last checkpoint, is reused if the size is the
-    same."""
+    """Return the mark of a run's readings; `before`, the last mark, is reused if the size has not changed."""
     path = folder / HEALTH
     if before is not None and path.exists() and path.stat().st_size == before.size:
         return before
@@ -99,8 +98,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None; call `note` for each that is damaged or belongs to a run other
-    than `run`."""
+    """Return the newest complete checkpoint of a run, or None; call `note` for each that is damaged or foreign."""
     for name in (COMING, CHECKPOINT, PREVIOUS):
         path = folder / name
         if not path.exists():

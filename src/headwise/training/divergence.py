@@ -27,8 +27,7 @@ class Smoothed:
     least: float = math.inf
 
     def first_bad(self, task: Rule, losses: list[float], step: int) -> Divergence | None:
-        """Add the losses of the steps after `step`, counted from 1 over the run; return the first divergence, or
-        None."""
+        """Add the losses of the steps after `step`, counted from 1 over the run; return the first divergence."""
         factor, weight = task.divergence_factor, task.divergence_smoothing
         for at, loss in enumerate(losses, step + 1):
             if not math.isfinite(loss):

@@ -33,7 +33,7 @@ from headwise.training.phases import Part, part_of
 from headwise.training.preflight import evaluations_of
 from headwise.training.prepare import Carried, accelerator_of, leave, prepare
 from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
-from headwise.training.splits import Held, training_examples
+from headwise.training.splits import Splits, training_examples
 from headwise.training.state import RunState, checkpoint_of, load_state, restore, save_times, with_times, without_times
 from headwise.training.train import Training, train_epoch
 
@@ -78,8 +78,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
 
 
 def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
-    """Return the state and tensors of the last checkpoint, or a fresh state if readings it refers to are missing: they
-    cannot be recomputed."""
+    """Return the state and tensors of the last checkpoint, or a fresh state if some of its readings are lost."""
     state, tensors = load_state(order.folder, order.identity, note)
     if order.watch and not stands(order.folder, state.readings):
         note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
@@ -105,11 +104,11 @@ def _phase(
     accelerator = accelerator_of(order, task)
     device = accelerator.device
     held_out = None if validation is None else move(validation, device)
-    held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
+    splits = Splits(task, device, move(train, device), held_out, evaluations_of(task), final)
 
     def look_ahead(model: nn.Module) -> None:
         if part.number == 0 and tensors is None and is_due(order):
-            _rehearse(order, part, model, held)
+            _rehearse(order, part, model, splits)
 
     training = prepare(order, part, accelerator, train, before, look_ahead)
     try:
@@ -117,13 +116,13 @@ def _phase(
             restore(training, state, tensors, order.folder)
         elif state.phase:
             state = _keep(order, training, state)
-        state, divergence = _train(order, part, training, held, state, tell)
+        state, divergence = _train(order, part, training, splits, state, tell)
         outcomes: dict[str, float] = {}
         if divergence is None:
-            outcomes, divergence = _of_phase(training, held, part)
+            outcomes, divergence = _of_phase(training, splits, part)
         if part.following is not None and divergence is None:
             return state.following(outcomes), leave(training, part), None
-        result = describe_result(order, training, state.history, divergence, held, state.outcomes | outcomes)
+        result = describe_result(order, training, state.history, divergence, splits, state.outcomes | outcomes)
         return state, None, result
     finally:
         # leave nothing behind for the next run of this process
@@ -133,9 +132,9 @@ def _phase(
             training.regularized.remove(discard=True)
 
 
-def _rehearse(order: Order, part: Part, model: nn.Module, held: Held) -> None:
+def _rehearse(order: Order, part: Part, model: nn.Module, splits: Splits) -> None:
     """Try the evaluations and later phases before training, so that a mistake in them is not found hours later."""
-    outcomes = rehearse(part, model, held)
+    outcomes = rehearse(part, model, splits)
     if part.following is None:
         rehearse_summary(part.task, outcomes)
     else:
@@ -144,13 +143,13 @@ def _rehearse(order: Order, part: Part, model: nn.Module, held: Held) -> None:
 
 
 def _train(
-    order: Order, part: Part, training: Training, held: Held, state: RunState, tell: Tell
+    order: Order, part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> tuple[RunState, Divergence | None]:
     """Train a phase epoch by epoch, from the state to its end or its divergence."""
     while not _is_over(training, state):
-        progress = _progress(part, training, held, state, tell)
-        epoch = train_epoch(training, held.train, len(state.history) + 1, progress)
-        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, held)
+        progress = _progress(part, training, splits, state, tell)
+        epoch = train_epoch(training, splits.train, len(state.history) + 1, progress)
+        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, splits)
         if training.rates is not None:
             validation = line.metrics.get("validation/loss")
             training.rates.after_epoch(
@@ -174,13 +173,12 @@ def _is_over(training: Training, state: RunState) -> bool:
     return state.done >= training.task.epochs
 
 
-def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
-    """Return the outcomes of a phase's end and how far the methods' parameters moved; a non-finite loss is a
-    divergence.
+def _of_phase(training: Training, splits: Splits, part: Part) -> tuple[dict[str, float], Divergence | None]:
+    """Return the outcomes at a phase's end, and the divergence if a loss among them is not finite.
 
     Outcomes are named <phase>/<evaluation>/<metric>.
     """
-    wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
+    wanted = splits.only([evaluation for evaluation in splits.evaluations if evaluation.when == "phase"])
     outcomes = measure(training, wanted, "phase")
     distances = moved(training.accelerator.unwrap_model(training.model), training.starts)
     # the result judges those of the last phase together with all others
@@ -208,10 +206,10 @@ def _keep(order: Order, training: Training, state: RunState) -> RunState:
 
 
 def _progress(
-    part: Part, training: Training, held: Held, state: RunState, tell: Tell
+    part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> Callable[[int, float, float], None]:
     task = training.task
-    per_epoch = epoch_steps(task, size(held.train), training.lengths, training.seed)
+    per_epoch = epoch_steps(task, size(splits.train), training.lengths, training.seed)
     total = task.steps or per_epoch * task.epochs
     before, start = training.step - training.first_step, time.perf_counter()
     name = task.metric_name if has_mean_metric(task) else ""

@@ -31,8 +31,7 @@ class Order:
         self.count, self._digest = 0, hashlib.blake2b(digest_size=12)
 
     def add(self, batch: Any) -> str | None:
-        """Add a batch; return the digest if the count is a power of two, so that a run that stops early shows its order
-        too.
+        """Add a batch; return the digest if the count is a power of two, so that short runs can be compared.
 
         Raises:
             TypeError: if a batch holds no tensor, number or text.

@@ -108,8 +108,7 @@ EXAMPLES = 512
 
 @torch.no_grad()
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Return heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and
-    "worst".
+    """Return heads/<statistic>/… of the trained model: for "layer 3 head 2", "layer 3", "mean" and "worst".
 
     `matrix_norm` has one outcome per matrix of the model, by its name. Depths count from 0, as in the health records; a
     layer is named by its path if several share a depth. Only the first 512 examples are read.
@@ -200,8 +199,7 @@ STEPS = 1000
 
 
 def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Return rates/<statistic>/rate, the slope of ln(mean over heads) per 1,000 steps, and rates/<statistic>/fit, its
-    R².
+    """Return rates/<statistic>/rate, the slope of ln(mean over heads) per 1,000 steps, and …/fit, its R².
 
     Readings whose mean is not above 0 have no logarithm and are left out; a statistic with fewer than three others has
     no outcome.

@@ -113,8 +113,7 @@ class ScriptOrder(Order):
     tries: bool = False
 
     def kept(self) -> int:
-        """Return the number of lines that the run's processes recorded: a stopped job that adds none makes no
-        progress."""
+        """Return the number of recorded lines: a stopped job that adds none makes no progress."""
         return sum(len(read_told(path)) for path in (self.folder / TOLD).glob("*.jsonl"))
 
     def attempts(self) -> list[Path]:

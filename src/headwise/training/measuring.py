@@ -72,8 +72,8 @@ class MemoryOfAStep:
             yield
         finally:
             torch._C._autograd._enable_record_function(True)
-            found = torch._C._autograd._disable_profiler()
-        self.peak = peak_of(found.experimental_event_tree())
+            profile = torch._C._autograd._disable_profiler()
+        self.peak = peak_of(profile.experimental_event_tree())
 
 
 def peak_of(roots: Any) -> int:

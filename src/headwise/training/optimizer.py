@@ -162,8 +162,7 @@ def share_at(recipe: Recipe, step: int, steps: int) -> float:
 
 
 class LearningRate:
-    """The learning rate of an optimizer, set before each step; `plateau` uses torch's scheduler on each epoch's
-    loss."""
+    """The learning rate of an optimizer, set before each step; `plateau` uses torch's own scheduler."""
 
     def __init__(self, recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
@@ -230,8 +229,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
-    """Return the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's
-    decays."""
+    """Return the groups "attention", "mlp", "other" and "undecayed" with the decays of the recipe."""
     separate = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
     try:
         return parameter_groups(

@@ -29,7 +29,7 @@ from headwise.training.heads import alert_outcomes, head_rates, read_heads, watc
 from headwise.training.job import Order, is_first_process
 from headwise.training.maps import read_maps
 from headwise.training.measuring import counter, now
-from headwise.training.splits import Held
+from headwise.training.splits import Splits
 from headwise.training.task_code import summarized
 from headwise.training.train import Epoch, Training
 
@@ -84,8 +84,7 @@ def inference_seconds(training: Training, evaluation: Evaluation, examples: Exam
 
 
 def seconds_per_step(history: list[EpochLine]) -> float | None:
-    """Return the median over epochs of the time of a step without readings and measurements, or None if no time is
-    known."""
+    """Return the median time of a step over epochs, without readings and measurements; None if unknown."""
     bare = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history
@@ -99,13 +98,13 @@ def seconds_per_step(history: list[EpochLine]) -> float | None:
 RHYTHMS = ("end", "phase", "epoch")
 
 
-def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, held: Held) -> EpochLine:
+def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, splits: Splits) -> EpochLine:
     """Return one epoch as a line of the metric stream, with the evaluations made after every epoch."""
     metrics: dict[str, float | None] = {"train/loss": epoch.loss}
     if epoch.metric is not None:
         metrics[f"train/{training.task.metric_name}"] = epoch.metric
     if epoch.divergence is None:
-        metrics |= measure(training, held, "epoch")
+        metrics |= measure(training, splits, "epoch")
     return EpochLine(
         epoch=number,
         phase=phase,
@@ -118,13 +117,13 @@ def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, he
     )
 
 
-def measure(training: Training, held: Held, least: str) -> dict[str, float]:
+def measure(training: Training, splits: Splits, least: str) -> dict[str, float]:
     """Return the outcomes <evaluation>/<metric> of the evaluations made at least as often as `least`."""
     outcomes: dict[str, float] = {}
-    for evaluation in held.evaluations:
+    for evaluation in splits.evaluations:
         if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
             continue
-        examples = held.examples(evaluation)
+        examples = splits.examples(evaluation)
         if examples is not None:
             values = evaluate(training, evaluation, examples)
             outcomes |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
@@ -136,7 +135,7 @@ def describe_result(
     training: Training,
     history: list[EpochLine],
     divergence: Divergence | None,
-    held: Held,
+    splits: Splits,
     outcomes: dict[str, float],
 ) -> RunResult:
     """Return the result of a finished run; a non-finite loss at the end is a divergence at the last step.
@@ -146,8 +145,8 @@ def describe_result(
     """
     metrics: dict[str, float | None] = {}
     if divergence is None:
-        measured = _at_the_end(training, history, held)
-        divergence = judge(training, held, measured)
+        measured = _at_the_end(training, history, splits)
+        divergence = judge(training, splits, measured)
         if divergence is None:
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
@@ -159,7 +158,7 @@ def describe_result(
         if divergence is None:
             metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
         metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
-    metrics |= _costs(order, training, history, held, finished=divergence is None)
+    metrics |= _costs(order, training, history, splits, finished=divergence is None)
     return RunResult(
         format=2,
         status="finished" if divergence is None else "diverged",
@@ -180,16 +179,16 @@ def describe_result(
     )
 
 
-def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dict[str, float]:
+def _at_the_end(training: Training, history: list[EpochLine], splits: Splits) -> dict[str, float]:
     """Return the outcomes of all evaluations; held-out results of the last epoch are reused."""
     last = history[-1].metrics
     known = {
         name: value
         for name, value in last.items()
-        if value is not None and any(_belongs(name, e) for e in held.evaluations if e.when == "epoch")
+        if value is not None and any(_belongs(name, e) for e in splits.evaluations if e.when == "epoch")
     }
-    missing = [e for e in held.evaluations if not any(_belongs(name, e) for name in known)]
-    return known | measure(training, held.only(missing), "end")
+    missing = [e for e in splits.evaluations if not any(_belongs(name, e) for name in known)]
+    return known | measure(training, splits.only(missing), "end")
 
 
 def _belongs(name: str, evaluation: Evaluation) -> bool:
@@ -197,17 +196,16 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
     return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
 
 
-def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
-    """Return a divergence if the loss of an evaluation is not finite; raise StudyError for another non-finite
-    metric."""
-    for evaluation in held.evaluations:
+def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Divergence | None:
+    """Return a divergence if an evaluation's loss is not finite; raise StudyError for another such metric."""
+    for evaluation in splits.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
         }
         if not math.isfinite(metrics.get("loss", 0.0)):
             why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
             return Divergence(step=training.step, why="not finite", detail=why)
-    for evaluation in held.evaluations:
+    for evaluation in splits.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
         }
@@ -235,7 +233,7 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
 
 
 def _costs(
-    order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
+    order: Order, training: Training, history: list[EpochLine], splits: Splits, *, finished: bool
 ) -> dict[str, float | None]:
     """Return the costs of the run; they are measured last, so that they cannot change any other figure."""
     if training.watch is not None:
@@ -250,7 +248,7 @@ def _costs(
     }
     heads: dict[str, float] = {}
     if finished and order.configuration.purpose == "final":
-        deciding, judged = held.judged()
+        deciding, judged = splits.judged()
         if training.task.head_statistics:
             heads = read_heads(training, deciding, judged)
         if training.task.shows_maps:
@@ -258,5 +256,5 @@ def _costs(
             if is_first_process():
                 write_json(order.folder / MAPS, maps.model_dump(mode="json"))
         costs["inference_seconds_per_example"] = inference_seconds(training, deciding, judged)
-        costs["flops_per_step"] = flops_per_step(training, held.train)
+        costs["flops_per_step"] = flops_per_step(training, splits.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

@@ -100,8 +100,8 @@ def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
         )
     if not name or name.partition("/")[0] in OF_THE_CORE:
         raise StudyError(
-            f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the "
-            "core's own. Choose another name."
+            f"{owner} names an evaluation {name!r}; a name must not be empty or begin with "
+            f"{', '.join(OF_THE_CORE)}, which are headwise's own outcomes. Choose another name."
         )
 
 

@@ -21,7 +21,7 @@ from headwise.training.measuring import now
 from headwise.training.optimizer import build_optimizer
 from headwise.training.phases import Part, check_carried, check_learned, part_of, shapes_of, start_shapes
 from headwise.training.preflight import FIRST, check_first_batch, devices_of, evaluations_of
-from headwise.training.splits import Held, training_examples
+from headwise.training.splits import Splits, training_examples
 from headwise.training.task_code import build_model, summarized
 from headwise.training.train import bare_step
 
@@ -62,8 +62,7 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
 
 
 def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *, trains: bool) -> dict[str, Any]:
-    """Fit an arm's methods onto a fresh model of one phase, and train it for two batches if `trains`; return its
-    costs."""
+    """Fit an arm onto a fresh model of one phase, train it for two batches if `trains`, and return its costs."""
     task = part.task
     arm = read_arm(configuration.arm, task)
     train, _ = training_examples(task, configuration, part.phase.data)
@@ -121,7 +120,7 @@ def passed(order: Order) -> None:
     _passed.add(_key(order))
 
 
-def rehearse(part: Part, model: nn.Module, held: Held) -> dict[str, float]:
+def rehearse(part: Part, model: nn.Module, splits: Splits) -> dict[str, float]:
     """Make the evaluations of a phase on a few examples with the plain model; return the outcomes by name.
 
     Raises StudyError naming the evaluation if a split, batch, count or finish fails.
@@ -131,8 +130,8 @@ def rehearse(part: Part, model: nn.Module, held: Held) -> dict[str, float]:
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices_of(model)):
-            for evaluation in made_in(part, held.evaluations):
-                values = _few(part.task, evaluation, model, held)
+            for evaluation in made_in(part, splits.evaluations):
+                values = _few(part.task, evaluation, model, splits)
                 outcomes |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
     finally:
         model.train(was_training)
@@ -192,16 +191,16 @@ def _try_phase(
     check_learned(phase, model)
     check_first_batch(task, model, train, last=part.following is None)
     few, held_out = (_first(task, examples, device) for examples in (train, validation))
-    held = Held(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
-    return model, rehearse(part, model, held)
+    splits = Splits(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
+    return model, rehearse(part, model, splits)
 
 
-def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> dict[str, float]:
-    examples = held.few(evaluation, FIRST)
+def _few(task: Task, evaluation: Evaluation, model: nn.Module, splits: Splits) -> dict[str, float]:
+    examples = splits.few(evaluation, FIRST)
     if examples is None:
         return {}
     # check the lengths of all examples: any may be too long
-    lengths_of(task, held.ahead(evaluation))
+    lengths_of(task, splits.ahead(evaluation))
     with explained(task, evaluation, examples):
         sums = count_batch(task, evaluation, model, examples)
     try:

@@ -72,8 +72,7 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
 
 
 def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
-    """Start a script and end it after its second step; return its fitted layers, steps, parameters and seconds per
-    step.
+    """Start a script, end it after its second step, and return layers, steps, parameters and step seconds.
 
     Figures that the script did not record are None.
 
@@ -397,8 +396,7 @@ def failure(code: int | None, folder: Path) -> StudyError:
 
 
 def raised_in(lines: list[str]) -> tuple[str, str]:
-    """Return the line and the traceback of the exception that ended a script; of several processes, the first that
-    failed."""
+    """Return the line and traceback of the exception that ended a script, of the first process that failed."""
     exceptions: list[tuple[str, str]] = []
     begin: int | None = None
     # each process of torch's launcher prints its rank first

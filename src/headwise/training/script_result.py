@@ -30,8 +30,7 @@ class Telling:
         self.last = self.starts[-1] if self.starts else []
 
     def logs(self) -> list[dict[str, Any]]:
-        """Return the points in the order of their steps; those of a resumed start replace earlier ones from its first
-        step on."""
+        """Return the points by step; those of a resumed start replace earlier ones from its first step on."""
         points: list[dict[str, Any]] = []
         for lines in self.starts:
             logged = [line for line in lines if line["told"] == "log"]
@@ -62,9 +61,9 @@ class Telling:
                 digests |= {f"data/{line['count']}": line["digest"] for line in lines if line["told"] == "saw"}
         return digests
 
-    def first(self, what: str) -> dict[str, Any] | None:
+    def first(self, kind: str) -> dict[str, Any] | None:
         """Return the first record of a kind in any start, or None."""
-        return next((line for lines in self.starts for line in lines if line["told"] == what), None)
+        return next((line for lines in self.starts for line in lines if line["told"] == kind), None)
 
 
 class Judge:
@@ -146,7 +145,7 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
         if seen & names:
             raise StudyError(
                 f"it recorded {'/'.join(min(seen & names))} twice. Call run.record() once, when the "
-                "training has ended, and in one process: the first, which RANK=0 names."
+                "training has ended, and only in the process with RANK=0."
             )
         seen |= names
     outcomes = {f"{split}/{name}": value for split, figures in records.items() for name, value in figures.items()}
@@ -169,12 +168,12 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
     return outcomes
 
 
-def told_nothing(order: ScriptOrder, told: Telling) -> StudyError:
+def told_nothing(order: ScriptOrder, telling: Telling) -> StudyError:
     """Return the error of a script that ended normally and recorded nothing."""
     name = order.primary.rpartition("/")[2]
-    if told.first("begin") is None:
+    if telling.first("begin") is None:
         return StudyError(
-            f"it ended and told nothing: it never called headwise.run(), or was started without {VARIABLE} in its "
+            f"it ended and recorded nothing: it never called headwise.run(), or was started without {VARIABLE} in its "
             f"environment, as in a container. Call run = headwise.run(), and run.record({name}=...) at the end."
         )
     return StudyError(f"it ended without an outcome. Call run.record({name}=...) when the training has ended.")

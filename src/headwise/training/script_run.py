@@ -108,8 +108,7 @@ class Run:
         self._told.tell("takes", steps=steps)
 
     def saw(self, batch: Any) -> None:
-        """Record a training batch (tensors, numbers and texts, in tuples and dicts): the order of batches shows that
-        arms are paired.
+        """Record a training batch (tensors, numbers and texts, in tuples and dicts), to show that arms are paired.
 
         Of a large tensor, 16,384 evenly spaced numbers are read.
         """

@@ -85,7 +85,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class Held:
+class Splits:
     """The training and validation examples of a phase, and the other splits on demand."""
 
     task: Task
@@ -107,8 +107,7 @@ class Held:
         return self._other(evaluation.split) if self.final else None
 
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
-        """Return the first examples of an evaluation on the device; the others stay off the device until they are
-        needed."""
+        """Return the first examples of an evaluation on the device, without moving the others."""
         examples = self.ahead(evaluation)
         return None if examples is None else move(first_batch(self.task, examples, count), self.device)
 
@@ -130,7 +129,7 @@ class Held:
         examples = self.examples(deciding)
         return (Evaluation("train"), self.train) if examples is None else (deciding, examples)
 
-    def only(self, evaluations: list[Evaluation]) -> Held:
+    def only(self, evaluations: list[Evaluation]) -> Splits:
         """Return the same splits with only these evaluations."""
         return replace(self, evaluations=evaluations)
 

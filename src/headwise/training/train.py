@@ -1,5 +1,4 @@
-"""The training loop: the data set is in memory, batches are taken by index, and a step costs no more than in a bare
-loop."""
+"""The training loop: data in memory, batches by index, and no more work per step than in a bare loop."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class Training:
     starts: dict[str, Tensor] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     # time of the last progress report, in seconds of the performance counter
-    told: float = 0.0
+    reported: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
         for slot, number in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
             # assigning a Python number would copy it to the device and wait for it
             slot.copy_(number) if isinstance(number, Tensor) else slot.fill_(number)
-        if (now := time.perf_counter()) - training.told > 0.5:
-            training.told = now
+        if (now := time.perf_counter()) - training.reported > 0.5:
+            training.reported = now
             tell(done, *measured[:2, done - 1].tolist())
             # several processes must stop at the same step, the epoch's end
             if world == 1 and _diverged(training, copy.copy(training.smoothed), measured[0, :done]):
@@ -197,8 +196,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
 
 
 def _shares(training: Training, group: tuple[Tensor, ...], batches: list[Batch]) -> tuple[list[Any], Tensor | float]:
-    """Return each batch's share of the step's mean loss (None: the whole), and the step's weight in the epoch's
-    means."""
+    """Return each batch's share of the step's mean loss (None: the whole), and the step's weight in the epoch."""
     task, world = training.task, training.accelerator.num_processes
     rank = training.accelerator.process_index
     if type(task).weight is Task.weight:
