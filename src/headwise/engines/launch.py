@@ -79,7 +79,7 @@ def _watch(started: list[BaseProcess]) -> int:
 
 
 def _failure(process: BaseProcess, others: list[BaseProcess]) -> int:
-    """Give the other processes a moment to report, then report a process that was killed; return the exit code."""
+    """Wait a moment for the other processes to report, then report one that was killed; return the exit code."""
     assert process.exitcode is not None
     wait_until = time.monotonic() + PATIENCE
     for other in others:

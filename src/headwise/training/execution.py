@@ -151,10 +151,8 @@ def _train(
         epoch = train_epoch(training, splits.train, len(state.history) + 1, progress)
         line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, splits)
         if training.rates is not None:
-            validation = line.metrics.get("validation/loss")
-            training.rates.after_epoch(
-                training.step - training.first_step, epoch.loss if validation is None else validation
-            )
+            loss = line.metrics.get("validation/loss")
+            training.rates.after_epoch(training.step - training.first_step, epoch.loss if loss is None else loss)
         state = state.after(line, training)
         if is_first_process():
             append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))

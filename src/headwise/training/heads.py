@@ -110,8 +110,9 @@ EXAMPLES = 512
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
     """Return heads/<statistic>/… of the trained model: for "layer 3 head 2", "layer 3", "mean" and "worst".
 
-    `matrix_norm` has one outcome per matrix of the model, by its name. Depths count from 0, as in the health records; a
-    layer is named by its path if several share a depth. Only the first 512 examples are read.
+    A layer's figure is the mean over its heads; `matrix_norm` has one outcome per matrix of the model, by its name.
+    Depths count from 0, as in the health records; a layer is named by its path if several share a depth. Only the first
+    512 examples are read.
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)

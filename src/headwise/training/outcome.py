@@ -197,7 +197,7 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
 
 
 def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Divergence | None:
-    """Return a divergence if an evaluation's loss is not finite; raise StudyError for another such metric."""
+    """Return a divergence if an evaluation's loss is not finite; raise StudyError for other non-finite metrics."""
     for evaluation in splits.evaluations:
         metrics = {
             name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name

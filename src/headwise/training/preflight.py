@@ -110,11 +110,7 @@ def _check_metrics(task: Task) -> None:
     owner = type(task).__name__
     # the class may hold anything
     metrics: Any = task.metrics
-    wrong = (
-        [entry for entry in metrics if not isinstance(entry, Metric)]
-        if isinstance(metrics, (tuple, list))
-        else [metrics]
-    )
+    wrong = [m for m in metrics if not isinstance(m, Metric)] if isinstance(metrics, (tuple, list)) else [metrics]
     if wrong:
         raise StudyError(
             f"{owner}.metrics holds {wrong[0]!r}; give a tuple of headwise.study.Metric, such as (Metric('bleu'),)."

@@ -84,31 +84,31 @@ def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
     write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
     code, _ = _run(order, attempt, tell)
-    records = Telling(order.folder)
+    telling = Telling(order.folder)
     if code is not None and code != 0:
         raise failure(code, order.folder)
-    fitted = records.first("regularized")
+    fitted = telling.first("regularized")
     if order.configuration.methods and fitted is None:
         raise StudyError(
             f"{order.configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
         )
-    if code == 0 and not records.records():
-        error = told_nothing(order, records)
+    if code == 0 and not telling.records():
+        error = told_nothing(order, telling)
         error.printed = last_lines(order.folder)
         raise error
     shutil.rmtree(order.folder / OWN, ignore_errors=True)
     fitted = fitted or {}
     return {
         "layers": fitted.get("layers", []),
-        "steps": fitted.get("steps") or (records.first("takes") or {}).get("steps"),
-        "parameters": (records.first("weights") or {}).get("parameters"),
-        "seconds": _step_seconds(records),
+        "steps": fitted.get("steps") or (telling.first("takes") or {}).get("steps"),
+        "parameters": (telling.first("weights") or {}).get("parameters"),
+        "seconds": _step_seconds(telling),
     }
 
 
-def _step_seconds(records: Telling) -> float | None:
+def _step_seconds(telling: Telling) -> float | None:
     """Return the seconds per step between the last two logged points, else between the last two optimizer steps."""
-    for points in (records.logs(), [line for line in records.last if line["told"] == "step"]):
+    for points in (telling.logs(), [line for line in telling.last if line["told"] == "step"]):
         if len(points) > 1 and points[-1]["step"] > points[-2]["step"]:
             return float(points[-1]["at"] - points[-2]["at"]) / float(points[-1]["step"] - points[-2]["step"])
     return None

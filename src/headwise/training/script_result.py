@@ -91,20 +91,20 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
         StudyError: if the script recorded nothing, not the requested outcomes, an outcome twice, or never fitted the
             arm's methods.
     """
-    records = Telling(order.folder)
-    logs = records.logs()
+    telling = Telling(order.folder)
+    logs = telling.logs()
     epochs = curve(logs if divergence is None else [line for line in logs if line["step"] <= divergence.step])
     restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in epochs])
     metrics: dict[str, float | None] = {}
     if divergence is None:
-        metrics |= _outcomes(order, records)
+        metrics |= _outcomes(order, telling)
     metrics.setdefault(order.primary, None)
     if order.watch:
         # imports torch, which a script that is not watched need not have
         from headwise.training.heads import alert_outcomes
 
         metrics |= alert_outcomes(order.folder / HEALTH, divergence)
-    metrics |= _costs(records, logs)
+    metrics |= _costs(telling, logs)
     return RunResult(
         format=2,
         status="finished" if divergence is None else "diverged",
@@ -118,7 +118,7 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
         phases=["train"] if epochs else [],
         cost_is_indicative=not order.alone,
         watched=order.watch,
-        evidence=records.evidence(),
+        evidence=telling.evidence(),
         config=order.configuration.model_dump(mode="json"),
         commit=order.environment.get("commit"),
         versions=order.environment.get("versions"),

@@ -99,12 +99,8 @@ class RunState(Record):
 
 def load_state(folder: Path, run: str, note: Callable[[str], None]) -> tuple[RunState, dict[str, Tensor] | None]:
     """Return the state and tensors of the newest complete checkpoint of a run, or a fresh state and None."""
-    checkpoint = load_checkpoint(folder, note, run)
-    return (
-        (RunState(run=run), None)
-        if checkpoint is None
-        else (RunState.model_validate(checkpoint.state), checkpoint.tensors)
-    )
+    saved = load_checkpoint(folder, note, run)
+    return (RunState(run=run), None) if saved is None else (RunState.model_validate(saved.state), saved.tensors)
 
 
 def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
