@@ -177,7 +177,7 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
             if figure.per != "layer":
                 outcomes |= {f"heads/{name}/{place}": value for place, value in values.items()}
         outcomes[f"heads/{name}/mean"] = statistics.fmean(all_values)
-        worse = _worse(name)
+        worse = (STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]).worse
         if worse is not None:
             outcomes[f"heads/{name}/worst"] = (max if worse == "high" else min)(all_values)
     return outcomes
@@ -188,11 +188,6 @@ def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
     outcomes = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
     totals = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
     return outcomes | {f"heads/{MATRIX_NORM}/{name}": value for name, value in totals.items()}
-
-
-def _worse(name: str) -> str | None:
-    kind = STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]
-    return kind.worse
 
 
 # rates are in e-folds per this many steps

@@ -198,18 +198,17 @@ def _belongs(name: str, evaluation: Evaluation) -> bool:
 
 def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Divergence | None:
     """Return a divergence if an evaluation's loss is not finite; raise StudyError for other non-finite metrics."""
-    for evaluation in splits.evaluations:
-        metrics = {
-            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
-        }
+    by_evaluation: dict[str, dict[str, float]] = {evaluation.name: {} for evaluation in splits.evaluations}
+    for name, value in measured.items():
+        evaluation, _, metric = name.rpartition("/")
+        if evaluation in by_evaluation:
+            by_evaluation[evaluation][metric] = value
+    for evaluation, metrics in by_evaluation.items():
         if not math.isfinite(metrics.get("loss", 0.0)):
-            why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
-            return Divergence(step=training.step, why="not finite", detail=why)
-    for evaluation in splits.evaluations:
-        metrics = {
-            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
-        }
-        refuse_nan(training.task, evaluation.name, metrics)
+            detail = f"the loss of the evaluation {evaluation!r} was {metrics['loss']}"
+            return Divergence(step=training.step, why="not finite", detail=detail)
+    for evaluation, metrics in by_evaluation.items():
+        refuse_nan(training.task, evaluation, metrics)
     return None
 
 
