@@ -35,10 +35,10 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     epochs: int = Field(10, ge=1, description="passes over the training examples")
-    steps: int | None = Field(None, ge=1, description="optimizer steps; given, they decide instead of epochs")
+    steps: int | None = Field(None, ge=1, description="optimizer steps; if set, they replace epochs")
     batch_size: int = Field(256, ge=1, description="examples of one batch")
     tokens_per_batch: int | None = Field(
-        None, ge=1, description="most tokens of one batch, padding counted; given, it decides instead of batch_size"
+        None, ge=1, description="most tokens of one batch, padding included; if set, it replaces batch_size"
     )
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
     optimizer: OptimizerName = "adamw"

@@ -57,17 +57,15 @@ class Task(Recipe, Subject, ABC):
     )
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
     watch_every: int | None = Field(
-        None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
+        None, ge=2, description="steps between readings of a watched run; None: about 50 readings a run"
     )
     watch_statistics: tuple[str, ...] = Field(
         (),
-        description="all that a watched run reads, each an outcome too; none: every statistic of heads, and no outcome",
+        description="statistics that a watched run reads and records as outcomes; none: all of heads, no outcomes",
     )
-    watch_examples: int = Field(
-        256, ge=1, description="training examples that the sharpness of a watched run is read of"
-    )
+    watch_examples: int = Field(256, ge=1, description="training examples on which a watched run reads the sharpness")
     head_rates: tuple[str, ...] = Field(
-        (), description="statistics of a watched run to which an exponential in the steps is fitted"
+        (), description="statistics of a watched run whose exponential growth rate is fitted"
     )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
