@@ -60,9 +60,12 @@ def panels(rows: list[dict[str, Any]], baseline: str, title: str) -> Any:
         if row["arm"] in (arm, baseline)
     ]
     base = alt.Chart().encode(
-        x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(grid=False, tickCount=5)),
+        x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(grid=False, tickCount=5, tickMinStep=1)),
         color=alt.Color(
-            "role:N", title=None, scale=alt.Scale(domain=["baseline", "arm"], range=["var(--grey)", "var(--blue)"])
+            "role:N",
+            title=None,
+            scale=alt.Scale(domain=["baseline", "arm"], range=["var(--grey)", "var(--blue)"]),
+            legend=alt.Legend(symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2),
         ),
         detail="split:N",
     )
