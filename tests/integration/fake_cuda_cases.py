@@ -289,7 +289,7 @@ def epoch_waits(steps: int, every: int | None = None) -> list[str]:
         examples = tuple(part.to("cuda") for part in task.data("train"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         # progress is told by the clock: never here
-        phase = Phase(task, model, optimizer, accelerator, 0, handle, watch, told=float("inf"))
+        phase = Phase(task, model, optimizer, accelerator, 0, handle, watch, reported=float("inf"))
         cuda.forget()
         train_epoch(phase, examples, 1, lambda *_: None)
     return cuda.forget()
