@@ -115,18 +115,16 @@ def page(league: League) -> str:
     parts = ["# Which method?", _lead(league)]
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
-        parts.append(
-            f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}. What stands "
-            "here is of the others alone."
-        )
+        parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
     parts += [
+        "## By what goes wrong",
+        _by_symptom(league),
+        "## All entries in all worlds",
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
         "▲ better, ▼ worse, = no effect within the world's margin, · not shown, – refused by the world's model, × "
         "failed; colour: the gain in standard deviations of the plain model between seeds. Entries that miss a world "
         "come last. How it is measured: [the league](league.md); every figure: "
         "[league.csv](league/league.csv), [runs.csv](league/runs.csv), [trials.csv](league/trials.csv).",
-        "## By what goes wrong",
-        _by_symptom(league),
         *[part for world in done for part in _world(league, world)],
         "## Over all worlds",
         *_aggregate(league),
@@ -147,9 +145,12 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        f"{len(entries)} entries, methods and controls, each searched alike: {trials:,} trials on validation data and "
-        f"{runs:,} final runs on test data. Each line below names its interval, its cost and the worlds that "
-        "contradict it."
+        "Look up what goes wrong in your training; the first table says what helped most against it. It comes from small "
+        "models, each of which fails in one way: the *worlds*. "
+        f"In each, {len(entries)} entries (methods, and controls such as dropout and weight decay) were tuned with the "
+        f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
+        "stands with its interval, the time of a step, and the worlds in which the same entry did worse than the plain "
+        "model."
     )
 
 

@@ -79,7 +79,10 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
     words = ["headwise", "audit", str(checkpoint)]
     for name, value in (("--text", text), ("--images", images), ("--out", out)):
         words += [name, str(value)] if value is not None else []
-    with bars.Progress(*columns, console=load("rich.console", "study").Console(file=sys.stderr), transient=True) as bar:
+    console_of_bars = load("rich.console", "study").Console(file=sys.stderr)
+    # a notebook asks for colours without being a terminal: a bar would stand there once for each of its states
+    quiet = not sys.stderr.isatty()
+    with bars.Progress(*columns, console=console_of_bars, transient=True, disable=quiet) as bar:
         task = bar.add_task("layers", total=None)
         found = audit(
             checkpoint,

@@ -164,7 +164,7 @@ def _made(audit: AuditResult) -> list[tuple[str, str]]:
     return [*facts, ("versions", json.dumps(audit.versions)), ("hardware", json.dumps(audit.hardware))]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Audit(AuditResult):
     """The health of a checkpoint's heads, which can be written as a report."""
 

@@ -133,6 +133,11 @@ class AuditResult:
     hardware: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        heads = {(record["site"], record["head"]) for record in self.records if record["head"] is not None}
+        found = f"{len(self.layers)} layers, {len(heads)} heads, {len(self.alerts)} alerts"
+        return f"<{type(self).__name__} of {self.checkpoint}: {found}; write('audit.html') makes the page>"
+
     def worst(self, most: int = 5) -> list[WorstHead]:
         """Return the worst heads first: site, depth, head, score and the reasons in words."""
         return worst_heads(self.records, self.alerts, most)
