@@ -145,8 +145,8 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        "Look up what goes wrong in your training; the first table says what helped most against it. It comes from small "
-        "models, each of which fails in one way: the *worlds*. "
+        "Look up what goes wrong in your training; the first table says what helped most against it. It comes from "
+        "small models, each of which fails in one way: the *worlds*. "
         f"In each, {len(entries)} entries (methods, and controls such as dropout and weight decay) were tuned with the "
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
         "stands with its interval, the time of a step, and the worlds in which the same entry did worse than the plain "

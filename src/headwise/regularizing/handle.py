@@ -212,7 +212,10 @@ class Regularized:
 
     def _alive(self) -> None:
         if self.removed:
-            raise RuntimeError("this model is no longer regularized: remove() or fold() was called before")
+            raise RuntimeError(
+                "this model is no longer regularized: remove() or fold() was called before, and it is plain again. "
+                "Save it as any other model, or call headwise.regularize(model, ...) anew"
+            )
 
     def _device(self) -> torch.device:
         first = next(self.model.parameters(), None)
