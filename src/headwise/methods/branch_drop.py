@@ -13,7 +13,7 @@ class BranchDrop(Method):
 
     Huang et al. 2016, arXiv 1603.09382 (stochastic depth), on the attention branch alone.
 
-    Drawn per sample while training, where the branch enters the residual. A control: it drops more than any head.
+    Drawn per sample while training, where the branch enters the residual. A control, as it drops all heads at once.
     """
 
     p: float = 0.1

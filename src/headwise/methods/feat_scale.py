@@ -17,11 +17,11 @@ class FeatScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output
-    projection and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and
-    evaluation. Hosts that drop there by a function call, behind which nothing can stand, are refused unless that
-    dropout is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
-    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past
+    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)) where the branch enters the residual: after the output
+    projection and its dropout, before a LayerScale and stochastic depth, as in the authors' code, in training and
+    evaluation. Hosts that apply this dropout by a function call, after which no code can be inserted, are refused
+    unless it is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
+    authors' files adds it twice). The mean is over the tokens that a query may see: real ones under padding, the past
     under causality.
     """
 
