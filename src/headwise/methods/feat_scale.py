@@ -33,16 +33,13 @@ class FeatScale(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:
-            return (
-                "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention "
-                "tells"
-            )
+            return "its mean over tokens would include the decoder's future ones, which a cross attention does not mask"
         if site.causal:
-            return "its mean over tokens needs all of them, and a causal layer generates with only the new one at hand"
+            return "its mean over tokens needs all of them, and a causal layer generates with only the new one present"
         if site.pooled:
             return "its mean over tokens needs queries and keys of the same tokens, and this layer pools one of them"
         if site.windowed:
-            return "its mean over tokens would be one over a window"
+            return "its mean over tokens would be that of a window"
         return None
 
     def build(self, site: Site, state: MethodState) -> None:
