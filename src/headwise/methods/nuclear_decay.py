@@ -49,7 +49,7 @@ def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
     # QR and SVD do not support half precision.
     with torch.autocast(a.device.type, enabled=False):
         u, v = singular_vectors(a, b)
-        # ⟨U·Vᵀ, Aᵀ·B⟩ equals the norm, and so does its gradient for constant U and V.
+        # ⟨U·Vᵀ, Aᵀ·B⟩ is the norm, and for constant U and V its gradient is the norm's subgradient.
         return ((a @ u) * (b @ v)).sum((-1, -2))
 
 
