@@ -64,15 +64,15 @@ class ContraNorm(Method):
                 f"{call.keys} keys; run it without a cache (use_cache=False) and without extra keys"
             )
         strength = call.value(self, "strength").to(y.dtype)
-        alike = self._alike(y, call)
-        moved = y + strength * (y - alike) if self.identity else y - strength * alike
+        mean = self._mean_of_similar(y, call)
+        moved = y + strength * (y - mean) if self.identity else y - strength * mean
         if not self.norm:
             return moved
         state = call.state(self)
         gain, shift = (state.tensor(name).to(y.dtype) for name in ("gain", "shift"))
         return F.layer_norm(moved, y.shape[-1:], gain, shift, EPS)
 
-    def _alike(self, y: Tensor, call: Call) -> Tensor:
+    def _mean_of_similar(self, y: Tensor, call: Call) -> Tensor:
         """Return the mean of the tokens weighted by similarity, (B, T, C); 0 for a token that may see none."""
         tokens = y.unsqueeze(1)
         unit = F.normalize(at_least_fp32(tokens), dim=-1).to(y.dtype)

@@ -13,7 +13,7 @@ from headwise.methods.layer_input import branch_channels
 
 
 class FeatScale(Method):
-    """Scales the mean over tokens and the rest of the branch's output apart, by learned factors per channel.
+    """Scales the mean over tokens and the rest of the branch's output separately, by learned factors per channel.
 
     Wang et al. 2022, arXiv 2203.05962.
 

@@ -113,8 +113,8 @@ class Mixed(nn.Module):
             by_row = factors[getattr(self, f"rows_{kind}")].unflatten(0, (off.shape[0], -1))
             if not (by_row == by_row[:, :1]).all():
                 raise RuntimeError(
-                    "rows of one head cannot be scaled apart while heads are mixed: fold or remove InterleavedHeads "
-                    "first"
+                    "rows of one head cannot be scaled separately while heads are mixed: fold or remove "
+                    "InterleavedHeads first"
                 )
             by_head, eye = by_row[:, :1].to(off), torch.eye(off.shape[0], dtype=off.dtype, device=off.device)
             off.copy_(by_head * (eye + off) - eye)

@@ -132,23 +132,23 @@ def _product(site: Site, kind: str, own: Tensor, shared: Tensor, latent: bool) -
     return Product(kind, own, shared, pairs, normed=kind == "qk" and site.qk_norm, common=kind == "qk" and latent)
 
 
-def _notes(site: Site, found: Projections) -> list[str]:
+def _notes(site: Site, layer: Projections) -> list[str]:
     notes = []
     if site.rope:
         notes.append(ROTARY)
     if site.qk_norm:
         notes.append(NORMED)
-    if found.latent:
+    if layer.latent:
         notes.append(LATENT)
-    if found.context is not None:
+    if layer.context is not None:
         notes.append(JOINT)
     words = {"q": "queries", "k": "keys", "v": "values", "o": "the output"}
-    kinds = "".join(MAKES.get(block.kind, block.kind) for block in found.blocks if block.bias_module is not None)
+    kinds = "".join(MAKES.get(block.kind, block.kind) for block in layer.blocks if block.bias_module is not None)
     biased = [word for kind, word in words.items() if kind in kinds]
     if biased:
         notes.append(
             BIASED.format(" and ".join([", ".join(biased[:-1]), biased[-1]]) if len(biased) > 1 else biased[0])
         )
-    if found.q is not None and found.k is not None and found.q.heads != found.k.heads:
-        notes.append(GROUPED.format(found.q.heads, found.k.heads))
+    if layer.q is not None and layer.k is not None and layer.q.heads != layer.k.heads:
+        notes.append(GROUPED.format(layer.q.heads, layer.k.heads))
     return notes
