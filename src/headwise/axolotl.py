@@ -47,14 +47,14 @@ class HeadwiseSection(BaseModel):
     @field_validator("methods")
     @classmethod
     def check_methods(cls, value: str | None) -> str | None:
-        """Raise ValueError where a method or a setting is unknown."""
+        """Raise ValueError if a method or a setting is unknown."""
         if value is not None:
             parse(value)
         return value
 
     @model_validator(mode="after")
     def check_something(self) -> HeadwiseSection:
-        """Raise ValueError where nothing is asked for."""
+        """Raise ValueError if nothing is asked for."""
         if self.methods is None and self.watch is None:
             raise ValueError("give methods: 'DropHead(p=0.1)', watch: {every: 50}, or both")
         return self
@@ -93,7 +93,7 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         """Refuse a model that methods cannot reach, before the data are read; a reference model comes here too.
 
         Raises:
-            ValueError: where no attention layer can be reached, or adapters stand beside methods that learn.
+            ValueError: if no attention layer can be reached, or adapters stand beside methods that learn.
         """
         if not sites(model):
             raise ValueError(

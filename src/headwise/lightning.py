@@ -196,7 +196,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         """Take what an earlier training left; the model was regularized before.
 
         Raises:
-            ValueError: where it is that of another model or of other methods.
+            ValueError: if it is that of another model or of other methods.
         """
         self._steps = state_dict["steps"]
         if self.regularized is not None and state_dict["progress"] is not None:

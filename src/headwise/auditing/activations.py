@@ -29,7 +29,7 @@ def read_activations(
     A checkpoint is read once, so every figure is judged as it stands.
 
     Raises:
-        CheckpointError: where the model does not take the data.
+        CheckpointError: if the model does not take the data.
     """
     made = checkpoint.batches()
     batches = made.of(text, images)

@@ -52,8 +52,8 @@ def audit(
         command: kept in the result, to repeat it.
 
     Raises:
-        CheckpointError: where the checkpoint is corrupt, truncated, pickled or unknown, with the remedy.
-        ValueError: where the model has no attention layer that can be read.
+        CheckpointError: if the checkpoint is corrupt, truncated, pickled or unknown, with the remedy.
+        ValueError: if the model has no attention layer that can be read.
 
     Example:
         >>> import tempfile, headwise

@@ -41,7 +41,7 @@ class Batches:
         """Make the batches of a text file, a folder of images, or both: as one batch where a model takes them together.
 
         Raises:
-            CheckpointError: where the model takes none of the kind, or there is nothing to read.
+            CheckpointError: if the model takes none of the kind, or there is nothing to read.
         """
         texts = self.text(text) if text is not None else []
         pictures = self.images(images) if images is not None else []
@@ -53,7 +53,7 @@ class Batches:
         """Cut a text into at most 8 sequences of at most 256 tokens, all of one length.
 
         Raises:
-            CheckpointError: where the model takes no text or its folder has no tokenizer.
+            CheckpointError: if the model takes no text or its folder has no tokenizer.
         """
         part = self.config
         if getattr(part, "vocab_size", None) is None:
@@ -86,7 +86,7 @@ class Batches:
         """Load the first 16 images of a folder, resized and normalised as the model wants them.
 
         Raises:
-            CheckpointError: where the model takes no images or the folder has none.
+            CheckpointError: if the model takes no images or the folder has none.
         """
         wanted = self.image or self._image_settings()
         if not folder.is_dir():

@@ -71,7 +71,7 @@ def _numbers(tensor: Tensor, where: str) -> Tensor:
     """Return numbers that can be computed with; of 8 bits they only have the values.
 
     Raises:
-        CheckpointError: where they are integers, whose scale stands elsewhere.
+        CheckpointError: if they are integers, whose scale stands elsewhere.
     """
     if not tensor.is_floating_point():
         raise CheckpointError(

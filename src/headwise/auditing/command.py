@@ -66,7 +66,7 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
     """Audit a checkpoint, print what was found, and write the report where `out` says.
 
     Raises:
-        CheckpointError: where the checkpoint cannot be read, with the remedy.
+        CheckpointError: if the checkpoint cannot be read, with the remedy.
     """
     console = load("rich.console", "study").Console()
     bars = load("rich.progress", "study")

@@ -100,7 +100,7 @@ def config_of(folder: Path, settings: dict[str, Any]) -> Any:
     """Make the config of a folder from its settings; which attention computes is left to transformers itself.
 
     Raises:
-        CheckpointError: where the type is unknown, the weights are quantized or a setting is no such setting.
+        CheckpointError: if the type is unknown, the weights are quantized or a setting is no such setting.
     """
     transformers, file = load("transformers", "hf"), folder / "config.json"
     _check_type(file, settings)
@@ -119,7 +119,7 @@ def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Modu
     """Build the model of a config on no device.
 
     Raises:
-        CheckpointError: where no model can be built from it.
+        CheckpointError: if no model can be built from it.
     """
     transformers, file = load("transformers", "hf"), folder / "config.json"
     named = settings.get("architectures") or [None]

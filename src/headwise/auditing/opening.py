@@ -65,7 +65,7 @@ def timm_model(name: str, file: Path) -> BuiltModel:
     The model stands in memory whole, its file does not.
 
     Raises:
-        CheckpointError: where the name is unknown, the file is pickled or damaged, or they do not fit.
+        CheckpointError: if the name is unknown, the file is pickled or damaged, or they do not fit.
     """
     timm = load("timm", "timm")
     if file.suffix in PICKLED:
@@ -105,7 +105,7 @@ def factory_model(file: Path, name: str) -> BuiltModel:
     """Call `name` of a Python file of yours; it gives the model with its weights.
 
     Raises:
-        CheckpointError: where the file or the name is missing, or it gives no module.
+        CheckpointError: if the file or the name is missing, or it gives no module.
     """
     if not file.is_file():
         raise CheckpointError(f"there is no file {file}")
@@ -174,7 +174,7 @@ def snapshot_of(path: Path) -> Path:
     latest.
 
     Raises:
-        CheckpointError: where a cache holds no snapshot, or several and names none.
+        CheckpointError: if a cache holds no snapshot, or several and names none.
     """
     snapshots = path / "snapshots"
     if (path / "config.json").is_file() or not snapshots.is_dir():

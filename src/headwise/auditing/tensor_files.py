@@ -34,7 +34,7 @@ class TensorFiles:
         """Read tensors by name; nothing else of the files is loaded.
 
         Raises:
-            CheckpointError: where a name is missing or a file is damaged.
+            CheckpointError: if a name is missing or a file is damaged.
         """
         missing = [name for name in names if name not in self._files]
         if missing:
@@ -65,7 +65,7 @@ class TensorFiles:
         """Find the weights of a transformers folder: one file, or several behind an index.
 
         Raises:
-            CheckpointError: where there are none, they are pickled, or a shard is missing or damaged.
+            CheckpointError: if there are none, they are pickled, or a shard is missing or damaged.
         """
         index = folder / "model.safetensors.index.json"
         if (folder / "model.safetensors").is_file():

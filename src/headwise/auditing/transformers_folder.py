@@ -48,7 +48,7 @@ class Shallow:
         """Return the projections of a site, seen on the shallow model's layer of the same kind.
 
         Raises:
-            ProjectionError: where the layout cannot be seen there either, with the reason.
+            ProjectionError: if the layout cannot be seen there either, with the reason.
         """
         key = _key(site)
         if key in self._hidden:
@@ -137,7 +137,7 @@ class TransformersFolder:
         """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers.
 
         Raises:
-            CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is
+            CheckpointError: if the config claims other sizes than the tensors have, before a model of those sizes is
                 made.
         """
         self._check_sizes(site)
@@ -170,7 +170,7 @@ class TransformersFolder:
         """Load the model with transformers' own loader; safetensors only, no code of the folder.
 
         Raises:
-            CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
+            CheckpointError: if weights are missing, which the loader would draw at random, or do not fit.
         """
         if self._whole is None:
             # Of transformers; for torch's own modules there is no such loader.

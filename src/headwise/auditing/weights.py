@@ -51,7 +51,7 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
         progress: called with (layers done, layers).
 
     Raises:
-        ValueError: where the model has no attention layer that can be read.
+        ValueError: if the model has no attention layer that can be read.
     """
     found = hosts.find(checkpoint.model)
     if not found:

@@ -112,7 +112,7 @@ def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         state: the `state_dict()` of the compressed model, all of it.
 
     Raises:
-        ValueError: where the state dict is of no compressed model, or does not fit; the model is untouched then.
+        ValueError: if the state dict is of no compressed model, or does not fit; the model is untouched then.
 
     Example:
         >>> import torch, headwise

@@ -16,7 +16,7 @@ def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of a group by name, without importing what they name.
 
     Raises:
-        StudyError: where two installed packages give the same name.
+        StudyError: if two installed packages give the same name.
     """
     known: dict[str, metadata.EntryPoint] = {}
     for point in metadata.entry_points(group=group):

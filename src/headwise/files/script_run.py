@@ -52,7 +52,7 @@ class Told:
         """Record outcomes of a split, once.
 
         Raises:
-            ValueError: where there are none, a split is recorded twice, or a figure is no finite number.
+            ValueError: if there are none, a split is recorded twice, or a figure is no finite number.
         """
         if not figures:
             raise ValueError("run.record() was given nothing. Write run.record(accuracy=0.91).")
@@ -72,7 +72,7 @@ class Told:
         """Add a point to the curves; the loss may be no number, which is a divergence.
 
         Raises:
-            ValueError: where the step is no whole number, or a figure is of a kind that is none.
+            ValueError: if the step is no whole number, or a figure is of a kind that is none.
         """
         try:
             number = int(step)

@@ -50,7 +50,7 @@ def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -
     """Run the model on `example` and write what each site's call showed onto the sites.
 
     Raises:
-        ValueError: where the model does not run on the example.
+        ValueError: if the model does not run on the example.
     """
     standing = []
     with ExitStack() as stack:
@@ -203,8 +203,8 @@ def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bo
     """Return which sites `where` chooses, and the names it gives.
 
     Raises:
-        TypeError: where it is neither a function nor names.
-        ValueError: where no layer has such a name, with the nearest one.
+        TypeError: if it is neither a function nor names.
+        ValueError: if no layer has such a name, with the nearest one.
     """
     if where is None:
         return (lambda site: True), set()

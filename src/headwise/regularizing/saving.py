@@ -80,10 +80,10 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
     """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
 
     Raises:
-        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds
+        ValueError: if adapters, shards or quantized weights stand in the model, or the folder is a file or holds
             adapters.
         TypeError: for an option after which the folder could not be read.
-        ImportError: naming the extra, where safetensors is not installed.
+        ImportError: if safetensors is not installed; the message names the extra.
     """
     model, prefix = whole(handle.model)
     check_options(options)
@@ -108,7 +108,7 @@ def export(handle: Handle, folder: str | Path, example: Any = None, **options: A
     Raises:
         ValueError: naming what cannot be folded; where the model is none of transformers', or holds adapters, shards or
             quantized weights.
-        RuntimeError: where the outputs on `example` differ by more than 1e-5 of the largest.
+        RuntimeError: if the outputs on `example` differ by more than 1e-5 of the largest.
     """
     (model, _), methods = whole(handle.model), handle.methods
     check_options(options)
@@ -207,7 +207,7 @@ def whole(model: nn.Module) -> tuple[nn.Module, str]:
 
 
 def check_plain(model: nn.Module) -> None:
-    """Raise ValueError where the weights of a model are not all here as plain tensors."""
+    """Raise ValueError if the weights of a model are not all here as plain tensors."""
     for name, module in model.named_modules():
         if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError(
@@ -237,7 +237,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def check_adapters(place: str | Path, files: Iterable[str]) -> None:
-    """Raise ValueError where adapters lie that plain loaders would put onto the model."""
+    """Raise ValueError if adapters lie that plain loaders would put onto the model."""
     if ADAPTER in files:
         raise ValueError(
             f"{place} holds adapters of peft ({ADAPTER}), which from_pretrained would put onto this model: choose "
@@ -249,7 +249,7 @@ def made_folder(folder: str | Path) -> Path:
     """Return a folder, made where it is not there.
 
     Raises:
-        ValueError: where a file of that name stands there, or adapters lie in it.
+        ValueError: if a file of that name stands there, or adapters lie in it.
     """
     path = Path(folder)
     if path.is_file():
@@ -342,7 +342,7 @@ def compared(model: nn.Module, path: Path, example: Any) -> float:
     output.
 
     Raises:
-        RuntimeError: where it is above 1e-5, or above what the dtype can show.
+        RuntimeError: if it is above 1e-5, or above what the dtype can show.
     """
     again = loaded_again(model, path)
     with evaluating(model):
@@ -403,8 +403,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Return what a folder says of its methods.
 
     Raises:
-        FileNotFoundError: where the folder is none that a handle saved.
-        ValueError: where its file is damaged or of a newer version.
+        FileNotFoundError: if the folder is none that a handle saved.
+        ValueError: if its file is damaged or of a newer version.
     """
     path = folder / SETTINGS
     if not folder.is_dir():

@@ -35,9 +35,9 @@ class Strengths:
         """Choose new strengths for all fitted methods of that class, or for that one.
 
         Raises:
-            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
+            ValueError: if the method is not fitted, a field cannot change while training, or a value is out of
                 range.
-            TypeError: where a value is neither a number nor a schedule.
+            TypeError: if a value is neither a number nor a schedule.
         """
         hit = [m for m in methods if m is method or m == method or type(m) is method]
         if not hit:
@@ -98,7 +98,7 @@ class Strengths:
             self.chosen[methods[entry["method"]], entry["setting"]] = value
 
     def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state
+        """Raise ValueError if a state's methods are others, or a schedule is not one of headwise's, which no state
         carries."""
         for entry in state:
             place, name = entry["method"], entry["setting"]
@@ -151,7 +151,7 @@ def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods
 def check_progress(
     state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> None:
-    """Raise ValueError where a state is that of another model or of other methods."""
+    """Raise ValueError if a state is that of another model or of other methods."""
     if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
         raise ValueError(f"load_state() takes what state() gave (step, counters, strengths), got {reprlib.repr(state)}")
     own, other = {f.site.name for f in fitted}, set(state["counters"])

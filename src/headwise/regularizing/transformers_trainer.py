@@ -250,7 +250,7 @@ def callback(handle: Handle) -> Any:
     resumed or ends with the weights of its best checkpoint.
 
     Raises:
-        ImportError: naming the extra, where transformers is not installed.
+        ImportError: if transformers is not installed; the message names the extra.
     """
     try:
         from transformers import TrainerCallback

@@ -31,7 +31,7 @@ def penalize(handle: Regularized, trainer: Any) -> None:
     of the micro batches'.
 
     Raises:
-        ValueError: where methods would change what a trainer compares: samples and their probabilities (GRPO, RLOO),
+        ValueError: if methods would change what a trainer compares: samples and their probabilities (GRPO, RLOO),
             or, in the first step, a reference that runs through the same methods (DPO and KTO without a ref_model).
     """
     names = {cls.__name__ for cls in type(trainer).__mro__}

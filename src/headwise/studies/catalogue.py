@@ -32,7 +32,7 @@ def print_methods(name: str | None = None, purpose: str | None = None) -> None:
     """Print each method, those for a purpose, or all that is said of one.
 
     Raises:
-        StudyError: where there is no such method or purpose.
+        StudyError: if there is no such method or purpose.
     """
     known = catalogue()["methods"] | _of_packages()
     if name is not None:

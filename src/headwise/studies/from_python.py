@@ -88,7 +88,7 @@ class StudyResult:
         """Return one row an arm and outcome: mean, difference with its interval, p and verdict.
 
         Raises:
-            ImportError: where pandas is not installed.
+            ImportError: if pandas is not installed.
         """
         with needing("A table", "study"):
             import pandas

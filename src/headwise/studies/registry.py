@@ -52,7 +52,7 @@ def load_study(name: str) -> ModuleType | SimpleNamespace:
     """Import a study: what is returned holds `STUDY`, or `TITLE` and `run` for a study of findings.
 
     Raises:
-        StudyError: where there is no such study, or its package cannot be loaded.
+        StudyError: if there is no such study, or its package cannot be loaded.
     """
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name])

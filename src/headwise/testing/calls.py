@@ -219,7 +219,7 @@ def run(
 def assert_close(
     got: Tensor | None, wanted: Tensor | None, what: str, dtype: torch.dtype = torch.float32, worse: float = 1.0
 ) -> None:
-    """Raise AssertionError where two results differ by more than rounding, with the largest difference."""
+    """Raise AssertionError if two results differ by more than rounding, with the largest difference."""
     if got is None or wanted is None:
         if got is not wanted:
             raise AssertionError(f"{what}: only one of both has it")
@@ -237,7 +237,7 @@ def assert_close(
 
 
 def assert_same_run(got: Ran, wanted: Ran, dtype: torch.dtype = torch.float32, worse: float = 1.0) -> None:
-    """Raise AssertionError where output, penalty or a gradient of two runs differ by more than rounding."""
+    """Raise AssertionError if output, penalty or a gradient of two runs differ by more than rounding."""
     assert_close(got.out, wanted.out, "output", dtype, worse)
     assert_close(got.penalty, wanted.penalty, "penalty", dtype, worse)
     for name, grad in wanted.grads.items():

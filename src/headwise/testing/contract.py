@@ -77,8 +77,8 @@ def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool
     Raises:
         AssertionError: at the first check that fails, with its name, the kind of call or model, and the largest
             difference.
-        TypeError: where `cls` is no method class.
-        ValueError: where `skip` names no check, with the nearest name.
+        TypeError: if `cls` is no method class.
+        ValueError: if `skip` names no check, with the nearest name.
 
     Example:
         >>> import headwise

@@ -31,7 +31,7 @@ def run(host: Host, model: nn.Module, seed: int = 3) -> Tensor:
 
 
 def assert_same(got: Tensor, wanted: Tensor, what: str, *, bits: bool = False) -> None:
-    """Raise AssertionError where two outputs differ in a bit, or else by more than rounding, with the largest
+    """Raise AssertionError if two outputs differ in a bit, or else by more than rounding, with the largest
     difference."""
     got, wanted = got.detach(), wanted.detach()
     largest = float((got - wanted).abs().max())
