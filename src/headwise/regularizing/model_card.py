@@ -63,7 +63,8 @@ def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, 
 def _loading(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
     if not loads:
         return [
-            "This folder holds a stock model: the effect of the methods is in its weights, and it runs without headwise."
+            "This folder holds a stock model: its weights contain the effect of the methods, and it runs without "
+            "headwise."
         ]
     outside = beyond_weights(methods)
     name = model.__name__
