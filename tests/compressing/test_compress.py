@@ -202,7 +202,7 @@ def test_a_state_dict_that_does_not_fit_leaves_the_model_alone() -> None:
         with pytest.raises(ValueError, match=said):
             headwise.load_compressed(again, spoiled)
         assert all(torch.equal(tensor, plain[name]) for name, tensor in again.state_dict().items())
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.query is a NarrowRows and no plain linear layer"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.query is a NarrowRows, not a plain linear layer"):
         headwise.load_compressed(model, state)
 
 

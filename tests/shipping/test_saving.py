@@ -112,7 +112,7 @@ def test_what_a_process_without_headwise_is_told(tmp_path):
     # methods that learn nothing leave weights that fit, and another model
     assert "trained_with_XSA_and_LinearAttention__load_it_with_headwise.load_pretrained" in told[2]
     card = (silent / "README.md").read_text()
-    assert "`XSA`, `LinearAttention`" in card and "another model" in card
+    assert "`XSA`, `LinearAttention`" in card and "computes something else" in card
 
 
 def test_what_cannot_be_folded_is_named_and_nothing_is_written(tmp_path):

@@ -79,8 +79,8 @@ def _loading(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
     if outside:
         names = ", ".join(f"`{type(m).__name__}`" for m in outside)
         lines.append(
-            f"These methods act in evaluation beside the weights: {names}. Loaded without headwise, the model computes "
-            "something else than the one that was trained."
+            f"These methods also act in evaluation: {names}. Loaded without headwise, the model computes something "
+            "else than the one that was trained."
         )
     else:
         lines.append("In evaluation the plain weights compute the same: the model also runs without headwise.")
