@@ -33,7 +33,7 @@ def test_what_is_compared_is_told_by_what_it_is():
 
 def test_a_task_that_stands_in_no_file_is_refused():
     kind = type("Mine", (Digits,), {"__module__": "__main__", "__annotations__": {}})
-    with pytest.raises(StudyError, match=r"Mine stands in no file|defined inside"):
+    with pytest.raises(StudyError, match=r"Mine is not defined in a file|defined inside"):
         _named(kind)
 
 
