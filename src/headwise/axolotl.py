@@ -142,8 +142,8 @@ def _section(cfg: Any) -> HeadwiseSection:
     section = cfg.get("headwise")
     if not section:
         raise ValueError(
-            "plugins: names headwise.axolotl.HeadwisePlugin, but the YAML has no section headwise: add it with methods: "
-            "or watch:"
+            "plugins: names headwise.axolotl.HeadwisePlugin, but the YAML has no section headwise: add it with "
+            "methods: or watch:"
         )
     # a plain dict, because axolotl's class returns None for missing keys and would reach transformers as a setting
     plain = section.to_dict() if hasattr(section, "to_dict") else section

@@ -207,18 +207,18 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     def _part(self, pl_module: Any) -> nn.Module:
         """Return the part of a LightningModule that is regularized and watched."""
         if self.model is None:
-            holding = [child for child in pl_module.children() if sites(child)]
+            parts = [child for child in pl_module.children() if sites(child)]
             # A list of layers has no forward of its own: the module around it calls the layers.
-            whole = [child for child in holding if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
-            own = sum(len(sites(child)) for child in holding) == len(sites(pl_module))
-            return whole[0] if len(holding) == len(whole) == 1 and own else pl_module
+            callable_parts = [child for child in parts if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
+            own = sum(len(sites(child)) for child in parts) == len(sites(pl_module))
+            return callable_parts[0] if len(parts) == len(callable_parts) == 1 and own else pl_module
         try:
             return pl_module.get_submodule(self.model)  # type: ignore[no-any-return]
         except AttributeError:
-            parts = ", ".join(name for name, _ in pl_module.named_children())
+            names = ", ".join(name for name, _ in pl_module.named_children())
             raise ValueError(
                 f"{type(pl_module).__name__} has no part {self.model!r} when the Trainer sets up: make it in "
-                f"__init__; it has {parts or 'none'}"
+                f"__init__; it has {names or 'none'}"
             ) from None
 
 

@@ -71,7 +71,7 @@ def _alerts(audit: AuditResult) -> Any:
     columns = [
         Column("where"),
         Column("alert"),
-        Column("what it says and what to do", wide=True),
+        Column("meaning and remedy", wide=True),
         Column("value", number=True),
     ]
     rows = [

@@ -22,9 +22,9 @@ LEAST = 0.05
 MOST = 10.0
 # The explanation of the score for reports.
 SCORE = (
-    f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard "
-    "deviations (1.4826 MAD, of the logarithm where all are positive) beyond two by which it lies from the median of "
-    f"all heads on that side, at most {MOST:g}."
+    f"The score of a head adds {MOST:g} for each alert. For each figure on its worrying side of the median of all "
+    f"heads it adds the distance from the median beyond two, at most {MOST:g}. Distances are in robust standard "
+    "deviations (1.4826 MAD), of the logarithm if all values are positive."
 )
 
 

@@ -247,20 +247,20 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
         The tensor's name in the checkpoint for each parameter that is one such tensor; whether transformers converts
         others; and the names, as they would be in the model, of tensors that the model does not use.
     """
-    wanted = model.state_dict()
-    rename = _renamer(model, wanted)
+    parameters = model.state_dict()
+    rename = _renamer(model, parameters)
     sources, converts, unused = {}, False, []
     for name in names:
-        target, whole = rename(name)
-        converts = converts or not whole
-        if whole and target in wanted:
+        target, unchanged = rename(name)
+        converts = converts or not unchanged
+        if unchanged and target in parameters:
             sources[target] = name
-        elif whole:
+        elif unchanged:
             unused.append(target)
     return sources, converts, unused
 
 
-def _renamer(model: Any, wanted: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
+def _renamer(model: Any, parameters: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
     """Return a function from a tensor's name to its name in the model, and whether the tensor is used unchanged.
 
     transformers maps old names in internal tables; if these have moved, only the base model's prefix is tried.
@@ -269,19 +269,19 @@ def _renamer(model: Any, wanted: dict[str, Any]) -> Callable[[str], tuple[str, b
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:
-        return lambda name: (_with_prefix(model, name, wanted), True)
+        return lambda name: (_with_prefix(model, name, parameters), True)
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
     def rename(name: str) -> tuple[str, bool]:
-        target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
         return target, converted is None
 
     return rename
 
 
-def _with_prefix(model: Any, name: str, wanted: dict[str, Any]) -> str:
+def _with_prefix(model: Any, name: str, parameters: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     choices = (name, prefix + name, name.removeprefix(prefix))
-    return next((choice for choice in choices if choice in wanted), name)
+    return next((choice for choice in choices if choice in parameters), name)

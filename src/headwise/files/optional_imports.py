@@ -15,7 +15,7 @@ def load(name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
             raise
-        raise ImportError(f"A report needs {name}, which is not installed: pip install 'headwise[{extra}]'.") from error
+        raise ImportError(f"headwise needs {name}, which is not installed: pip install 'headwise[{extra}]'.") from error
 
 
 @contextmanager

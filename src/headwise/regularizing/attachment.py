@@ -28,17 +28,17 @@ def _stays(method: Method) -> bool:
     return method.acts_in(training=False) and not method.overrides("fold")
 
 
-def attach(made: Plan, shared: SharedState) -> list[FittedLayer]:
+def attach(plan: Plan, shared: SharedState) -> list[FittedLayer]:
     """Fit the methods of a plan and return the fitted layers; if one step fails, all are undone."""
-    adapters = {f.site: f.adapter for f in made.found}
-    counts = Counter(id(method) for _, methods in made.chosen for method in methods)
+    adapters = {f.site: f.adapter for f in plan.found}
+    counts = Counter(id(method) for _, methods in plan.chosen for method in methods)
     layers: list[FittedLayer] = []
     undo: list[Callable[[], None]] = []
     try:
-        for site, methods in made.chosen:
+        for site, methods in plan.chosen:
             fitted = FittedLayer(site, methods, shared, adapters[site])
             layers.append(fitted)
-            fitted.shares_values = site in made.read
+            fitted.shares_values = site in plan.read
             _build(fitted, counts, undo)
             # Registered before the step, so that a step that fails half-way is undone too.
             undo.append(fitted.detach)

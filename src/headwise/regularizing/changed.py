@@ -61,7 +61,7 @@ def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:
 
 REMEDY = (
     "adapters, frozen layers and shards belong before regularize(): call it last, on the model as it will be trained "
-    "(remove() takes off what is fitted)"
+    "(remove() first removes the methods)"
 )
 
 

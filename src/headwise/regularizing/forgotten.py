@@ -21,26 +21,21 @@ LATER = (1, 10, 100, 1000, 10**5, 10**9)
 
 UNREAD = (
     "regularized.loss() was never read in the first {steps} optimizer steps, so that {methods} did nothing: add it to "
-    "the loss "
-    "that is differentiated, loss = loss + regularized.loss(); with transformers.Trainer pass "
+    "the loss that is differentiated, loss = loss + regularized.loss(); with transformers.Trainer pass "
     "compute_loss_func=regularized.compute_loss_func()"
 )
 UNSTEPPED = (
-    "regularized.after_step() was not called in the first {steps} optimizer steps, where {methods} would act or "
-    "change: call it "
-    "after each optimizer.step(); with transformers.Trainer pass callbacks=[regularized.callback()]"
+    "regularized.after_step() was not called in the first {steps} optimizer steps, so that {methods} did not act "
+    "or change: call it after each optimizer.step(); with transformers.Trainer pass callbacks=[regularized.callback()]"
 )
 UNTRAINED = (
-    "what {methods} learned is in no optimizer and is never trained ({names}): make the optimizer after regularize(), "
-    "or "
-    "call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); where it is to stay "
-    "as it "
-    "is, set requires_grad to False"
+    "the parameters of {methods} are in no optimizer and are never trained ({names}): make the optimizer after "
+    "regularize(), or call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); to "
+    "keep them fixed, set requires_grad to False"
 )
 DROPPED = (
     "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() "
-    "in each "
-    "step, and run forwards that train nothing in eval mode or under torch.no_grad()"
+    "in each step, and run forwards that train nothing in eval mode or under torch.no_grad()"
 )
 
 
@@ -117,14 +112,14 @@ class Forgotten:
     def _untrained(self) -> list[str]:
         """Return the names of learned parameters that no optimizer holds although one trains their layers' weights."""
         parameters = dict(self.handle.model.named_parameters())
-        brought = [n for n in self.handle.brought if n in parameters and parameters[n].requires_grad]
+        added = [n for n in self.handle.brought if n in parameters and parameters[n].requires_grad]
         counted = set().union(*map(held_by, self.steps.counts))
-        if all(id(parameters[n]) in counted for n in brought):
+        if all(id(parameters[n]) in counted for n in added):
             return []
         trained = counted | held_by_any()
         return [
             n
-            for n in brought
+            for n in added
             if id(parameters[n]) not in trained and _trains_beside(n, parameters, trained, self.handle.brought)
         ]
 

@@ -60,14 +60,14 @@ class Regularized:
         Regularized(NeuTRENO(strength=0.4), 2 sites)
     """
 
-    def __init__(self, model: nn.Module, made: Plan, seed: int) -> None:
-        self.model, self.methods, self.step = model, made.methods, 0
+    def __init__(self, model: nn.Module, plan: Plan, seed: int) -> None:
+        self.model, self.methods, self.step = model, plan.methods, 0
         self.shared = SharedState(seed)
         self.seen_training = self.checked = self.removed = False
-        self.found, self._reasons = made.found, made.reasons
+        self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
         before = {id(parameter) for parameter in model.parameters()}
-        self.fitted = attachment.attach(made, self.shared)
+        self.fitted = attachment.attach(plan, self.shared)
         self.hooks: list[Any] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             # A forward that failed half-way ends too, so that no later call sees the values it carried.

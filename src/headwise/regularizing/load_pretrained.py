@@ -123,20 +123,20 @@ def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:
             )
 
 
-def _fitting(model: nn.Module, plain: dict[str, Tensor], own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def _fitting(model: nn.Module, plain: dict[str, Tensor], learned: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the whole state dict of the regularized model; raise ValueError if the weights do not fit."""
-    wanted = model.state_dict()
-    state = {key: own.get(key, plain.get(key)) for key in wanted}
+    expected = model.state_dict()
+    state = {key: learned.get(key, plain.get(key)) for key in expected}
     problems = [f"{key} is missing" for key, tensor in state.items() if tensor is None]
     problems += [
-        f"{key} is {tuple(tensor.shape)} there and {tuple(wanted[key].shape)} here"
+        f"{key} is {tuple(tensor.shape)} there and {tuple(expected[key].shape)} here"
         for key, tensor in state.items()
-        if tensor is not None and tensor.shape != wanted[key].shape
+        if tensor is not None and tensor.shape != expected[key].shape
     ]
-    problems += [f"{key} has no place here" for key in own if key not in wanted]
+    problems += [f"{key} has no place here" for key in learned if key not in expected]
     # a weight that a reparametrization computes is not stored under its plain name
-    covered = {key.replace("parametrizations.", "").removesuffix(".original") for key in wanted if is_own(key)}
-    problems += [f"{key} has no place here" for key in plain if key not in wanted and key not in covered]
+    covered = {key.replace("parametrizations.", "").removesuffix(".original") for key in expected if is_own(key)}
+    problems += [f"{key} has no place here" for key in plain if key not in expected and key not in covered]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(f"the weights in {path} do not fit this model: {'; '.join(problems[:3])}{more}")

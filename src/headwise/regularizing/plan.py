@@ -106,43 +106,43 @@ def plan(
     # A deep copy of a watched model carries fitted layers that nobody reads: remove them.
     for bare in bare_layers(model).values():
         bare.detach()
-    made = Plan(methods, hosts.find(model))
-    for candidate in made.found:
+    draft = Plan(methods, hosts.find(model))
+    for candidate in draft.found:
         candidate.site.example, candidate.site.own_attention = example, attention == "headwise"
     if example is not None:
-        learn_from_example(model, made.found, example)
-    reachable = [f for f in made.found if f.adapter is not None]
+        learn_from_example(model, draft.found, example)
+    reachable = [f for f in draft.found if f.adapter is not None]
     if not reachable:
-        raise ValueError(no_site(model, made.found))
-    wanted, named = selection(where, made.found)
+        raise ValueError(no_site(model, draft.found))
+    wanted, named = selection(where, draft.found)
     # Collected, so that a user can correct all of them at once.
     problems = []
-    for candidate in made.found:
+    for candidate in draft.found:
         site = candidate.site
         if candidate.adapter is None:
-            made.reasons[site] = ("unreachable", candidate.reason)
+            draft.reasons[site] = ("unreachable", candidate.reason)
             if site.name in named:
                 problems.append(f"{site.name} ({type(site.module).__name__}) cannot be reached: {candidate.reason}")
         elif not wanted(site):
-            made.reasons[site] = ("skipped", "by where")
+            draft.reasons[site] = ("skipped", "by where")
         else:
-            problems += _assign(made, site, site.name in named)
-    if not made.chosen and not problems:
-        problems.append(_nothing_left(made, methods))
+            problems += _assign(draft, site, site.name in named)
+    if not draft.chosen and not problems:
+        problems.append(_nothing_left(draft, methods))
     for method in methods:
-        if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
+        if draft.chosen and not any(m is method for _, ms in draft.chosen for m in ms):
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
         # On the first layer, whose own values are carried, such a method is the identity.
-        elif made.chosen and method.carries and not _above_first(made, method):
-            reasons = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
+        elif draft.chosen and method.carries and not _above_first(draft, method):
+            reasons = [reason for _, reason in draft.reasons.values() if type(method).__name__ in reason]
             above = f"applies to no layer above it: {reasons[0]}" if reasons else "no layer above it was chosen"
             problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
     if problems:
         raise ValueError("\n".join(problems))
-    _add_readers(made, reachable)
-    return made
+    _add_readers(draft, reachable)
+    return draft
 
 
 def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> None:
@@ -226,28 +226,28 @@ def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bo
     return (lambda site: site.name in names), names
 
 
-def _assign(made: Plan, site: Site, named: bool) -> list[str]:
+def _assign(draft: Plan, site: Site, named: bool) -> list[str]:
     fitting, refused = [], []
-    for method in made.methods:
-        reason = refusal(method, site) or (_why_not_carried(made, site) if method.carries else None)
+    for method in draft.methods:
+        reason = refusal(method, site) or (_why_not_carried(draft, site) if method.carries else None)
         if reason is None:
             fitting.append(method)
         else:
             name = type(method).__name__
             # some reasons begin with the method's name already
             refused.append(reason if reason.startswith(f"{name} ") else f"{name} {reason}")
-    if fitting or not made.methods:
-        made.chosen.append((site, fitting))
+    if fitting or not draft.methods:
+        draft.chosen.append((site, fitting))
         if refused:
-            made.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
+            draft.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
     else:
-        made.reasons[site] = ("not applicable", "; ".join(refused))
+        draft.reasons[site] = ("not applicable", "; ".join(refused))
     return [f"{site.name}: {text}" for text in refused] if named else []
 
 
-def _why_not_carried(made: Plan, site: Site) -> str | None:
+def _why_not_carried(draft: Plan, site: Site) -> str | None:
     """Return why the values of the stack's first self attention cannot be carried to a site, or None if they can."""
-    stack = [f for f in made.found if f.site.stack == site.stack and not f.site.is_cross]
+    stack = [f for f in draft.found if f.site.stack == site.stack and not f.site.is_cross]
     first = stack[0]
     if len(stack) == 1:
         return "carries values from an earlier layer, and this is the only self attention of its stack"
@@ -263,21 +263,21 @@ def _why_not_carried(made: Plan, site: Site) -> str | None:
     return None
 
 
-def _above_first(made: Plan, method: Method) -> bool:
-    firsts = {s.stack: s for s in reversed([f.site for f in made.found if not f.site.is_cross])}
-    return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
+def _above_first(draft: Plan, method: Method) -> bool:
+    firsts = {s.stack: s for s in reversed([f.site for f in draft.found if not f.site.is_cross])}
+    return any(firsts[s.stack] is not s for s, methods in draft.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
+def _add_readers(draft: Plan, reachable: list[Candidate]) -> None:
     """Mark the first self attention of each stack as read if chosen sites carry its values."""
-    stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
-    chosen = [s for s, _ in made.chosen]
+    stacks = {s.stack for s, ms in draft.chosen if any(m.carries for m in ms)}
+    chosen = [s for s, _ in draft.chosen]
     for stack in sorted(stacks):
         first = next(f.site for f in reachable if f.site.stack == stack and not f.site.is_cross)
-        made.read.append(first)
+        draft.read.append(first)
         if first not in chosen:
-            made.chosen.insert(0, (first, []))
-            made.reasons.pop(first, None)
+            draft.chosen.insert(0, (first, []))
+            draft.reasons.pop(first, None)
 
 
 def no_site(model: nn.Module, found: list[Candidate]) -> str:
@@ -294,8 +294,8 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
     return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
 
 
-def _nothing_left(made: Plan, methods: list[Method]) -> str:
-    lines = by_text([(site.name, f"{status}: {reason}") for site, (status, reason) in made.reasons.items()])
+def _nothing_left(draft: Plan, methods: list[Method]) -> str:
+    lines = by_text([(site.name, f"{status}: {reason}") for site, (status, reason) in draft.reasons.items()])
     return f"no attention layer is left for {' + '.join(map(repr, methods))}:\n" + "\n".join(lines)
 
 

@@ -55,13 +55,13 @@ def regularize(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
-    made = plan(model, list(methods), where, allow_none, example, attention)
-    problems = _missing_shapes(made)
+    decisions = plan(model, list(methods), where, allow_none, example, attention)
+    problems = _missing_shapes(decisions)
     if problems:
         raise ValueError("\n".join(problems))
-    fitted = Regularized(model, made, seed)
+    fitted = Regularized(model, decisions, seed)
     # The example batch must not stay referenced by the model.
-    for candidate in made.found:
+    for candidate in decisions.found:
         candidate.site.example = None
     return fitted
 
@@ -95,9 +95,9 @@ def no_argument(name: str) -> str:
     return f"regularize() has no argument {name!r}: {remedy}"
 
 
-def _missing_shapes(made: Plan) -> list[str]:
+def _missing_shapes(decisions: Plan) -> list[str]:
     messages = []
-    for site, methods in made.chosen:
+    for site, methods in decisions.chosen:
         learned = [m for m in methods if m.learns]
         missing = sorted({n for m in learned for n in m.shapes if getattr(site, n) is None})
         if missing:
