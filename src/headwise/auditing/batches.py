@@ -75,7 +75,7 @@ class Batches:
         limit = min(LENGTH, positions - self.first if positions else LENGTH)
         length = min(limit, len(ids))
         if length < 2:
-            raise CheckpointError(f"{path} holds {len(ids)} tokens; at least 2 are needed")
+            raise CheckpointError(f"{path} holds {len(ids)} tokens, and at least 2 are needed: give a longer text")
         rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:SEQUENCES]
         batch = {"input_ids": torch.tensor(rows)}
         if getattr(self.config, "is_encoder_decoder", False):

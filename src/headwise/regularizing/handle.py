@@ -210,7 +210,9 @@ class Regularized:
 
     def _alive(self) -> None:
         if self.removed:
-            raise RuntimeError("this model is no longer regularized: remove() or fold() was called before")
+            raise RuntimeError(
+                "this model is no longer regularized, since remove() or fold() was called: call regularize() again"
+            )
 
     def _device(self) -> torch.device:
         first = next(self.model.parameters(), None)

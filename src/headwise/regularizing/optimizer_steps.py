@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-# After this many steps of other models' optimizers, a model that was never trained (a running average) is not counted.
+# After this many steps of other models' optimizers, counting stops for a model that was never trained (an average).
 FOREIGN = 100
 
 _listening: weakref.WeakSet[OptimizerSteps] = weakref.WeakSet()

@@ -45,8 +45,8 @@ class Strengths:
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
             raise ValueError(
-                f"set() needs to know which setting of {matches[0]!r} changes; what can: "
-                f"{', '.join(matches[0].live) or 'nothing'}"
+                f"set() needs a new value for a setting of {matches[0]!r}; these can change: "
+                f"{', '.join(matches[0].live) or 'none'}"
             )
         changes = {name: number(value) for name, value in changes.items()}
         for match in matches:
@@ -119,8 +119,8 @@ class Strengths:
 def _check(method: Method, name: str, value: float | Schedule) -> None:
     if name not in method.live:
         raise ValueError(
-            f"{type(method).__name__}.{name} cannot change while training; what can: "
-            f"{', '.join(method.live) or 'nothing'}"
+            f"{type(method).__name__}.{name} cannot change while training; these can: "
+            f"{', '.join(method.live) or 'none'}"
         )
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")

@@ -208,7 +208,7 @@ def _find_loss_call() -> LossCall | None:
 
 
 def _loss_of_logits(model: Any, outputs: Any, labels: Any, items: Tensor | int | None) -> tuple[Tensor, bool]:
-    """Return the host model's own loss, and whether it is a sum over `items`."""
+    """Return the host model's own loss, and whether it is a sum divided by `items`."""
     if labels is None:
         # Trainer removes only "labels" from the batch: a model whose batch has none has seen its targets.
         loss = outputs.get("loss") if hasattr(outputs, "get") else outputs[0]
