@@ -20,7 +20,7 @@ def test_a_handle_that_left_answers_every_call_with_why(leave):
     calls = [handle.remove, handle.fold, handle.loss, handle.after_step, lambda: handle.set(DropHead, p=0.1)]
     for call in calls:
         with pytest.raises(
-            RuntimeError, match=r"this model is no longer regularized: remove\(\) or fold\(\) was called before"
+            RuntimeError, match=r"no longer regularized, since remove\(\) or fold\(\) was called: call regularize"
         ):
             call()
     same(before, untouched(model))
