@@ -176,7 +176,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         if (whole := whole_models.get(module)) is not None and whole not in model.modules():
             raise ValueError(
                 f"{name or 'this module'} is part of a model that is regularized already with "
-                f"{whole_models.__dict__.get(HANDLE)!r}; call remove() on "
+                f"{whole.__dict__.get(HANDLE)!r}; call remove() on "
                 "its handle first, or choose layers with where= on the whole model"
             )
         if HANDLE in module.__dict__:
