@@ -147,7 +147,7 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)
-    table = console.file.getvalue().split("All heads")[1].split("Statistics that")[0]
+    table = console.file.getvalue().split("All heads")[1].split("Statistics without")[0]
     rows = [line.split() for line in table.splitlines() if " of W_" in line]
     assert len(rows) == 8
     assert all("head" in row for row in rows)
