@@ -1,4 +1,4 @@
-"""The tables of a league as CSV: cells, runs, the aggregate, the winners on fresh seeds, pairs, and worlds left out."""
+"""The tables of a league as CSV: cells, runs, trials, aggregate, winners on fresh seeds, pairs, worlds left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDS = ("", "_low", "_high")
 
 
 def runs_csv(read: Sequence[WorldRead]) -> str:
-    """Return every final run in a row: the outcome that decides, and the others that are shown."""
+    """Return a row per final run: the primary outcome and the others that the page shows."""
     rows: list[list[Any]] = []
     names = list(dict.fromkeys(name for world in read for cell in world.cells.values() for name in cell.others))
     for world in read:
@@ -27,21 +27,21 @@ def runs_csv(read: Sequence[WorldRead]) -> str:
 
 
 def fresh_csv(found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
-    """Return the gain in the league and on fresh seeds of every entry that was run again."""
+    """Return a row per entry that was run again: its gain in the league and on fresh seeds."""
     head = ["entry", "worlds", *(f"{p}{end}" for p in ("gain", "fresh") for end in ENDS)]
     rows = [[name, one.worlds, *_ends(found[name].gain), *_ends(one.gain)] for name, one in again.items()]
     return as_csv([head, *rows])
 
 
 def pairs_csv(pairs: Sequence[tuple[str, Sequence[Estimate]]], found: dict[str, Aggregate]) -> str:
-    """Return, for every pair, its gain, and by how much it lies over the first and the second of its parts."""
+    """Return a row per pair: its gain, and its differences from the gains of its first and second part."""
     head = ["pair", *(f"{p}{end}" for p in ("gain", "over_first", "over_second") for end in ENDS)]
     rows = [[name, *_ends(found[name].gain), *(end for one in over for end in _ends(one))] for name, over in pairs]
     return as_csv([head, *rows])
 
 
 def left_out_csv(found: dict[str, Estimate]) -> str:
-    """Return how well the other worlds foretell the order of entries in each."""
+    """Return a row per world: how well the other worlds predict the order of its entries."""
     return as_csv(
         [
             ["left_out", *(f"rank_correlation{end}" for end in ENDS)],
@@ -51,7 +51,7 @@ def left_out_csv(found: dict[str, Estimate]) -> str:
 
 
 def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
-    """Return every entry of every world in a row; what is missing is empty."""
+    """Return a row per entry and world; missing figures are empty."""
     gains = worlds.mean_gains()
     head = (
         "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
@@ -76,7 +76,7 @@ def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
 
 
 def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Return the aggregate of every entry in a row, each figure with its interval."""
+    """Return a row per entry: its aggregate, each figure with its interval."""
     kinds, costs = kinds_of(read), costs_of(read)
     parts = ("gain", "improvement", "rank")
     rows: list[list[Any]] = [
@@ -90,7 +90,7 @@ def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str
 
 
 def trials_csv(read: Sequence[WorldRead]) -> str:
-    """Return every trial of every search in a row; a diverged one has no value."""
+    """Return a row per trial of every search; a diverged trial has no value."""
     rows = [
         [world.record.world, name, trial.arm, trial.rate, trial.value]
         for world in read
@@ -100,18 +100,24 @@ def trials_csv(read: Sequence[WorldRead]) -> str:
     return as_csv([["world", "entry", "arm", "learning_rate", "validation"], *rows])
 
 
-def _cells_of(found: Difference | None, *, p: bool = False) -> list[Any]:
-    if found is None:
+def _cells_of(difference: Difference | None, *, p: bool = False) -> list[Any]:
+    if difference is None:
         return [None] * (5 if p else 4)
-    return [found.mean, found.low, found.high, *([found.p_corrected] if p else []), found.verdict]
+    return [
+        difference.mean,
+        difference.low,
+        difference.high,
+        *([difference.p_corrected] if p else []),
+        difference.verdict,
+    ]
 
 
-def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
-    return found.value, found.low, found.high
+def _ends(estimate: Estimate) -> tuple[float | None, float | None, float | None]:
+    return estimate.value, estimate.low, estimate.high
 
 
 def ordered(found: dict[str, Aggregate]) -> list[str]:
-    """Return the entries, the highest gain first; those that miss a world come last: their gain is of other worlds."""
+    """Return the entries by falling gain, last those that lack a world, whose gains are not comparable."""
     most = max((one.worlds for one in found.values()), default=0)
 
     def place(name: str) -> tuple[bool, bool, float, str]:
@@ -127,7 +133,7 @@ def kinds_of(read: Sequence[WorldRead]) -> dict[str, str]:
 
 
 def costs_of(read: Sequence[WorldRead]) -> dict[str, float]:
-    """Return the mean over worlds of the time of a step, as a share of the plain model's."""
+    """Return, by entry, the mean over worlds of the time of a step as a ratio to the plain model's."""
     known: dict[str, list[float]] = {}
     for world in read:
         for name, cell in world.cells.items():
