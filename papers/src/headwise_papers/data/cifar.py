@@ -126,7 +126,7 @@ def described(source: Source) -> DataSet:
 
 
 def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+    """Download missing files, and check every file against the official MD5."""
     form, folder = source.held(given)
     source.origin(form).prepare(folder, tell)
 

@@ -123,7 +123,7 @@ class AnswerExtraction(Task):
         return [*squad.files(self.folder), *pretrained_files(self.pretrained)]
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [squad.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:

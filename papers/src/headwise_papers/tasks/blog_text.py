@@ -123,11 +123,11 @@ class Sentiment(Words):
         return sst2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [sst2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing, and check it."""
+        """Download missing files, and check them."""
         sst2.prepare(self.folder, tell)
 
     def model(self) -> WordModel:
@@ -165,11 +165,11 @@ class NextWord(Words):
         return wikitext2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing, and check it."""
+        """Download missing files, and check them."""
         wikitext2.prepare(self.folder, tell)
 
     def model(self) -> WordModel:

@@ -77,7 +77,7 @@ class CharacterLM(Task):
         return tinyshakespeare.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:

@@ -55,9 +55,9 @@ class Cifar(Task):
         return inputs.float().div_(127.5).sub_(1.0)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [described(SOURCES[self.name])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        """Download missing files, and check every file against the official MD5."""
         prepare(SOURCES[self.name], self.folder, tell)

@@ -110,7 +110,7 @@ class LanguageModel(Task):
         return wikitext2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:

@@ -55,7 +55,7 @@ class Speech(Task):
         return an4.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [an4.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:

@@ -92,7 +92,7 @@ class StoryTeller(Task):
         return [*stories260k.files(self.folder), *tokenizer_files(self.folder), *tinyshakespeare.files(self.folder)]
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [stories260k.described(), tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
