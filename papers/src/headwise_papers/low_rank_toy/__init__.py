@@ -1,4 +1,4 @@
-"""The factorised toy of weight decay and low rank: L2 on the factors against the nuclear norm on the product.
+"""A toy problem of weight decay and low rank: L2 on factors compared with the nuclear norm on their product.
 
 Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Target M with known singular values, ½‖ABᵀ − M‖² + λ/2(‖A‖² +
 ‖B‖²) under gradient flow (classical Runge–Kutta steps), against ½‖W − M‖² + λ‖W‖_* by proximal gradient steps; then two
@@ -33,9 +33,9 @@ LABELS = {
     "apart": "how far both optimizers end apart, of the way from the minimum without decay",
     "residual": "AdamW's end against its fixed point (decades)",
 }
-# log10 of an error of a singular value, of a course and of a norm: far above rounding, far below what λ changes
+# log10 tolerances of singular values, of trajectories and of norms: far above rounding, far below the effect of λ
 EQUAL, ON_COURSE, NONE_LEFT = -6.0, -4.0, -9.0
-# of how far the regularization moves the minimum
+# tolerance of a distance, as a share of the distance that regularization moves the minimum
 SAME_POINT = 0.01
 FLOWS = {strength: f"λ = {strength:g}" for strength in STRENGTHS}
 DECAYING = tuple(name for strength, name in FLOWS.items() if strength)
@@ -83,8 +83,10 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Carry out the toy on `seeds` random problems (6 by default: fewer give no verdict) and return its findings;
-    `jobs` and `device` change nothing."""
+    """Return the findings on `seeds` random problems (default 6; fewer give no verdict).
+
+    `jobs` and `device` have no effect.
+    """
     say, seeds = progress or (lambda text: None), seeds or 6
     flows: dict[str, list[dict[str, Any]]] = {}
     for seed in range(seeds):
@@ -94,17 +96,20 @@ def run(
         flows.setdefault("λ = 0.5, ‖ABᵀ − M‖² without its ½", []).append(flow(seed, 0.5, loss_factor=2.0))
     say("two scalars under AdamW and Adam with L2")
     paths = {name: two_scalars(epsilon, factorised) for (factorised, epsilon), name in PATHS.items()}
-    figures = {name: [_of_flow(one) for one in found] for name, found in flows.items()}
+    figures = {name: [_figures_of_flow(one) for one in results] for name, results in flows.items()}
     return findings(
         "low-rank-toy",
         TITLE,
         QUESTION,
-        # nothing is drawn for the scalars
-        figures | {name: [_of_path(one)] * seeds for name, one in paths.items()},
+        # the problem of two scalars has nothing random
+        figures | {name: [_figures_of_path(one)] * seeds for name, one in paths.items()},
         CLAIMS,
         labels=LABELS,
         notes=NOTES,
-        charts=[*_of_flows({name: found[0] for name, found in flows.items() if name in FLOWS.values()}), *_of(paths)],
+        charts=[
+            *_flow_charts({name: found[0] for name, found in flows.items() if name in FLOWS.values()}),
+            *_path_charts(paths),
+        ],
         settings={
             "problems": seeds,
             "flow": {
@@ -125,18 +130,18 @@ def run(
     )
 
 
-def _of_flow(found: dict[str, Any]) -> dict[str, float]:
-    away = {key: max(abs(x - y) for x, y in zip(found["end"], found[key])) for key in ("thresholded", "nuclear")}
-    errors = away | {"law": found["law_error"], "gap": found["course"][-1]["gap"]}
-    return {name: decades(error) for name, error in errors.items()} | {"bound": found["bound_used"]}
+def _figures_of_flow(result: dict[str, Any]) -> dict[str, float]:
+    distances = {key: max(abs(x - y) for x, y in zip(result["end"], result[key])) for key in ("thresholded", "nuclear")}
+    errors = distances | {"law": result["law_error"], "gap": result["course"][-1]["gap"]}
+    return {name: decades(error) for name, error in errors.items()} | {"bound": result["bound_used"]}
 
 
-def _of_path(found: dict[str, Any]) -> dict[str, float]:
-    apart = found["distance"] / math.dist(OPTIMUM, found["solution"])
-    return {"apart": apart, "residual": decades(found["residual"])}
+def _figures_of_path(result: dict[str, Any]) -> dict[str, float]:
+    apart = result["distance"] / math.dist(OPTIMUM, result["solution"])
+    return {"apart": apart, "residual": decades(result["residual"])}
 
 
-def _of_flows(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _flow_charts(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts of the gradient flow of one problem."""
     balance, gap = "‖AᵀA − BᵀB‖", "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*"
     thresholds = [
@@ -173,8 +178,8 @@ def _of_flows(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _of(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the paths of the two scalars at the smallest and the largest ε."""
+def _path_charts(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the charts of the two scalars' paths at the smallest and the largest ε."""
     shown = {kind: [paths[PATHS[kind, epsilon]] for epsilon in (min(DECAYS), max(DECAYS))] for kind in KINDS}
     return [
         {
