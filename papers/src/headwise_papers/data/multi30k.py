@@ -30,12 +30,12 @@ SOURCE = Source(
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
@@ -53,5 +53,7 @@ def read(folder: Path | None, split: str) -> list[tuple[str, str]]:
         sides.append(lines)
     german, english = sides
     if len(german) != len(english):
-        raise StudyError(f"{stem}.de has {len(german)} lines, {stem.name}.en {len(english)}: no pairs. {AGAIN}")
+        raise StudyError(
+            f"{stem}.de has {len(german)} lines, {stem.name}.en {len(english)}: they form no pairs. {AGAIN}"
+        )
     return list(zip(german, english, strict=True))

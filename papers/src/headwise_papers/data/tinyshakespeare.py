@@ -29,7 +29,7 @@ def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the file."""
+    """Return the file of the data set."""
     return SOURCE.paths(folder)
 
 

@@ -67,7 +67,7 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
             model = AutoModel.from_config(config)
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise StudyError(
-            f"{folder / 'config.json'} describes no encoder of transformers: {_one_line(error)}"
+            f"{folder / 'config.json'} does not describe an encoder of transformers: {_one_line(error)}"
         ) from error
     _check_vocabulary(model, folder, given)
     if random:
@@ -77,7 +77,9 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
     try:
         stored = load_file(folder / "model.safetensors")
     except (SafetensorError, OSError) as error:
-        raise StudyError(f"{folder / 'model.safetensors'} is no whole file of weights: {_one_line(error)}") from error
+        raise StudyError(
+            f"{folder / 'model.safetensors'} is not a complete file of weights: {_one_line(error)}"
+        ) from error
     weights = {name.removeprefix(prefix): weight for name, weight in stored.items()}
     own = model.state_dict()
     mismatched = [
