@@ -102,7 +102,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, tiny, name):
     module = tiny(name)[0]
     (tmp_path / "given").write_text("some text")
     for act in (lambda: module.prepare(tmp_path / "given", silent), lambda: module.files(tmp_path / "given")):
-        with pytest.raises(StudyError, match=r"--data names .*given, which is a file: name the folder that holds"):
+        with pytest.raises(StudyError, match=r"--data names .*given, which is a file: name the folder that contains"):
             act()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Source
+from headwise_papers.data.text_files import AGAIN
 
 NAME = "stories260K.bin"
 SOURCE = Source(
@@ -84,7 +85,7 @@ def read(folder: Path | None) -> list[Attention]:
             f"{path} is missing. Name its folder by --data, or leave --data out to have it downloaded."
         ) from error
     if len(content) < HEADER.size:
-        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model")
+        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model. {AGAIN}")
     width, _, layers, heads, groups, vocabulary, _ = HEADER.unpack_from(content)
     size = width // max(heads, 1)
     sizes = {"q": heads, "k": groups, "v": groups, "o": heads}
@@ -93,7 +94,8 @@ def read(folder: Path | None) -> list[Attention]:
     count = layers * width * size * sum(sizes.values())
     if min(width, layers, heads, groups) < 1 or len(content) < start + 4 * count:
         raise StudyError(
-            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is not a complete llama2.c model"
+            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is not a complete llama2.c model. "
+            f"{AGAIN}"
         )
     numbers = torch.frombuffer(bytearray(content[start : start + 4 * count]), dtype=torch.float32)
     parts: dict[str, Tensor] = {}

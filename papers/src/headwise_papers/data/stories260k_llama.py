@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise.files.optional_imports import needing
 from headwise.study import StudyError
 from headwise_papers.data import stories260k
+from headwise_papers.data.text_files import AGAIN
 
 # names of a layer's weights in transformers, in the order of the file
 PLACES = {
@@ -67,7 +68,7 @@ def _read(folder: Path | None) -> tuple[dict[str, int], dict[str, Tensor]]:
         raise StudyError(f"{path} is missing. Name its folder by --data, or leave --data out to have it.") from error
     names = ("width", "inner", "layers", "heads", "groups", "vocabulary", "length")
     if len(content) < stories260k.HEADER.size:
-        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model")
+        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model. {AGAIN}")
     sizes = dict(zip(names, stories260k.HEADER.unpack_from(content), strict=True))
     sizes["kv"] = sizes["width"] // max(sizes["heads"], 1) * sizes["groups"]
     numbers, at = torch.frombuffer(bytearray(content[stories260k.HEADER.size :]), dtype=torch.float32), 0
@@ -76,7 +77,7 @@ def _read(folder: Path | None) -> tuple[dict[str, int], dict[str, Tensor]]:
         nonlocal at
         start, at = at, at + torch.Size(shape).numel()
         if at > numbers.numel():
-            raise StudyError(f"{path} ends early: it is not a complete llama2.c model")
+            raise StudyError(f"{path} ends early: it is not a complete llama2.c model. {AGAIN}")
         return numbers[start:at].view(shape)
 
     weights = {"model.embed_tokens.weight": take(sizes["vocabulary"], sizes["width"])}
