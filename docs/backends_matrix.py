@@ -136,8 +136,8 @@ def row(plain: LlamaForCausalLM, name: str, kinds: Sequence[str]) -> list[str]:
 
 def table(kinds: Sequence[str]) -> str:
     """Return the table in Markdown: one row per method, one column per kernel."""
-    shown = [SHOWN.get(kind, f"`{kind}`") for kind in kinds]
-    lines = ["| method | " + " | ".join(shown) + " |", "|---" * (len(kinds) + 1) + "|"]
+    headings = [SHOWN.get(kind, f"`{kind}`") for kind in kinds]
+    lines = ["| method | " + " | ".join(headings) + " |", "|---" * (len(kinds) + 1) + "|"]
     plain = model()
     lines += [f"| `{name}` | " + " | ".join(row(plain, name, kinds)) + " |" for name in sorted(methods.__all__)]
     return "\n".join(lines)

@@ -51,8 +51,8 @@ def forest(claims: list[Placed]) -> str:
     """Return the plot of all claims that have an interval, or "" if none has."""
     rows: dict[str, list[Row]] = {name: [] for name in PANELS}
     for one in claims:
-        if drawn := _drawn(one):
-            rows[drawn[0]].append(drawn[1])
+        if placed_row := _drawn(one):
+            rows[placed_row[0]].append(placed_row[1])
     parts, top = [], 0
     for name, panel in PANELS.items():
         if rows[name]:

@@ -130,21 +130,21 @@ def sources(results: Path) -> list[Source]:
     path = results / SOURCES
     if not path.is_file():
         return []
-    kept, used = kept_claims(results), set()
+    records, used = kept_claims(results), set()
     placed, problems = [], []
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["source"]:
         parts = []
         for part in entry.pop("part", []):
             kind, claims = part.get("kind", "published"), []
             for reference in part.pop("claims", []):
-                one = _find_claim(kept, reference["of"], problems)
+                one = _find_claim(records, reference["of"], problems)
                 if one is None:
                     continue
                 name, claim = one
                 if (name, claim.text) in used:
                     problems.append(f"{reference['of']!r} stands in two places")
                 used.add((name, claim.text))
-                record = kept[name]
+                record = records[name]
                 texts = {key: reference[key] for key in ("said", "care") if key in reference}
                 claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **texts))
             if kind not in KINDS or bool(claims) + ("missing" in part) + ("nothing" in part) != 1:
@@ -153,7 +153,7 @@ def sources(results: Path) -> list[Source]:
                 )
             parts.append(Part(claims=tuple(claims), **part))
         for name, verdict in entry.pop("rests", {}).items():
-            one = _find_claim(kept, name, problems)
+            one = _find_claim(records, name, problems)
             if one and one[1].verdict != verdict:
                 problems.append(
                     f"{entry['key']} rests on {verdict!r} of {name!r}, which is {one[1].verdict!r} now: read its "
@@ -162,7 +162,7 @@ def sources(results: Path) -> list[Source]:
         placed.append(Source(parts=tuple(parts), **entry))
     problems += [
         f"{name}: {claim.text!r} stands in no place"
-        for name, record in kept.items()
+        for name, record in records.items()
         for claim in record.claims
         if (name, claim.text) not in used
     ]
@@ -184,9 +184,11 @@ def _lines(source: Source) -> list[str]:
     return lines
 
 
-def _find_claim(kept: dict[str, ClaimsRecord], name: str, problems: list[str]) -> tuple[str, JudgedClaim] | None:
+def _find_claim(records: dict[str, ClaimsRecord], name: str, problems: list[str]) -> tuple[str, JudgedClaim] | None:
     study, _, start = name.partition(": ")
-    claims: list[Any] = [claim for claim in kept[study].claims if claim.text.startswith(start)] if study in kept else []
+    claims: list[Any] = (
+        [claim for claim in records[study].claims if claim.text.startswith(start)] if study in records else []
+    )
     if len(claims) != 1:
         problems.append(f"{name!r} finds {len(claims)} claims")
         return None

@@ -31,10 +31,10 @@ def table(results: Path) -> str:
     """Return the table of all claims as Markdown, below the counts of the verdicts."""
     placed = [(source.name, one) for source in sources(results) for part in source.parts for one in part.claims]
     if not placed:
-        kept = kept_claims(results)
+        records = kept_claims(results)
         placed = [
             ("–", Placed(name, record.scale, record.seeds, claim))
-            for name, record in kept.items()
+            for name, record in records.items()
             for claim in record.claims
         ]
     verdicts = [one.claim.verdict for _, one in placed]

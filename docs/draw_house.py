@@ -166,14 +166,14 @@ class House:
 
 
 def _reach(start: str, imported: dict[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
+    reached: set[str] = set()
     waiting = [*imported[start]]
     while waiting:
         module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
+        if module not in reached:
+            reached.add(module)
             waiting += imported[module]
-    return seen
+    return reached
 
 
 def draw(house: House) -> str:

@@ -128,30 +128,30 @@ def primary_figures(folder: Path) -> list[str]:
 
     They are the differences, divergence, the outcomes that decide claims, and maps; for findings, the first figures.
     """
-    drawn = list(figures(folder))
+    names = list(figures(folder))
     if not (folder / "analysis.json").is_file():
-        return drawn[:MOST_FIGURES]
+        return names[:MOST_FIGURES]
     analysis = checked_analysis(folder / "analysis.json")
     judged = [test.outcome for claim in analysis.claims for test in claim.tests]
     forest = slug(f"differences in {analysis.outcomes[analysis.primary].label}")
-    chosen = [one for one in drawn if one.removeprefix("paired-") == forest][:1]
-    chosen += [one for one in drawn if one.startswith("diverged")]
+    chosen = [one for one in names if one.removeprefix("paired-") == forest][:1]
+    chosen += [one for one in names if one.startswith("diverged")]
     for name in dict.fromkeys(name for name in (analysis.primary, *judged) if name in analysis.outcomes):
         # a statistic of heads is drawn over all depths in one figure
         statistic = _statistic(name).replace("_", "-") or slug(analysis.outcomes[name].label)
         prefixes = (f"{statistic}-mean-along-", f"{statistic}-along-", f"{statistic}-of-", f"{statistic}-by-depth")
         # a statistic with a single reading has no curve and is drawn under its own name
-        prefixes = prefixes if any(one.startswith(prefixes) for one in drawn) else (statistic,)
+        prefixes = prefixes if any(one.startswith(prefixes) for one in names) else (statistic,)
         chosen += [
             one
             for prefix in prefixes
-            for one in drawn
+            for one in names
             if one == prefix or (prefix.endswith("-") and one.startswith(prefix))
         ]
     # watched statistics are drawn against the steps
     watched = dict.fromkeys(slug(name.split("/")[1].replace("_", " ")) for name in judged if WATCHED.match(name))
-    chosen += [one for prefix in watched for one in drawn if one.startswith(prefix) and one.endswith("-by-step")]
-    maps = [one for one in drawn if one.startswith("maps-")][:MOST_MAPS]
+    chosen += [one for prefix in watched for one in names if one.startswith(prefix) and one.endswith("-by-step")]
+    maps = [one for one in names if one.startswith("maps-")][:MOST_MAPS]
     return [*list(dict.fromkeys(chosen))[: MOST_FIGURES - len(maps)], *maps]
 
 
@@ -159,9 +159,9 @@ def keep_figures(folder: Path, kept: Path, names: list[str]) -> list[str]:
     """Write the named figures as SVG, delete those of an earlier result, and return the names."""
     for old in kept.glob("*.svg"):
         old.unlink()
-    drawn = figures(folder)
+    specifications = figures(folder)
     for name in names:
-        (kept / f"{name}.svg").write_text(svg(drawn[name]), encoding="utf-8")
+        (kept / f"{name}.svg").write_text(svg(specifications[name]), encoding="utf-8")
     return names
 
 
@@ -351,10 +351,10 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 def other_outcomes(analysis: Analysis) -> list[str]:
     """Return the table of means of all outcomes without a table of their own: other metrics, conditions, matrices."""
-    shown = set(kept_outcomes(analysis))
+    with_tables = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():
-        if name in shown or any(pattern.match(name) for pattern in (ASIDE, HEAD, DEPTHS)):
+        if name in with_tables or any(pattern.match(name) for pattern in (ASIDE, HEAD, DEPTHS)):
             continue
         unit = unit_named(outcome.unit)
         means = (arm.metrics[name].mean if name in arm.metrics else None for arm in analysis.arms)
@@ -397,8 +397,8 @@ def repeated(study: StudyRecord | FindingsRecord, took: str = "") -> list[str]:
     # the folders of results and data are not part of the result
     command = re.sub(r" --(out|data) \S+", "", command)
     hardware = study.hardware or {}
-    where = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
-    parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {where}."]
+    processor = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
+    parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {processor}."]
     parts += [took] if took else []
     parts.append(f"Commit {(study.commit or 'unknown')[:12]}.")
     scale = [f"Scale: {study.scale}."] if study.scale else []

@@ -32,9 +32,9 @@ CLOSE = 1e-5
 def signs_of(seeds: int) -> np.ndarray:
     """Return all sign flips of the seeds up to a global sign, or a random sample of them for more than eleven seeds."""
     if seeds > MOST:
-        drawn = np.random.default_rng(0).integers(0, 2, (DRAWN + 1, seeds))
-        drawn[0] = 0
-        return 1.0 - 2.0 * drawn
+        bits = np.random.default_rng(0).integers(0, 2, (DRAWN + 1, seeds))
+        bits[0] = 0
+        return 1.0 - 2.0 * bits
     if seeds == 0:
         return np.ones((1, 0))
     return np.array([(*rest[::-1], 1.0) for rest in itertools.product((1.0, -1.0), repeat=seeds - 1)]).reshape(
@@ -177,15 +177,15 @@ def along(analysis: dict, figures: dict, values: dict | None, outcome: str, arms
     Without figures by seed, return differences from the baseline, whose own column is 0.
     """
     if values is not None:
-        known = values.get(outcome, {})
+        by_arm = values.get(outcome, {})
         table = np.array(
-            [[known.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in analysis["seeds"]], dtype=float
+            [[by_arm.get(arm, {}).get(str(seed), np.nan) for arm in arms] for seed in analysis["seeds"]], dtype=float
         )
         return table[np.isfinite(table).all(axis=1)]
-    known = figures.get(outcome, {})
-    seeds = {seed for arm in known.values() for seed in arm}
+    by_arm = figures.get(outcome, {})
+    seeds = {seed for arm in by_arm.values() for seed in arm}
     rows = [
-        [0.0 if arm == analysis["baseline"] else known.get(arm, {}).get(str(seed), np.nan) for arm in arms]
+        [0.0 if arm == analysis["baseline"] else by_arm.get(arm, {}).get(str(seed), np.nan) for arm in arms]
         for seed in analysis["seeds"]
         if str(seed) in seeds
     ]
@@ -306,9 +306,9 @@ def critical_by_seed(analysis: dict, values: list[float], arms: list[str]) -> np
     for seed in analysis["seeds"]:
         state = np.array([ended[arm].get(seed, np.nan) for arm in ordered], dtype=float)
         first = int(np.argmax(state == 1)) if (state == 1).any() else len(state) - 1
-        known = not np.isnan(state[: first + 1]).any()
+        is_known = not np.isnan(state[: first + 1]).any()
         below = max(first - 1, 0) if (state == 1).any() else first
-        critical.append((logs[first] + logs[below]) / 2 if known else np.nan)
+        critical.append((logs[first] + logs[below]) / 2 if is_known else np.nan)
     return np.array(critical)
 
 
@@ -503,7 +503,7 @@ def _by_pairs(analysis: dict, test: dict) -> dict[str, bool]:
     }
 
 
-def _from_values(folder: Path, said: dict, values: dict | None, test: dict) -> dict[str, bool]:
+def _from_values(folder: Path, analysis: dict, values: dict | None, test: dict) -> dict[str, bool]:
     """Return whether a test against a level or another outcome agrees with the figures by seed, or else the arm's kept
     interval."""
     if values is not None:

@@ -195,7 +195,7 @@ def _first(methods: list[Row], controls: list[Row]) -> str:
 
 def _world(league: League, world: str) -> list[str]:
     unit, higher, label = league.unit(world)
-    known = league.worlds[world]
+    definition = league.worlds[world]
     lines = [
         f"| entry | {label}, against plain [95 %] | verdict | against the best control | time of a step | chosen |",
         "|---|---|---|---|---|---|",
@@ -205,8 +205,8 @@ def _world(league: League, world: str) -> list[str]:
     lines += [f"| {' | '.join(map(_clean, (_named(row), *result(row, unit))))} |" for row in rows]
     direction = "higher is better" if higher else "lower is better"
     return [
-        f"### {known.title}",
-        f"The plain model suffers from {known.symptom}. {known.reason} Outcome: {label} ({direction}). "
+        f"### {definition.title}",
+        f"The plain model suffers from {definition.symptom}. {definition.reason} Outcome: {label} ({direction}). "
         + _of_plain(league, world),
         "\n".join(lines),
     ]
@@ -229,8 +229,8 @@ def _plain(league: League, world: str) -> float:
     """Return the mean figure of the plain model's final runs."""
     plain = {row["entry"] for row in league.tables["league"] if row["kind"] == "plain"}
     figures = [row.number("figure") for row in league.tables["runs"] if row["world"] == world and row["entry"] in plain]
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) / len(known)
+    finite = [figure for figure in figures if figure is not None]
+    return sum(finite) / len(finite)
 
 
 def _room(league: League, world: str) -> float | None:

@@ -71,10 +71,13 @@ def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mappi
     )
     runs = {
         (arm, seed): RunFolder(
-            arm, seed, Path(), RunResult(status="finished", arm=arm, seed=seed, hash="", metrics=dict(found))
+            arm,
+            seed,
+            Path(),
+            RunResult(status="finished", arm=arm, seed=seed, hash="", metrics=dict(metrics_of_repeat)),
         )
         for arm, repeated in figures.items()
-        for seed, found in enumerate(repeated)
+        for seed, metrics_of_repeat in enumerate(repeated)
     }
     return StudyFolder(Path(), study, runs)
 
@@ -101,7 +104,7 @@ def _table(figures: Figures, labels: Mapping[str, str]) -> dict[str, Any]:
         [subject, label, len(values), _span(values)]
         for subject, repeated in figures.items()
         for key, label in labels.items()
-        if (values := [found[key] for found in repeated if key in found])
+        if (values := [figures_of_repeat[key] for figures_of_repeat in repeated if key in figures_of_repeat])
     ]
     return {"title": "Figures", "columns": ["of", "figure", "repeats", "mean [95 %]"], "rows": rows}
 

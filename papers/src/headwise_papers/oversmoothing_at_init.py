@@ -104,11 +104,11 @@ def arms() -> dict[str, Fitted]:
     """Return the arms by label: the methods to fit, and the gains to set on them."""
     from headwise.methods import FeatScale, NeuTRENO, ValueResidual
 
-    known: dict[str, Fitted] = {
+    plain_arms: dict[str, Fitted] = {
         repr(method): ((method,), {}) for method in (NeuTRENO(strength=0.6), FeatScale(), ValueResidual(mix=0.5))
     }
-    scaled: dict[str, Fitted] = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
-    return {BASELINE: ((), {})} | known | scaled
+    scaled_arms: dict[str, Fitted] = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
+    return {BASELINE: ((), {})} | plain_arms | scaled_arms
 
 
 def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:

@@ -150,8 +150,10 @@ class Cell:
         self.entry, self.place = entry, place
         digest = world_folder.digest_of(entry, place.comparison.trials)
         fresh = EntryRecord(kind=entry.kind, arm=entry.arm, digest=digest)
-        known = place.record.entries.get(entry.name)
-        self.record = known if known is not None and known.digest == digest and not (again and known.over) else fresh
+        stored = place.record.entries.get(entry.name)
+        self.record = (
+            stored if stored is not None and stored.digest == digest and not (again and stored.over) else fresh
+        )
         self._search: Search | None = None
 
     @property

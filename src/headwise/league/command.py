@@ -98,10 +98,10 @@ def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list
         StudyError: for an unknown name, an invalid file of an entry or world, and a folder with other content.
     """
     folders = [*files.installed_folders(), *request.sources]
-    known = files.read_entries(folders)
+    all_entries = files.read_entries(folders)
     worlds = files.chosen(files.read_worlds(folders), request.worlds, "--worlds")
-    requested = files.chosen(known, request.entries, "--entries")
-    entries = [entry for entry in known.values() if entry.name in requested or entry.kind == "plain"]
+    requested = files.chosen(all_entries, request.entries, "--entries")
+    entries = [entry for entry in all_entries.values() if entry.name in requested or entry.kind == "plain"]
     cells = []
     for world in worlds.values():
         place = Place(
@@ -176,10 +176,10 @@ def _write_pairs(request: LeagueRequest) -> None:
         raise StudyError(
             f"{request.out} contains no world of a league. Give folders, or run one: headwise league --run."
         )
-    known = files.read_entries([*files.installed_folders(), *request.sources])
+    all_entries = files.read_entries([*files.installed_folders(), *request.sources])
     target = request.out / "pairs"
     try:
-        written = write_pairs(read_worlds(folders), known, request.pairs, target)
+        written = write_pairs(read_worlds(folders), all_entries, request.pairs, target)
     except OSError as error:
         raise explain(error, target) from error
     print("\n".join(map(str, written)))

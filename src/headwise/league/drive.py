@@ -184,8 +184,8 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
     lines = [f"{'world':<{width}}  entries  whole  runs left  core-minutes"]
     for world, left in by_world.items():
         runs, minutes = sum(one.runs for one in left), sum(one.seconds for one in left) / 60
-        whole = sum(not one.runs for one in left)
-        lines.append(f"{world:<{width}}  {len(left):>7}  {whole:>5}  {runs:>9}  {minutes:>12.0f}")
+        complete = sum(not one.runs for one in left)
+        lines.append(f"{world:<{width}}  {len(left):>7}  {complete:>5}  {runs:>9}  {minutes:>12.0f}")
     all_left = [one for left in by_world.values() for one in left]
     minutes = sum(one.seconds for one in all_left) / 60
     lines.append(

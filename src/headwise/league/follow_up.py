@@ -93,7 +93,7 @@ def pair_of(one: Entry, other: Entry) -> Entry:
     )
 
 
-def write_pairs(read: Sequence[WorldRead], known: dict[str, Entry], count: int, folder: Path) -> list[Path]:
+def write_pairs(read: Sequence[WorldRead], entries: dict[str, Entry], count: int, folder: Path) -> list[Path]:
     """Write the pairs of the `count` highest methods, and of each with the highest control, into `folder`/entries.
 
     Return the files.
@@ -102,12 +102,12 @@ def write_pairs(read: Sequence[WorldRead], known: dict[str, Entry], count: int, 
     requested = [*combinations(methods, 2), *((name, control) for name in methods if control)]
     written = []
     for names in requested:
-        missing = [name for name in names if name not in known]
+        missing = [name for name in names if name not in entries]
         if missing:
             raise StudyError(
                 f"the entry {missing[0]} has no file in the given folders. Give its folder with --source FOLDER."
             )
-        pair = pair_of(known[names[0]], known[names[1]])
+        pair = pair_of(entries[names[0]], entries[names[1]])
         target = folder / "entries" / f"{pair.name.replace('-', '_')}.toml"
         target.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(target, toml_of(pair).encode())

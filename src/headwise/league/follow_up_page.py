@@ -31,15 +31,17 @@ def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     ]
 
 
-def fresh_section(found: dict[str, Aggregate], again: dict[str, Aggregate], kinds: dict[str, str]) -> list[Section]:
+def fresh_section(
+    aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggregate], kinds: dict[str, str]
+) -> list[Section]:
     """Return the table of gains in the league and on fresh seeds; empty without runs on fresh seeds."""
-    if not again:
+    if not fresh_aggregates:
         return []
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
     columns += [Column(name, unit="spreads", number=True) for name in ("gain in the league", "gain on fresh seeds")]
     rows = [
-        [name, kinds[name], one.worlds, shown(found[name].gain), shown(one.gain)]
-        for name, one in sorted(again.items(), key=lambda item: -(item[1].gain.value or 0.0))
+        [name, kinds[name], one.worlds, shown(aggregates[name].gain), shown(one.gain)]
+        for name, one in sorted(fresh_aggregates.items(), key=lambda item: -(item[1].gain.value or 0.0))
     ]
     words = (
         "The highest of many entries is too high by chance. These were run again, at what their searches had chosen, "
@@ -48,17 +50,17 @@ def fresh_section(found: dict[str, Aggregate], again: dict[str, Aggregate], kind
     return [Section("On fresh seeds", table(columns, rows), words)]
 
 
-def pairs_over(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[Pair]:
+def pairs_over(read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str, Aggregate]) -> list[Pair]:
     """Return every pair whose parts are entries too, with its differences from both, by falling gain."""
     kinds = kinds_of(read)
-    names = [name for name in ordered(found) if kinds[name] == "pair"]
+    names = [name for name in ordered(aggregates) if kinds[name] == "pair"]
     parts = {name: tuple(name.split("+")) for name in names}
-    names = [name for name in names if len(parts[name]) == 2 and all(part in found for part in parts[name])]
+    names = [name for name in names if len(parts[name]) == 2 and all(part in aggregates for part in parts[name])]
     over = iter(worlds.differences([(name, part) for name in names for part in parts[name]]))
     return [(name, (next(over), next(over))) for name in names]
 
 
-def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Section]:
+def pair_section(pairs: Sequence[Pair], aggregates: dict[str, Aggregate]) -> list[Section]:
     """Return the table of pairs and their parts; empty without pairs."""
     if not pairs:
         return []
@@ -68,7 +70,8 @@ def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Sec
         for name in ("gain", "first alone", "second alone", "over the first", "over the second")
     ]
     rows = [
-        [name, *(shown(found[one].gain) for one in (name, *name.split("+"))), *map(shown, over)] for name, over in pairs
+        [name, *(shown(aggregates[one].gain) for one in (name, *name.split("+"))), *map(shown, over)]
+        for name, over in pairs
     ]
     words = (
         "Each pair was searched like any entry, over both strengths. A gain adds up where the pair lies above both of "

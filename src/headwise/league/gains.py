@@ -211,11 +211,11 @@ class Worlds:
             return figure(parts)
 
         observed = of([np.arange(len(world.plain)) for world in self.worlds])
-        drawn = np.array([of(seeds) for seeds in self._drawn])
+        resampled = np.array([of(seeds) for seeds in self._drawn])
         tail = 100 * (1 - CONFIDENCE) / 2
         estimates = []
         for at, value in enumerate(observed):
-            column = drawn[:, at][np.isfinite(drawn[:, at])]
+            column = resampled[:, at][np.isfinite(resampled[:, at])]
             ends = np.percentile(column, [tail, 100 - tail]) if len(column) else (np.nan, np.nan)
             estimates.append(Estimate(_known(value), _known(ends[0]), _known(ends[1])))
         return estimates

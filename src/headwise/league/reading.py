@@ -86,10 +86,10 @@ def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
     """Return the control with the best figure on validation data; test data play no part in the choice."""
-    known = {
+    validation = {
         name: one.validation for name, one in record.entries.items() if one.kind == "control" and one.status == "chosen"
     }
-    scored = [(value if higher_is_better else -value, name) for name, value in known.items() if value is not None]
+    scored = [(value if higher_is_better else -value, name) for name, value in validation.items() if value is not None]
     return max(scored)[1] if scored else ""
 
 

@@ -78,10 +78,10 @@ def results_sentence(analysis: Analysis) -> str:
         f"{names[arm.label]} {_clause(arm.differences[analysis.primary], analysis)}" for arm in by_effect(analysis)
     ]
     diverged = sum(len(arm.runs.diverged) for arm in analysis.arms)
-    more = f" {diverged} of {len(analysis.arms) * len(analysis.seeds)} runs diverged." if diverged else ""
+    divergence = f" {diverged} of {len(analysis.arms) * len(analysis.seeds)} runs diverged." if diverged else ""
     start = "" if analysis.complete else "So far, "
     place = f"{start}{'i' if start else 'I'}n {analysis.metric.label} over {len(analysis.seeds)} seeds, "
-    return tex(f"{place}{'; '.join(clauses)}.{more}")
+    return tex(f"{place}{'; '.join(clauses)}.{divergence}")
 
 
 def _clause(entry: Difference, analysis: Analysis) -> str:
@@ -135,12 +135,12 @@ def methods_paragraph(study: StudyFolder, analysis: Analysis) -> str:
 
 def bibtex(analysis: Analysis) -> str:
     """Return the BibTeX entries of the methods of all arms, in order; a comment names each method without an entry."""
-    known, keys, unknown = entries(), [], []
+    all_entries, keys, unknown = entries(), [], []
     for name in dict.fromkeys(name for arm in analysis.arms for name in METHOD.findall(arm.label)):
-        matches = [key for key, (methods, _) in known.items() if name in methods]
+        matches = [key for key, (methods, _) in all_entries.items() if name in methods]
         keys += matches
         unknown += [] if matches else [f"% No entry is known for {name}.\n"]
-    return "\n".join([*unknown, *(known[key][1] for key in dict.fromkeys(keys))])
+    return "\n".join([*unknown, *(all_entries[key][1] for key in dict.fromkeys(keys))])
 
 
 def entries() -> dict[str, tuple[list[str], str]]:

@@ -31,11 +31,11 @@ def headline(analysis: Analysis) -> str:
     effects = [
         f"{_named(names[arm.label])} {effect(entry, analysis)}{_price(arm, analysis)}" for arm, entry in decided[:NAMED]
     ]
-    more = [f"{len(decided) - NAMED} more arms differ"] if len(decided) > NAMED else []
+    further = [f"{len(decided) - NAMED} more arms differ"] if len(decided) > NAMED else []
     equal_names = [names[arm.label] for arm, entry in entries if entry.verdict == "equivalent"]
     equivalent = [f"{', '.join(equal_names)}: no difference within {_margin(analysis)}"] if equal_names else []
     start = "" if analysis.complete else "So far: "
-    words = "; ".join([*effects, *more, *equivalent]) or _nothing_shown(analysis, [entry for _, entry in entries])
+    words = "; ".join([*effects, *further, *equivalent]) or _nothing_shown(analysis, [entry for _, entry in entries])
     place = f" (in {analysis.metric.label})" if effects or equivalent else ""
     divergence = divergence_sentences(analysis)
     # that an arm diverges more or less often is the most important result, an open question the least

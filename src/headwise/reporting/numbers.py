@@ -251,9 +251,9 @@ def _named_by_run(rows: list[Row], columns_named: bool) -> tuple[list[Row], list
     The CSV of a plot of trackio's dashboard is such a table. `columns_named`: whether the user named a column.
     """
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    known = {_plain(name): name for name in reversed(names)}
-    column = next((known[name] for name in RUN_NAMES if name in known), None)
-    if columns_named or column is None or known.keys() & {*ARMS, *SEEDS}:
+    by_plain_name = {_plain(name): name for name in reversed(names)}
+    column = next((by_plain_name[name] for name in RUN_NAMES if name in by_plain_name), None)
+    if columns_named or column is None or by_plain_name.keys() & {*ARMS, *SEEDS}:
         return rows, []
     matches = [NAMED.fullmatch(str(row.values.get(column, "")).strip()) for row in rows]
     complete = [part for part in matches if part is not None]
@@ -286,7 +286,7 @@ def _last_of_each_run(rows: list[Row], arm: str, seed: str) -> list[Row]:
     return sorted(last_rows.values(), key=lambda row: row.line)
 
 
-def _column(names: list[str], requested: str, known: Sequence[str], option: str, path: Path) -> str:
+def _column(names: list[str], requested: str, candidates: Sequence[str], option: str, path: Path) -> str:
     if requested:
         if requested not in names:
             raise StudyError(
@@ -295,10 +295,10 @@ def _column(names: list[str], requested: str, known: Sequence[str], option: str,
             )
         return requested
     plain = {_plain(name): name for name in reversed(names)}
-    match = next((plain[name] for name in known if name in plain), None)
+    match = next((plain[name] for name in candidates if name in plain), None)
     if match is None:
         raise StudyError(
-            f"{path} has no column {known[0]}. Columns: {', '.join(names)}. Name the column with {option} NAME."
+            f"{path} has no column {candidates[0]}. Columns: {', '.join(names)}. Name the column with {option} NAME."
         )
     return match
 
@@ -333,7 +333,7 @@ def _plain(name: str) -> str:
     return next((lower.removeprefix(before) for before in (*SETTINGS, "tags.") if lower.startswith(before)), lower)
 
 
-def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[str, str]) -> list[Cell]:
+def _cells(path: Path, rows: list[Row], columns: dict[str, str], figure_columns: dict[str, str]) -> list[Cell]:
     cells, wrong = [], []
     for row in rows:
         arm, seed = str(row.values.get(columns["arm"], "")).strip(), _float(row.values.get(columns["seed"]))
@@ -347,8 +347,10 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[st
         else:
             state = _state(row)
             failed = any(word in state for word in FAILED) or "diverged" in state
-            figures = {name: None if failed else _float(row.values.get(column)) for name, column in wanted.items()}
-            for name, column in wanted.items():
+            figures = {
+                name: None if failed else _float(row.values.get(column)) for name, column in figure_columns.items()
+            }
+            for name, column in figure_columns.items():
                 value = row.values.get(column)
                 if _float(value) is None and str(value or "").strip().lower() not in (
                     "",
@@ -398,9 +400,9 @@ def _refuse_mixed_settings(path: Path, cells: list[Cell], used: set[str]) -> Non
             own = [cell for cell in cells if cell.arm == arm]
             counts = Counter(str(cell.row.values.get(name, "")) for cell in own)
             (usual, many), *others = counts.most_common()
-            known = name.startswith(SETTINGS)
+            is_setting = name.startswith(SETTINGS)
             # figures, names and times differ in every row, so no value is usual
-            if not others or not (known or (many > 1 and len(own) - many <= len(own) // 2)):
+            if not others or not (is_setting or (many > 1 and len(own) - many <= len(own) // 2)):
                 continue
             of_usual = next(cell.row.line for cell in own if str(cell.row.values.get(name, "")) == usual)
             wrong += [
@@ -417,11 +419,11 @@ def _refuse_mixed_settings(path: Path, cells: list[Cell], used: set[str]) -> Non
 
 
 def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
-    known = {(cell.arm, cell.seed): cell for cell in cells}
+    by_cell = {(cell.arm, cell.seed): cell for cell in cells}
     notes = []
     for arm in arms:
         for seed in sorted({cell.seed for cell in cells}):
-            cell = known.get((arm, seed))
+            cell = by_cell.get((arm, seed))
             if cell is None:
                 notes.append(f"{arm} has no row of seed {seed}: this seed makes no pair.")
             elif cell.diverged:
@@ -437,8 +439,8 @@ def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
 
 def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
     if wrong:
-        more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
-        raise StudyError(f"{path}: {'; '.join(wrong[:LISTED])}{more}. {remedy}")
+        rest = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+        raise StudyError(f"{path}: {'; '.join(wrong[:LISTED])}{rest}. {remedy}")
 
 
 def _float(value: Any) -> float | None:
@@ -453,8 +455,8 @@ def _float(value: Any) -> float | None:
 
 def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, out: Path, notes: list[str]) -> None:
     """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
-    known = out / "study.json"
-    if known.is_file() and json.loads(known.read_text(encoding="utf-8")).get("kind") != "numbers":
+    study_file = out / "study.json"
+    if study_file.is_file() and json.loads(study_file.read_text(encoding="utf-8")).get("kind") != "numbers":
         raise StudyError(f"{out} already contains another study. Choose another --out.")
     # runs of an earlier version of the table
     shutil.rmtree(out / "runs", ignore_errors=True)
@@ -500,4 +502,4 @@ def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, 
         ledger=ledger_of(entries),
         notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
     )
-    write_json(known, record.model_dump(mode="json"))
+    write_json(study_file, record.model_dump(mode="json"))

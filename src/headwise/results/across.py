@@ -37,12 +37,12 @@ def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
     return results
 
 
-def across_words(found: dict[str, Aggregate]) -> list[str]:
+def across_words(aggregates: dict[str, Aggregate]) -> list[str]:
     """Return one sentence per arm on its aggregate over the data sets."""
     return [
         f"{label}: over {one.data_sets} data sets the paired difference is {one.mean:+.2f} standard deviations "
         f"[{one.low:+.2f}, {one.high:+.2f}] (positive is better; bootstrap over data sets and seeds)."
-        for label, one in found.items()
+        for label, one in aggregates.items()
     ]
 
 
@@ -78,11 +78,13 @@ def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
                 "three pairs that differ are needed to set its scale. Run more seeds, or leave this data set out."
             )
     rng = np.random.default_rng(0)
-    drawn = np.stack([_standardised(table[rng.integers(0, len(table), (RESAMPLES, len(table)))]) for table in tables])
+    resampled = np.stack(
+        [_standardised(table[rng.integers(0, len(table), (RESAMPLES, len(table)))]) for table in tables]
+    )
     chosen = rng.integers(0, len(tables), (RESAMPLES, len(tables)))
     # shuffled per position, so that a data set drawn twice contributes two different draws of seeds
     order = np.stack([rng.permutation(RESAMPLES) for _ in tables], axis=1)
-    means = drawn[chosen, order].mean(axis=1)
+    means = resampled[chosen, order].mean(axis=1)
     low, high = np.percentile(means[np.isfinite(means)], [2.5, 97.5])
     observed = [float(_standardised(table[None])[0]) for table in tables]
     return Aggregate(float(np.mean(observed)), float(low), float(high), len(tables))

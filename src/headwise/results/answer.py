@@ -15,11 +15,11 @@ def answer(analysis: Analysis) -> str:
     if not total:
         return f"Only {analysis.baseline} was run, with {seeds}: there is nothing to compare."
     start = f"{'In' if analysis.complete else 'So far, in'} {analysis.metric.label}, with {seeds}"
-    whole = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
+    subject = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
     if len(by_verdict.get("no evidence", [])) == total:
-        text = f"{start}, there is no evidence that {whole} differs from the baseline{_power(analysis)}."
+        text = f"{start}, there is no evidence that {subject} differs from the baseline{_power(analysis)}."
     elif len(by_verdict.get("undecided", [])) == total:
-        text = f"{start}, it cannot be decided whether {whole} differs from the baseline."
+        text = f"{start}, it cannot be decided whether {subject} differs from the baseline."
     else:
         text = f"{start}: {'; '.join(_clauses(by_verdict, analysis))}."
     return " ".join([*divergence_sentences(analysis), text])

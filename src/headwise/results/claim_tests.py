@@ -290,8 +290,8 @@ def _undecidable(estimate: Estimate, criteria: Criteria) -> Decision | None:
 
 def _few(estimate: Estimate, criteria: Criteria) -> Decision:
     least = seeds_for_a_verdict(criteria.alpha)
-    known = criteria.effect is not None and estimate.error and estimate.pairs > 1
-    decision = _open("", estimate, abs(criteria.effect), criteria, None) if known and criteria.effect else None
+    estimable = criteria.effect is not None and estimate.error and estimate.pairs > 1
+    decision = _open("", estimate, abs(criteria.effect), criteria, None) if estimable and criteria.effect else None
     needed = max(least, decision.seeds or least) if decision else least
     return Decision("undecided", f"{count(estimate.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed)
 

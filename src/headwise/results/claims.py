@@ -64,10 +64,10 @@ def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None =
 
     A margin wider than a difference in the same outcome that another claim calls an effect is not used.
     """
-    known = judged_premises(study) if premises is None else premises
-    first = [judge(study, claim, known) for claim in study.study.claims]
+    judged = judged_premises(study) if premises is None else premises
+    first = [judge(study, claim, judged) for claim in study.study.claims]
     effects = _effects(first)
-    return [judge(study, claim, known, effects) for claim in study.study.claims] if effects else first
+    return [judge(study, claim, judged, effects) for claim in study.study.claims] if effects else first
 
 
 def judge(
@@ -88,8 +88,8 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], effects: dict[s
     figures = [None if _by_pairs(test) else gather(study, test, outcome) for test, outcome in zip(tests, outcomes)]
     numbers = [one for one in figures if isinstance(one, Figures)]
     # tests of divergence use a share of the error of their own: flips cannot combine them with the others
-    apart = sum(map(_by_pairs, tests))
-    alpha = ALPHA * (1 - apart / max(len(tests), 1))
+    separate = sum(map(_by_pairs, tests))
+    alpha = ALPHA * (1 - separate / max(len(tests), 1))
     # judged alone, a test has one column; only "inside" has several, which are judged jointly
     estimates = iter(zip([_estimates(one.columns, ALPHA) for one in numbers], _joint_estimates(numbers, alpha)))
     judged = []
@@ -229,8 +229,8 @@ def _judged_number(
     test: ClaimTest,
     outcome: Outcome,
     figures: Figures,
-    alone: list[Estimate],
-    beside: list[Estimate],
+    estimated: list[Estimate],
+    jointly_estimated: list[Estimate],
     alpha: float,
     effect: Effect | None,
 ) -> JudgedTest:
@@ -238,15 +238,15 @@ def _judged_number(
         why = Decision("not testable here", f"it is judged at the scale {test.scale!r} alone")
         if test.says == "inside":
             return _judged(test, why)
-        return _judged(test, why, alone[0], ours=_ours(test, outcome, figures, alone[0]))
+        return _judged(test, why, estimated[0], ours=_ours(test, outcome, figures, estimated[0]))
     criteria = Criteria(
         ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures)
     )
     margin_note = ""
     if test.says == "inside":
-        jointly = inside(*_first_and_last(beside), criteria._replace(alpha=alpha))
-        return _inside(test, outcome, figures, alone, criteria, refutes=jointly.verdict in AGAINST)
-    (one,), (other,) = alone, beside
+        jointly = inside(*_first_and_last(jointly_estimated), criteria._replace(alpha=alpha))
+        return _inside(test, outcome, figures, estimated, criteria, refutes=jointly.verdict in AGAINST)
+    (one,), (other,) = estimated, jointly_estimated
     if criteria.margin is not None and effect is not None and test.level is None and criteria.margin > effect.size:
         wide = (
             f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
@@ -264,14 +264,14 @@ def _judged_number(
         decision, jointly = directed(one, sign, criteria), directed(other, sign, criteria._replace(alpha=alpha))
         if decision.verdict == "undecided":
             decision = decision._replace(why=decision.why + margin_note)
-    more: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else criteria.margin,
     }
     if test.says == "same" and criteria.margin is not None:
         (equal,) = equivalence(JointIntervals(figures.columns), criteria.margin)
         one = one._replace(p=equal.p)
-    return _judged(test, decision, one, **more, refutes=jointly.verdict in AGAINST)
+    return _judged(test, decision, one, **fields, refutes=jointly.verdict in AGAINST)
 
 
 def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | None:
@@ -313,8 +313,8 @@ def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
         f"(exact p {p_words if p_words.startswith('<') else f'= {p_words}'})"
     )
     mean = (sum(ours) - sum(other)) / len(ours) if ours else None
-    beside, _ = _by_divergence(test, ours, other, ALPHA / tests)
-    refutes = beside.verdict in AGAINST
+    jointly_judged, _ = _by_divergence(test, ours, other, ALPHA / tests)
+    refutes = jointly_judged.verdict in AGAINST
     return _judged(test, decision, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
 
 

@@ -172,8 +172,8 @@ def _spread(pairs: list[float], bounds: Bounds, error: float) -> dict[str, Any]:
     return fields | {"detectable": detectable_effect(error * len(pairs) ** 0.5, len(pairs), critical)}
 
 
-def _margin(shown: Equivalence, margin: float | None) -> dict[str, Any]:
-    return {"within": shown.within, "p_equivalent": shown.p if margin is not None else None}
+def _margin(result: Equivalence, margin: float | None) -> dict[str, Any]:
+    return {"within": result.within, "p_equivalent": result.p if margin is not None else None}
 
 
 def _verdict(fields: dict[str, Any], higher_is_better: bool | None, equivalent: bool) -> dict[str, str]:

@@ -64,8 +64,8 @@ def critical_rates(study: StudyFolder) -> list[CriticalRate]:
     table = np.array([by_seed(study, axis) for axis in axes], dtype=float).T
     records = []
     for axis, column in zip(axes, table.T):
-        known = [float(one) for one in column if math.isfinite(one)]
-        statistics = interval(known, bootstrap_from=math.inf)
+        rates = [float(one) for one in column if math.isfinite(one)]
+        statistics = interval(rates, bootstrap_from=math.inf)
         record = CriticalRate(axis=axis.text or axis.name, rates=sorted(axis.values), **statistics.model_dump())
         seeds = {str(seed): float(one) for seed, one in zip(study.seeds, column) if math.isfinite(one)}
         records.append(record.model_copy(update={"by_seed": seeds}))

@@ -131,10 +131,10 @@ class StudyFolder:
             return value
         if evaluation == "gap":
             ends = [(self._whole(f"{split}/{metric}"), run.metric(f"{split}/{metric}")) for split in ("train", "test")]
-            parts = [whole.exact(one) for whole, one in ends if whole and one is not None]
+            parts = [total.exact(one) for total, one in ends if total and one is not None]
             return parts[0] - parts[1] if len(parts) == 2 else value
-        whole = self._whole(name)
-        return whole.exact(value) if whole else value
+        total = self._whole(name)
+        return total.exact(value) if total else value
 
     @cached_property
     def _wholes(self) -> dict[str, Whole | None]:

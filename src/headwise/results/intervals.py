@@ -40,8 +40,8 @@ def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM)
         half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
         return Interval(mean=mean, low=mean - half, high=mean + half, n=n, how="Student's t")
     rng = np.random.default_rng(0)
-    drawn = stats.bootstrap((array,), np.mean, n_resamples=9_999, confidence_level=1 - ALPHA, method="BCa", rng=rng)
-    low, high = map(float, drawn.confidence_interval)
+    bootstrap = stats.bootstrap((array,), np.mean, n_resamples=9_999, confidence_level=1 - ALPHA, method="BCa", rng=rng)
+    low, high = map(float, bootstrap.confidence_interval)
     return Interval(mean=mean, low=low, high=high, n=n, how="BCa bootstrap, 9,999 draws")
 
 
@@ -78,9 +78,9 @@ def families(differences: Table) -> list[list[int]]:
 
     present = np.isfinite(np.asarray(differences, dtype=float))
     pairs = present.sum(axis=0)
-    whole = present.any(axis=1).sum()
-    together = [at for at in range(len(pairs)) if pairs[at] == whole]
-    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != whole)]
+    complete = present.any(axis=1).sum()
+    together = [at for at in range(len(pairs)) if pairs[at] == complete]
+    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != complete)]
 
 
 def smallest_p(pairs: int) -> float:

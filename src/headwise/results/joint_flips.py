@@ -49,9 +49,9 @@ def flips(seeds: int, *, exact_up_to: int = EXACT_UP_TO, resamples: int = RESAMP
     if seeds <= exact_up_to:
         bits = np.arange(2 ** max(seeds - 1, 0))[:, None] >> np.arange(seeds) & 1
         return Flips((1.0 - 2.0 * bits).astype(np.float64), True)
-    drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
-    drawn[0] = 0
-    return Flips((1.0 - 2.0 * drawn).astype(np.float64), False)
+    bits_drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
+    bits_drawn[0] = 0
+    return Flips((1.0 - 2.0 * bits_drawn).astype(np.float64), False)
 
 
 def smallest_p(pairs: int) -> float:
@@ -137,7 +137,7 @@ def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
     """Return t² of the mean, 0 where every difference is 0; a flip changes the sum but not the sum of squares."""
     import numpy as np
 
-    whole = pairs * squares
-    share = np.divide(sums**2, whole, out=np.zeros(np.broadcast(sums, whole).shape), where=whole > 0)
+    largest = pairs * squares
+    share = np.divide(sums**2, largest, out=np.zeros(np.broadcast(sums, largest).shape), where=largest > 0)
     share = np.where(share > NOTHING, share, 0.0)
     return (pairs - 1).clip(0) * share / np.maximum(1 - share, 1 / FARTHEST)

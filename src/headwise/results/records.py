@@ -273,15 +273,15 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words, kind="methods")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
-        where, _, kind = name.rpartition("/")
+        evaluation, _, kind = name.rpartition("/")
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
             return Outcome(name=name, label=words_of(name))
-        label = f"{where} {known.label}".strip()
-        if where == "gap":
+        label = f"{evaluation} {known.label}".strip()
+        if evaluation == "gap":
             return Outcome(name=name, label=label, unit=known.unit, kind="gap")
         # a figure on the training data measures the fit, for which neither direction is good
-        better = None if where == "train" else known.higher_is_better
+        better = None if evaluation == "train" else known.higher_is_better
         return Outcome(name=name, label=label, unit=known.unit, higher_is_better=better)
 
     @property

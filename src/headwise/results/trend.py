@@ -37,12 +37,12 @@ def trend(outcomes: Table) -> Trend | None:
     """
     import numpy as np
 
-    whole = np.asarray(outcomes, dtype=float)
-    whole = whole[np.isfinite(whole).all(axis=1)]
-    if whole.shape[0] < 2 or whole.shape[1] < 3:
+    complete = np.asarray(outcomes, dtype=float)
+    complete = complete[np.isfinite(complete).all(axis=1)]
+    if complete.shape[0] < 2 or complete.shape[1] < 3:
         return None
-    by_seed = slopes(whole)
-    return Trend(float(by_seed.mean()), sign_flip(by_seed.tolist()), _page(whole), len(whole))
+    by_seed = slopes(complete)
+    return Trend(float(by_seed.mean()), sign_flip(by_seed.tolist()), _page(complete), len(complete))
 
 
 def slopes(outcomes: Table) -> Table:
@@ -53,10 +53,10 @@ def slopes(outcomes: Table) -> Table:
     return outcomes @ at / (at**2).sum()
 
 
-def _page(whole: NDArray[np.float64]) -> float:
+def _page(complete: NDArray[np.float64]) -> float:
     from scipy import stats
 
-    ways = (whole, -whole)
+    ways = (complete, -complete)
     return min(1.0, 2 * min(float(stats.page_trend_test(way).pvalue) for way in ways))
 
 

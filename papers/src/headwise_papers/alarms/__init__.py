@@ -91,7 +91,7 @@ def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
 
 def carried_out(
     out: Path,
-    wanted: list[Any],
+    requested: list[Any],
     jobs: int,
     say: Callable[[str], None],
     data: Path | None,
@@ -102,8 +102,8 @@ def carried_out(
 
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in wanted if not (folder / f"{one.name}.json").is_file()]
-    say(f"{len(wanted) - len(missing)} of {len(wanted)} runs are there")
+    missing = [one for one in requested if not (folder / f"{one.name}.json").is_file()]
+    say(f"{len(requested) - len(missing)} of {len(requested)} runs are there")
     one_by_one = partial(write_run, folder=folder, data=data, steps=steps)
     if jobs > 1 and len(missing) > 1:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -113,7 +113,7 @@ def carried_out(
         for done, one in enumerate(missing, 1):
             one_by_one(one)
             say(f"{done} of {len(missing)} runs: {one.name}")
-    return [read_json(folder / f"{one.name}.json") for one in wanted]  # type: ignore[misc]
+    return [read_json(folder / f"{one.name}.json") for one in requested]  # type: ignore[misc]
 
 
 _families: dict[tuple[str, Path | None], Any] = {}

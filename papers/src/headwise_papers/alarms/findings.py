@@ -181,10 +181,10 @@ def signal_table(points: dict[str, tuple[Point, Point, Point]], leading: Sequenc
     """Return the table of each signal in its best form at the operating point, on the test half and held-out family."""
     rows = []
     for name in leading:
-        _, other, held = points[name]
+        _, other, held_out = points[name]
         rows.append(
             [name, _threshold(name, other.threshold), caught_words(other), lead_words(other), false_words(other)]
-            + [caught_words(held), lead_words(held), false_words(held)]
+            + [caught_words(held_out), lead_words(held_out), false_words(held_out)]
         )
     columns = ["signal", "alarm where", "caught", "lead in steps", "false alarms in 1,000 steps"]
     columns += ["held-out family: caught", "lead", "false alarms"]
@@ -202,9 +202,9 @@ def _threshold(name: str, value: float) -> str:
 def rule_table(ruled: dict[str, tuple[Point, Point]]) -> dict[str, Any]:
     """Return the table of the rules of `headwise.watch` as shipped."""
     rows = []
-    for name, (other, held) in ruled.items():
+    for name, (other, held_out) in ruled.items():
         rows.append([name.removeprefix("rule: "), caught_words(other), lead_words(other), false_words(other)])
-        rows[-1] += [caught_words(held), lead_words(held), false_words(held)]
+        rows[-1] += [caught_words(held_out), lead_words(held_out), false_words(held_out)]
     columns = ["rule", "caught", "lead in steps", "false alarms in 1,000 steps"]
     columns += ["held-out family: caught", "lead", "false alarms"]
     return {"title": "The rules of headwise.watch as shipped", "columns": columns, "rows": rows}
@@ -292,7 +292,7 @@ def surprise_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[s
 def charts(curves: dict[str, list[Point]]) -> list[dict[str, Any]]:
     """Return the charts of operating curves, one per kind of signal."""
     x, y = "false alarms in 1,000 healthy steps", "share of faults caught"
-    made = []
+    charts_ = []
     for title, names in CHARTS.items():
         # no false alarm is drawn as half of one, because the axis is logarithmic
         data = [
@@ -303,8 +303,8 @@ def charts(curves: dict[str, list[Point]]) -> list[dict[str, Any]]:
             if point.healthy and point.faults
         ]
         chart = {"title": f"Operating curves: {title.lower()}", "x": x, "y": y, "series": "signal", "log_x": True}
-        made.append({**chart, "data": data})
-    return made
+        charts_.append({**chart, "data": data})
+    return charts_
 
 
 # Sentences
@@ -323,7 +323,7 @@ def paragraphs(
 ) -> list[str]:
     """Return the paragraphs of the findings, the answer first."""
     best = leading[0]
-    _, other, held = points[best]
+    _, other, held_out = points[best]
     usual = [f"{name} {caught_words(points[name][1])}" for name in EVERYBODYS if name in points]
     faults = [run for run in every if not run.healthy]
     shows = sum(run.shows is not None for run in faults)
@@ -331,8 +331,8 @@ def paragraphs(
     texts = [
         f"At one false alarm in 10,000 healthy steps the signal that catches most is {best}: {caught_words(other)} of "
         f"the faults that showed, before or as the loss did, {lead_words(other)} steps ahead at the median, with "
-        f"{false_words(other)} false alarms in 1,000 healthy steps; on the family held out {caught_words(held)}, "
-        f"{lead_words(held)} steps, {false_words(held)}. What everybody has: {'; '.join(usual)}.",
+        f"{false_words(other)} false alarms in 1,000 healthy steps; on the family held out {caught_words(held_out)}, "
+        f"{lead_words(held_out)} steps, {false_words(held_out)}. What everybody has: {'; '.join(usual)}.",
         f"The rules of headwise.watch as shipped, all together: {caught_words(any_rule)}, {lead_words(any_rule)} "
         f"steps ahead, {false_words(any_rule)} false "
         f"alarms in 1,000 healthy steps; on the family held out {caught_words(rule_held)}, {false_words(rule_held)}.",
@@ -391,16 +391,16 @@ def pair_words(pair: Pair | None, single: Point, reported: Sequence[Scored], bes
     failing = [run for run in reported if run.shows is not None]
     by_single = [run.lead(run.alarms(best, fixed[best])) is not None for run in failing]
     by_pair = [run.lead(pair.alarms(run)) is not None for run in failing]
-    more, fewer = (
+    gained, lost = (
         sum(b and not a for a, b in zip(by_single, by_pair, strict=True)),
         sum(a and not b for a, b in zip(by_single, by_pair, strict=True)),
     )
-    p = float(stats.binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
-    verdict = "beats" if more > fewer and p < 0.05 else "does not beat"
+    p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    verdict = "beats" if gained > lost and p < 0.05 else "does not beat"
     return (
         f"The best pair, {pair.name} (either alarm, each at half of the false alarms), {verdict} the best single "
-        f"signal on the other half: {caught_words(point)} against {caught_words(single)}, {more} faults gained and "
-        f"{fewer} lost (McNemar's exact p = {p:.2g}), {false_words(point)} false alarms in 1,000 steps."
+        f"signal on the other half: {caught_words(point)} against {caught_words(single)}, {gained} faults gained and "
+        f"{lost} lost (McNemar's exact p = {p:.2g}), {false_words(point)} false alarms in 1,000 steps."
     )
 
 

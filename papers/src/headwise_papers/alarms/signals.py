@@ -78,8 +78,8 @@ def _forms(name: str, values: list[float | None]) -> Iterator[tuple[str, list[fl
     scaled = [one if one is None or math.isinf(one) or name in SIGNED else math.log(max(one, 1e-12)) for one in values]
     slopes: list[float | None] = [None] * min(SPAN, len(scaled))
     for before, now in zip(scaled, scaled[SPAN:], strict=False):
-        known = before is not None and now is not None and math.isfinite(before)
-        slopes.append(_turned(now if math.isinf(now) else now - before, sign) if known else _turned(now, sign))  # type: ignore[arg-type,operator]
+        is_known = before is not None and now is not None and math.isfinite(before)
+        slopes.append(_turned(now if math.isinf(now) else now - before, sign) if is_known else _turned(now, sign))  # type: ignore[arg-type,operator]
     yield SLOPE, [None if one is not None and math.isinf(one) and one < 0 else one for one in slopes]
     spikes, deviations = Spikes(BACK), []
     for one in scaled:

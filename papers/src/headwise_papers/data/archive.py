@@ -108,8 +108,8 @@ def fetch(package: Package, folder: Path, wanted: list[str], tell: Callable[[str
     folder.mkdir(parents=True, exist_ok=True)
     with downloaded(package, folder, ", ".join(wanted), tell) as read:
         for name in wanted:
-            made = package.made.get(name)
-            content = made(read) if made else read(package.members[name])
+            make = package.made.get(name)
+            content = make(read) if make else read(package.members[name])
             write_bytes(folder / name, content)
 
 

@@ -35,8 +35,8 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
     for wait in (*WAITS, None):
         try:
             complete = _fetch(address, part, tell)
-            name, found = digest(part, checksum or "")
-            if complete or checksum in (None, found):
+            name, actual = digest(part, checksum or "")
+            if complete or checksum in (None, actual):
                 break
             # the server did not announce a size, so the file may be incomplete
             reason: Exception = ConnectionError("the connection ended before the whole file was there")
@@ -56,10 +56,10 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
             ) from reason
         tell(f"the download was cut after {received:,} bytes ({reason}); going on from there in {wait:g} s")
         time.sleep(wait)
-    if checksum not in (None, found):
+    if checksum not in (None, actual):
         part.unlink()
         raise StudyError(
-            f"{address}: what arrived has {name} {found}, officially it is {checksum}; it was deleted. Start again."
+            f"{address}: what arrived has {name} {actual}, officially it is {checksum}; it was deleted. Start again."
         )
     part.replace(path)
 

@@ -137,8 +137,8 @@ def _figures_of_flow(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _figures_of_path(result: dict[str, Any]) -> dict[str, float]:
-    apart = result["distance"] / math.dist(OPTIMUM, result["solution"])
-    return {"apart": apart, "residual": decades(result["residual"])}
+    distance = result["distance"] / math.dist(OPTIMUM, result["solution"])
+    return {"apart": distance, "residual": decades(result["residual"])}
 
 
 def _flow_charts(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,20 +146,20 @@ def _flow_charts(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     balance, gap = "‖AᵀA − BᵀB‖", "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*"
     thresholds = [
         {"singular value of M": s, "after training": end, "λ": name.removeprefix("λ = ")}
-        for name, found in flows.items()
-        for s, end in zip(SINGULAR_VALUES, found["end"])
+        for name, flow_ in flows.items()
+        for s, end in zip(SINGULAR_VALUES, flow_["end"])
     ]
     balances = [
         {"time t": point["time"], balance: point[key], "curve": f"{name}, {words}"}
-        for name, found in flows.items()
+        for name, flow_ in flows.items()
         for words, key in (("flow", "balance"), ("e^(−2λt)", "law"))
-        for point in found["course"][:: 1 if found["strength"] else 8]
+        for point in flow_["course"][:: 1 if flow_["strength"] else 8]
         if point["law"] > 1e-8
     ]
     gaps = [
         {"time t": point["time"], gap: point["gap"], "curve": name}
-        for name, found in flows.items()
-        for point in found["course"]
+        for name, flow_ in flows.items()
+        for point in flow_["course"]
         if point["gap"] > 1e-10
     ]
     courses = [
@@ -180,7 +180,7 @@ def _flow_charts(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _path_charts(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts of the two scalars' paths at the smallest and the largest ε."""
-    shown = {kind: [paths[PATHS[kind, epsilon]] for epsilon in (min(DECAYS), max(DECAYS))] for kind in KINDS}
+    paths_by_kind = {kind: [paths[PATHS[kind, epsilon]] for epsilon in (min(DECAYS), max(DECAYS))] for kind in KINDS}
     return [
         {
             "title": f"Two scalars, {'as products of two factors' if kind else 'direct'}: the paths",
@@ -188,11 +188,11 @@ def _path_charts(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "y": "w₂",
             "series": "optimizer",
             "data": [
-                {"w₁": x, "w₂": y, "optimizer": f"{optimizer}, ε = {found['epsilon']:g}"}
-                for found in both
+                {"w₁": x, "w₂": y, "optimizer": f"{optimizer}, ε = {path['epsilon']:g}"}
+                for path in both
                 for optimizer in ("AdamW", "Adam + L2")
-                for x, y in found[optimizer]["path"]
+                for x, y in path[optimizer]["path"]
             ],
         }
-        for kind, both in shown.items()
+        for kind, both in paths_by_kind.items()
     ]

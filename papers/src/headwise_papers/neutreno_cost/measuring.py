@@ -101,14 +101,14 @@ def _others() -> Any:
 
     from headwise.training.measuring import OF_THE_CPU
 
-    known = {**flop_registry, **OF_THE_CPU}
+    counted = {**flop_registry, **OF_THE_CPU}
 
     class Others(TorchDispatchMode):
         elements = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            if func.overloadpacket not in known and not func.is_view:
+            if func.overloadpacket not in counted and not func.is_view:
                 self.elements += sum(x.numel() for x in tree_leaves(result) if hasattr(x, "numel"))
             return result
 

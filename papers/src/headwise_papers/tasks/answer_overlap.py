@@ -16,16 +16,16 @@ def plain(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-def exact_match(given: str, answers: Iterable[str]) -> float:
+def exact_match(text: str, answers: Iterable[str]) -> float:
     """Return 1 if a text equals one of the answers after normalisation by `plain`, else 0."""
-    return float(any(plain(given) == plain(answer) for answer in answers))
+    return float(any(plain(text) == plain(answer) for answer in answers))
 
 
-def best_f1(given: str, answers: Iterable[str]) -> float:
+def best_f1(text: str, answers: Iterable[str]) -> float:
     """Return the best F1, over the answers, of the words that a text shares with an answer, in [0, 1]."""
-    return max(_f1(plain(given).split(), plain(answer).split()) for answer in answers)
+    return max(_f1(plain(text).split(), plain(answer).split()) for answer in answers)
 
 
-def _f1(given: list[str], answer: list[str]) -> float:
-    shared = (Counter(given) & Counter(answer)).total()
-    return 2 * shared / (len(given) + len(answer)) if shared else 0.0
+def _f1(predicted: list[str], answer: list[str]) -> float:
+    shared = (Counter(predicted) & Counter(answer)).total()
+    return 2 * shared / (len(predicted) + len(answer)) if shared else 0.0

@@ -47,12 +47,12 @@ class CharacterLM(Task):
         The first 80 % of the text are for training, the next 10 % for validation and the last 10 % for the test.
         """
         text = tinyshakespeare.read(self.folder)
-        known = sorted(set(text))
-        if len(known) != CHARACTERS:
+        characters = sorted(set(text))
+        if len(characters) != CHARACTERS:
             raise StudyError(
-                f"the text has {len(known)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
+                f"the text has {len(characters)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
             )
-        numbers = {character: number for number, character in enumerate(known)}
+        numbers = {character: number for number, character in enumerate(characters)}
         first, last = (int(share * len(text)) for share in SHARES[split])
         windows = torch.tensor([numbers[c] for c in text[first:last]]).unfold(0, self.context + 1, self.context)
         return windows[:, :-1], windows[:, 1:]

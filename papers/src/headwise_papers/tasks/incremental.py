@@ -73,8 +73,8 @@ class Incremental(Task):
         places = _order()[classes]
         # the images of CIFAR's files are in random order of their classes
         most = self.test_each if part == "test" else None
-        wanted = [int(task)] if task else range(TASKS)
-        chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in wanted])
+        tasks = [int(task)] if task else range(TASKS)
+        chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in tasks])
         return images[chosen], places[chosen]
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
@@ -89,9 +89,13 @@ class Incremental(Task):
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
         """Return the numbers of images and of correct answers within their task, and the summed loss in nats."""
-        own, wanted = _of_own_task(output, targets), targets % EACH
-        loss = F.cross_entropy(own, wanted, reduction="sum")
-        return {"weight": torch.tensor(len(targets)), "loss": loss, "accuracy": (own.argmax(-1) == wanted).sum()}
+        own, targets_in_task = _of_own_task(output, targets), targets % EACH
+        loss = F.cross_entropy(own, targets_in_task, reduction="sum")
+        return {
+            "weight": torch.tensor(len(targets)),
+            "loss": loss,
+            "accuracy": (own.argmax(-1) == targets_in_task).sum(),
+        }
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
         """Return forgetting: the mean fall of each task but the last from its best after an earlier phase."""

@@ -138,15 +138,15 @@ def symbols(folder: Path | None, level: str, vocabulary: int) -> dict[str, int]:
     The end of a line counts as a word, as in the published results on WikiText.
     """
     counts = Counter(split_text(wikitext2.read(folder, "train"), level)).most_common()
-    known = [symbol for symbol, _ in counts if symbol != "<unk>"]
-    return {symbol: number for number, symbol in enumerate(["<unk>", *known[: vocabulary - 1]])}
+    kept_symbols = [symbol for symbol, _ in counts if symbol != "<unk>"]
+    return {symbol: number for number, symbol in enumerate(["<unk>", *kept_symbols[: vocabulary - 1]])}
 
 
 @lru_cache(maxsize=8)
 def encode(folder: Path | None, split: str, level: str, vocabulary: int) -> Tensor:
     """Return a split of the text as indices (N,)."""
-    known = symbols(folder, level, vocabulary)
-    return torch.tensor([known.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
+    indices = symbols(folder, level, vocabulary)
+    return torch.tensor([indices.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
 
 
 def split_text(text: str, level: str) -> list[str]:

@@ -50,7 +50,7 @@ def cut(question: Question) -> Question:
     return replace(question, context=question.context[first:last], answers=answers)
 
 
-def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
+def windows(questions_by_number: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
     """Return windows of `tokens` tokens, each a question and part of its passage.
 
     Windows of a long passage overlap by `shared` tokens. `number` is the question's key; `places` (N, T, 2) are the
@@ -58,8 +58,8 @@ def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: in
     token of the answer, 0 (the class token) in windows without it.
     """
     coded = load_tokenizer(pretrained)(
-        [question.question.strip() for question in asked.values()],
-        [question.context for question in asked.values()],
+        [question.question.strip() for question in questions_by_number.values()],
+        [question.context for question in questions_by_number.values()],
         truncation="only_second",
         max_length=tokens,
         stride=shared,
@@ -71,12 +71,12 @@ def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: in
     window_of = coded["overflow_to_sample_mapping"]
     inside = torch.stack([_in_passage(coded, at) for at in range(len(window_of))])
     places = coded["offset_mapping"].masked_fill(~inside[..., None], -1)
-    answers = [question.answers[0] for question in asked.values()]
+    answers = [question.answers[0] for question in questions_by_number.values()]
     spans = torch.tensor([(start, start + len(text)) for text, start in answers])[window_of]
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {
         **{name: coded[name] for name in names if name in coded},
-        "number": torch.tensor(list(asked))[window_of],
+        "number": torch.tensor(list(questions_by_number))[window_of],
         "places": places,
         "labels": _answer_tokens(places, spans),
     }

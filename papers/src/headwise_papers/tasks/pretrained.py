@@ -97,9 +97,9 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
     return model
 
 
-def _check_vocabulary(model: Any, folder: Path, given: str) -> None:
+def _check_vocabulary(model: Any, folder: Path, pretrained: str) -> None:
     """Raise StudyError if the tokenizer has a token without a row in the encoder's embedding."""
-    rows, tokenizer = model.get_input_embeddings().num_embeddings, load_tokenizer(given)
+    rows, tokenizer = model.get_input_embeddings().num_embeddings, load_tokenizer(pretrained)
     # transformers adds special tokens, such as a mask, that the folder lacks and no text of the studies contains
     written = {tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token}
     unwritten = set(tokenizer.added_tokens_encoder) - written

@@ -115,7 +115,7 @@ def _health(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     """Return statistics of the heads and the effective rank of the last norm's input, from one forward pass."""
     assert isinstance(model, CharacterModel)
     stream: list[Tensor] = []
-    hook = model.norm.register_forward_pre_hook(lambda module, given: stream.append(given[0].detach()))
+    hook = model.norm.register_forward_pre_hook(lambda module, arguments: stream.append(arguments[0].detach()))
     watched = headwise.watch(model, every=1, on_alert=None, statistics=STATISTICS)
     try:
         # a watch reads forward passes in training mode; this model has nothing random

@@ -154,8 +154,8 @@ def stories(folder: Path | None, length: int) -> Tensor:
     for _ in range(length - 1):
         output = model(input_ids=tokens[:, -1:], past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        drawn = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)
-        tokens = torch.cat([tokens, drawn], 1)
+        sampled = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, sampled], 1)
     return tokens
 
 
