@@ -15,7 +15,7 @@ TWO = ("baseline", "Other()")
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no study\.json.*--out"):
+    with pytest.raises(FileNotFoundError, match=r"contains no study\.json.*--out"):
         read_study(tmp_path)
 
 
@@ -79,8 +79,8 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ([], r"study\.json holds \[\], where a dictionary should be"),
-        ({"arms": "baseline"}, r"study\.json holds something else than it should under arms"),
+        ([], r"study\.json contains \[\] instead of a dictionary"),
+        ({"arms": "baseline"}, r"study\.json has invalid values for arms"),
         ({"arms": [1, 2]}, "under arms"),
         ({"baseline": 3, "seeds": ["0"]}, "under baseline, seeds"),
         ({"metrics": "test_accuracy"}, "under metrics"),
@@ -115,9 +115,9 @@ def test_what_is_no_result_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", '{"method": 1}', r"config\.json names no arm and seed"),
-        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, holds no record but \[1\]"),
-        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, names no epoch"),
+        ("config.json", '{"method": 1}', r"config\.json does not name an arm and a seed"),
+        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, is not a record but \[1\]"),
+        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, does not name an epoch"),
     ],
 )
 def test_files_of_a_run_of_another_shape_are_named(tmp_path, name, content, message):

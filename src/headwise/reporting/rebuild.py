@@ -119,7 +119,7 @@ def _findings_files(path: Path) -> dict[str, str]:
         }
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the "
+            f"{path / 'findings.json'} is not a valid record of findings ({type(error).__name__}: {error}). Run the "
             "study again."
         ) from error
 

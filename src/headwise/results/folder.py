@@ -165,11 +165,14 @@ def read_study(folder: str | Path) -> StudyFolder:
     path = Path(folder)
     if not (path / "study.json").is_file():
         raise FileNotFoundError(
-            f"{path} holds no study.json, so it is not the folder of a study. Give the folder named by --out."
+            f"{path} contains no study.json, so it is not the folder of a study. Give the folder named by --out."
         )
     study = checked_study(path / "study.json")
     if study.baseline not in study.arms:
-        raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
+        raise ValueError(
+            f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}. Start the "
+            "command of the study again."
+        )
     if study.ledger is not None and study.ledger != ledger_of(study.runs):
         raise ValueError(
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "

@@ -13,7 +13,7 @@ from headwise.results.records import CellRecord, EpochLine, MapsRecord, Record, 
 
 R = TypeVar("R", bound=Record)
 
-AGAIN = "Delete it and run the study again: it goes on where it stopped."
+AGAIN = "Delete it and run the study again, which continues where it stopped."
 
 
 def checked_study(path: Path) -> StudyRecord:
@@ -26,7 +26,7 @@ def checked_study(path: Path) -> StudyRecord:
         missing = [name for name in names if name not in content]
         invalid = [name for name in names if name in content]
         words = [f"lacks {', '.join(missing)}"] if missing else []
-        words += [f"holds something else than it should under {', '.join(invalid)}"] if invalid else []
+        words += [f"has invalid values for {', '.join(invalid)}"] if invalid else []
         raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
@@ -37,8 +37,8 @@ def checked_analysis(path: Path) -> Analysis:
         return _valid(Analysis, content)
     except ValidationError as error:
         raise ValueError(
-            f"{path} is an analysis that cannot be read (see {_places(error)}). `headwise report` on the folder of its "
-            "study writes it anew."
+            f"{path} is not a valid analysis (see {_places(error)}). Write it again: run `headwise report` on the "
+            "folder of its study."
         ) from error
 
 
@@ -49,7 +49,7 @@ def checked_findings(path: Path) -> FindingsRecord:
         return _valid(FindingsRecord, content)
     except ValidationError as error:
         place = f" (see {_places(error)})" if isinstance(content, dict) else ""
-        raise ValueError(f"{path} does not hold what a study writes{place}. Run the study again.") from error
+        raise ValueError(f"{path} is not a valid record of findings{place}. Run the study again.") from error
 
 
 def checked_config(path: Path) -> CellRecord:
@@ -57,7 +57,7 @@ def checked_config(path: Path) -> CellRecord:
     try:
         return _valid(CellRecord, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
-        raise ValueError(f"{path} names no arm and seed. {AGAIN}") from error
+        raise ValueError(f"{path} does not name an arm and a seed. {AGAIN}") from error
 
 
 def checked_result(path: Path) -> RunResult:
@@ -66,7 +66,7 @@ def checked_result(path: Path) -> RunResult:
         return _valid(RunResult, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
         raise ValueError(
-            f"{path} holds no result that can be read: {_places(error)} is missing or of another kind "
+            f"{path} contains no valid result: {_places(error)} is missing or invalid "
             f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
         ) from error
 
@@ -76,7 +76,7 @@ def checked_maps(path: Path) -> MapsRecord:
     try:
         return _valid(MapsRecord, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
-        raise ValueError(f"{path} holds no maps of attention (see {_places(error)}). {AGAIN}") from error
+        raise ValueError(f"{path} contains no valid attention maps (see {_places(error)}). {AGAIN}") from error
 
 
 def read_epochs(path: Path) -> list[EpochLine]:
@@ -88,10 +88,8 @@ def read_epochs(path: Path) -> list[EpochLine]:
         except ValidationError as error:
             names = _places(error)
             if "epoch" in names.split(", "):
-                raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}") from error
-            raise ValueError(
-                f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}"
-            ) from error
+                raise ValueError(f"{path}, line {number}, does not name an epoch. {AGAIN}") from error
+            raise ValueError(f"{path}, line {number}, has invalid values for {names}. {AGAIN}") from error
     return lines
 
 
@@ -127,14 +125,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 continue
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
+            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}). {AGAIN}") from error
         if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}, holds no record but {line.strip()[:40]}.")
+            raise ValueError(f"{path}, line {number}, is not a record but {line.strip()[:40]}. {AGAIN}")
         records.append(record)
     return records
 
 
 def _dictionary(path: Path, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {json.dumps(content)[:40]}, where a dictionary should be. {AGAIN}")
+        raise ValueError(f"{path} contains {json.dumps(content)[:40]} instead of a dictionary. {AGAIN}")
     return content
