@@ -5,7 +5,7 @@ python docs/recompute.py    exit with 1 and list the mismatches if there are any
 From each folder it reads differences.csv (outcome, arm, seed, difference) and, if kept, seeds.csv (outcome, arm, seed,
 value), and compares the recomputed statistics with analysis.json and claims.json: the interval, p and verdict of every
 arm in every outcome, the trends along axes, the tests of divergence, and every test of a claim. A test against a level
-whose figures by seed were not kept is compared with the interval in table.csv. Nothing is imported from headwise, so
+whose figures by seed were not kept is compared with the interval in table.csv. The package itself is not imported, so
 that the check is independent of it.
 """
 
