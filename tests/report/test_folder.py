@@ -81,11 +81,11 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_p
     [
         ([], r"study\.json contains \[\] instead of a dictionary"),
         ({"arms": "baseline"}, r"study\.json has invalid values for arms"),
-        ({"arms": [1, 2]}, "under arms"),
-        ({"baseline": 3, "seeds": ["0"]}, "under baseline, seeds"),
-        ({"metrics": "test_accuracy"}, "under metrics"),
-        ({"metrics": [{"name": "accuracy"}], "margin": "small"}, "under metrics, margin"),
-        ({"settings": [], "notes": "one", "runs": [1]}, "under settings, runs, notes"),
+        ({"arms": [1, 2]}, "values for arms"),
+        ({"baseline": 3, "seeds": ["0"]}, "values for baseline, seeds"),
+        ({"metrics": "test_accuracy"}, "values for metrics"),
+        ({"metrics": [{"name": "accuracy"}], "margin": "small"}, "values for metrics, margin"),
+        ({"settings": [], "notes": "one", "runs": [1]}, "values for settings, runs, notes"),
     ],
 )
 def test_a_study_of_another_shape_is_named(tmp_path, change, message):
@@ -108,7 +108,7 @@ def test_a_study_of_an_earlier_version_is_refused_with_what_it_lacks(tmp_path):
 def test_what_is_no_result_is_named(tmp_path, content):
     folder = write_study(tmp_path, methods=TWO, seeds=1)
     (folder / "runs" / "000100000000" / "result.json").write_text(content)
-    with pytest.raises(ValueError, match=r"000100000000/result\.json holds .*Delete it and run the study again"):
+    with pytest.raises(ValueError, match=r"000100000000/result\.json contains .*Delete it and run the study again"):
         read_study(folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -78,7 +78,7 @@ class BlogImages(Cifar):
 
     def evaluations(self) -> list[Evaluation]:
         """Return the evaluations, after every epoch with `curve`, and of training images also with methods active."""
-        when = "epoch" if self.curve else "end"
+        when: Literal["epoch", "end"] = "epoch" if self.curve else "end"
         acting = Evaluation(ACTING, split="train", output=in_training_mode)
         return [Evaluation("train", when=when), Evaluation("test", when=when), acting]
 
