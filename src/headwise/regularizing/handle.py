@@ -211,8 +211,8 @@ class Regularized:
     def _alive(self) -> None:
         if self.removed:
             raise RuntimeError(
-                "this model is no longer regularized, since remove() or fold() was called: save it like any other model, "
-                "or call headwise.regularize(model, ...) again"
+                "this model is no longer regularized, since remove() or fold() was called: call regularize() again, or "
+                "save it like any other model"
             )
 
     def _device(self) -> torch.device:
