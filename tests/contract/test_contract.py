@@ -34,7 +34,7 @@ def on(*hosts):
     return [(method, host) for method, host in PAIRS if host in hosts]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees itself alone")])
+@pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees only itself")])
 @pytest.mark.parametrize("host", ["own-causal", "llama"])
 def test_a_method_without_meaning_says_why(host, name, reason):
     model = fresh(HOSTS[host])
