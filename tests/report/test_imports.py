@@ -22,6 +22,16 @@ def test_importing_the_report_imports_no_optional_library():
     assert found.stdout.strip() == "[]"
 
 
+def test_the_compiler_of_torch_is_imported_by_those_who_compile_alone():
+    """It takes as long as torch itself: a second and more of every command and every worker."""
+    code = (
+        "import sys, headwise.comparing.compare, headwise.engines.worker, headwise.watching.watch; "
+        "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]
+
+
 def test_a_missing_library_is_named_with_its_extra():
     with pytest.raises(
         ImportError, match=r"A report needs no_such_library, which is not installed: pip install 'headwise\[study\]'"

@@ -36,7 +36,7 @@ def started(form, out):
 
 
 def gone(family):
-    return wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1] or None, seconds=20)
+    return wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1] or None)
 
 
 def test_a_watched_study_in_two_processes_ends_with_its_readings(tmp_path):

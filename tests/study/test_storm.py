@@ -116,8 +116,8 @@ def test_the_storm_sees_other_numbers_files_left_behind_and_held_locks(two, harm
 
 def test_the_storm_sees_a_process_that_stays_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(storm, "PATIENCE", 0.2)
-    orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    orphan = subprocess.Popen(["sleep", "600"], start_new_session=True)
     weather = storm.Storm(0, tmp_path)
     weather.expect_nobody("plain", orphan.pid, tmp_path)
     assert "stayed behind" in weather.faults["processes_left"][0] and weather.summary()["processes_left"] == 1
-    assert orphan.wait(timeout=10) != 0
+    assert orphan.wait(timeout=60) != 0

@@ -350,7 +350,10 @@ class Call:
         return part
 
 
-# zlib cannot be traced; a name is constant in a graph, so its hash is too.
-@torch.compiler.assume_constant_result
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+# zlib cannot be traced; a name is constant in a graph, so its hash is too. This is what
+# torch.compiler.assume_constant_result does, which imports the compiler: more than a second of each process.
+_crc._dynamo_marked_constant = True  # type: ignore[attr-defined]
