@@ -8,7 +8,7 @@ noise.
 
 from __future__ import annotations
 
-from headwise.comparing.premises import learned
+from headwise.experiments.premises import learned
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import TEST_ACCURACY, doses
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales

@@ -6,7 +6,7 @@ The paper fine-tunes BERT-base on SQuAD 1.1; here it is MiniLM, on the developme
 
 from __future__ import annotations
 
-from headwise.comparing.premises import better_than_untrained
+from headwise.experiments.premises import better_than_untrained
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.answer_extraction import AnswerExtraction
 

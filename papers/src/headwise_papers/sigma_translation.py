@@ -5,7 +5,7 @@ Zhai et al. 2023 train on WMT up to 100 layers a side; here a narrow transformer
 
 from __future__ import annotations
 
-from headwise.comparing.premises import learned
+from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.translation import Translation
 

@@ -67,8 +67,8 @@ class Method:
     """Why there is no neutral setting: the words stand on the method's page. A method needs either this or
     `neutral`."""
     strong: ClassVar[dict[str, Any]] = {}
-    """Settings at which the method visibly acts. Tests use them: if they are too weak, the tests cannot tell the method
-    from none."""
+    """Settings at which the method visibly acts, beside the defaults of the other fields; `{}` where the defaults act.
+    Tests use them: if they are too weak, the tests cannot tell the method from none."""
     live: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that may change while training. Read them with `call.value(self, name)`: one that is read as
     `self.name` keeps its first value whatever `set()` says. A field that is not named here is refused by `set()` and
@@ -101,8 +101,9 @@ class Method:
     always right. A map in the place of the softmax says so where it drops weights by `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
     """Whether a query's row of the matrix is read and written without the rows of other queries, so that a large matrix
-    may be made in blocks of queries. If it is wrongly True, results change with the size of the call; False takes
-    memory and is always right."""
+    may be made in blocks of queries. `call.penalize` puts the figures of blocks together, and a method that keeps a
+    largest value compares it with the block before: both are rowwise. It is not asked of a method that touches no
+    matrix. If it is wrongly True, results change with the size of the call; False takes memory and is always right."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` makes logits of its own instead of editing those it gets. If it is wrongly False, edits of
     methods before it are lost in silence; where it is True, `regularize` refuses such an order."""
