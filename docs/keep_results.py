@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kept_curves import keep_curves
+
 from headwise.files.errors import StudyError
 from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
 from headwise.pages.shell import slug
@@ -80,6 +82,8 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         raise StudyError(f"{folder} holds neither analysis.json nor findings.json: carry out its study first.")
     kept.mkdir(parents=True, exist_ok=True)
     names = keep_figures(folder, kept, primary_figures(folder))
+    if (folder / "analysis.json").is_file():
+        names += keep_curves(folder, kept)
     text = with_figures(text, names)
     (kept / "README.md").write_text(text, encoding="utf-8")
     for name in copied:

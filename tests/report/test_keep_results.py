@@ -1,8 +1,10 @@
 """One command keeps a study's results: the page, the analysis and the table, with how to repeat them."""
 
+import csv
 import json
 import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,13 @@ import pytest
 from synthetic_study import write_study
 
 import headwise.reporting
+from headwise.results.folder import read_study
 from headwise.results.stored import checked_analysis
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "docs" / "keep_results.py"
+# a script finds those beside it; runpy does not say where it runs from
+sys.path.insert(0, str(COMMAND.parent))
 
 
 def keep(folder, kept, *more):
@@ -30,7 +35,9 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
     assert done.returncode == 0, done.stderr
     forest = "paired-differences-in-test-accuracy.svg"
     diverged = [path.name for path in (tmp_path / "kept").glob("diverged*.svg")]
-    files = sorted(["README.md", "analysis.json", "table.csv", "differences.csv", "seeds.csv", forest, *diverged])
+    tables = ["analysis.json", "table.csv", "differences.csv", "seeds.csv", "curves.csv"]
+    curves = ["curves-accuracy.svg", "curves-loss.svg"]
+    files = sorted(["README.md", *tables, *curves, forest, *diverged])
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == files
     assert "DropHead(p=0.2)" in (tmp_path / "kept" / forest).read_text(encoding="utf-8")
     page = (tmp_path / "kept" / "README.md").read_text(encoding="utf-8")
@@ -48,6 +55,38 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
     assert f"Hardware: {study['hardware']['processor']}, {study['hardware']['cores']} cores." in page
     for name, version in study["versions"].items():
         assert f"{name} {version}" in page
+
+
+def test_learning_curves_are_means_over_seeds_by_arm_split_and_epoch(tmp_path):
+    folder = write_study(tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=3)
+    headwise.reporting.write(folder)
+    done = keep(folder, tmp_path / "kept")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "kept" / "curves.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    runs = read_study(folder).of("DropHead(p=0.2)")
+    for split in ("train", "test"):
+        points = [r for r in rows if (r["metric"], r["arm"], r["split"]) == ("accuracy", "DropHead(p=0.2)", split)]
+        for row in points:
+            values = [line.metrics[f"{split}/accuracy"] for run in runs for line in run.epochs]
+            at_epoch = values[int(row["epoch"]) - 1 :: len(points)]
+            assert float(row["mean"]) == pytest.approx(statistics.fmean(at_epoch))
+            assert int(row["seeds"]) == len(at_epoch) == 3
+            assert float(row["low"]) <= float(row["mean"]) <= float(row["high"])
+            # the training accuracies of this study are the same for all seeds
+            assert split == "train" or float(row["low"]) < float(row["high"])
+        assert [int(row["epoch"]) for row in points] == list(range(1, len(points) + 1))
+    drawn = (tmp_path / "kept" / "curves-accuracy.svg").read_text(encoding="utf-8")
+    assert "DropHead(p=0.2)" in drawn and "accuracy (%)" in drawn
+
+
+def test_without_test_figures_at_the_epochs_no_curve_is_kept(tmp_path):
+    folder = write_study(
+        tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=2, test_curves=False
+    )
+    headwise.reporting.write(folder)
+    assert keep(folder, tmp_path / "kept").returncode == 0
+    assert not list((tmp_path / "kept").glob("curves*"))
 
 
 def test_the_course_along_an_axis_is_kept(tmp_path):

@@ -97,7 +97,7 @@ def test_the_order_of_the_parts_does_not_matter(task):
             "RelaxedAttention(gamma=0 -> 0.1)",
             "cannot read a schedule from '0 -> 0.1'; write one of '1.0 -> 0.1 at 50%'",
         ),
-        ("DropHead(p=0 -> 0.1 at 150%)", "'150%' in '0 -> 0.1 at 150%' is no moment; write a share"),
+        ("DropHead(p=0 -> 0.1 at 150%)", "'150%' in '0 -> 0.1 at 150%' is not a moment; write a share"),
         ("DropHead(p=0 -> 0.1 over 0%)", "lasts no step; write more than 0"),
         (
             "DropHead(p=VShape(start=0, end=0.1, warmup=50%, total=20%))",
@@ -236,10 +236,10 @@ def test_a_sweep_is_an_axis_of_arms_in_the_order_of_its_values(task):
         ("NeuTRENO(strength={0,1}) | epochs={1,2}", "needs one setting with values in braces"),
         ("NeuTRENO(strength={0.1})", "needs at least two values, each once"),
         ("NeuTRENO(strength={0.1,0.1})", "needs at least two values, each once"),
-        ("baseline | divergence_factor={2,inf}", "'inf' is no finite number, and an axis has an order"),
+        ("baseline | divergence_factor={2,inf}", "'inf' is not a finite number, so an axis cannot order it"),
         (
             "baseline | optimizer={sgd,adam}",
-            "'sgd' is no finite number, and an axis has an order. Give each as an arm: --method",
+            "'sgd' is not a finite number, so an axis cannot order it. Give each as an arm: --method",
         ),
         ("DropHead(p={0,2})", "at p=2: DropHead: p must lie in"),
     ],

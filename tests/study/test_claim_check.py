@@ -50,8 +50,8 @@ def claimed(sweeps=(), margin=None, **test):
         ({"level": 0.6, "scale": "papr"}, "judged at the scale 'papr' alone, which the study does not have"),
         ({"against_outcome": "heads/token_cosine/layer 0"}, "no run records the outcome heads/token_cosine"),
         ({"outcome": "rates/imbalance_vo/rate"}, "Set watch=True"),
-        ({"says": "same"}, "within no margin"),
-        ({"says": "same", "outcome": "test/loss", "margin": None}, "within no margin"),
+        ({"says": "same"}, "without a margin"),
+        ({"says": "same", "outcome": "test/loss", "margin": None}, "without a margin"),
         (
             {"says": "rises", "arm": "DropHead(p={0.1,0.2})"},
             r"no axis DropHead\(p=\{0\.1,0\.2\}\)\. Its axes: DropHead",
@@ -64,7 +64,7 @@ def test_what_the_study_does_not_have_is_refused_by_name(test, message):
 
 
 def test_an_axis_of_two_values_has_no_inside():
-    with pytest.raises(StudyError, match="2 values, and none of them lies inside"):
+    with pytest.raises(StudyError, match="2 values, so none is inside"):
         choose_study(request(claimed(sweeps=("DropHead(p={0.1,0.3})",), arm="DropHead(p={0.1,0.3})", says="inside")))
 
 

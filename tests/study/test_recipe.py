@@ -226,7 +226,5 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest_as_the_two_would_alone():
 
 
 def test_muon_without_a_matrix_of_its_own_is_refused():
-    with pytest.raises(
-        StudyError, match=r"optimizer=muon moves the matrices of attention layers.*Take optimizer=adamw"
-    ):
+    with pytest.raises(StudyError, match=r"optimizer=muon moves the matrices of attention layers.*Use optimizer=adamw"):
         build_optimizer(Recipe(optimizer="muon"), nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), CPU)

@@ -130,7 +130,7 @@ def test_what_a_command_gives_by_name_is_known():
         ({"command": "python nowhere.py"}, "names nowhere.py, which does not exist in"),
         ({"command": "python 'a.py"}, "No closing quotation. Close the quote"),
         ({"arguments": "toml"}, "--arguments 'toml' is not known. Forms: argparse, hydra, environment, yaml:PATH"),
-        ({"changes": {"epochs": 3}}, r"--epochs is of tasks. A script takes its own arguments"),
+        ({"changes": {"epochs": 3}}, r"--epochs applies to tasks only. A script takes its own arguments"),
         ({"task": "a.py:B"}, "two ways to say what is trained"),
         ({"methods": ("baseline | script=x",)}, "has no setting 'script'"),
         ({"timeout": 0.0}, "--timeout 0: give seconds above 0"),
@@ -336,7 +336,7 @@ def test_a_plan_starts_every_arm_and_ends_it_after_its_second_step(tmp_path):
     assert first == "plan:   6 runs, each arm tried for a batch" and "baseline | lr=0.3: " in changed
     told = " ".join(line.strip() for line in rest)
     assert re.fullmatch(
-        r"time:   about [\d.]+ (min|h) for each 1,000 steps of a run; how many a run has is told by "
+        r"time:   about [\d.]+ (min|h) for each 1,000 steps of a run; give their number with "
         r"run.regularize\(model, steps=...\)",
         told,
     )
@@ -389,7 +389,7 @@ def test_a_script_that_shows_no_step_is_told_what_would(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("print('hello')", r"it ended and told nothing: it never called headwise.run\(\).*\n    hello"),
+        ("print('hello')", r"it ended and recorded nothing: it never called headwise.run\(\).*\n    hello"),
         ("import headwise; headwise.run()", r"it ended without an outcome. Call run.record\(accuracy=...\)"),
     ],
 )

@@ -9,7 +9,7 @@ from stand_in_for_ray import RayError, StandIn
 
 from headwise.engines import ray_cluster, remote_runs
 from headwise.engines.local import REPLACEMENTS
-from headwise.engines.ray_cluster import RayEngine, _signs_of_life
+from headwise.engines.ray_cluster import RayEngine, _heartbeat_path
 from headwise.engines.remote_runs import Heartbeat, beating
 
 
@@ -37,7 +37,7 @@ def carried_out(engine, out):
     ("begins", "why"), [(True, "no sign of life from its worker"), (False, "although the cluster has room")]
 )
 def test_a_run_that_is_silent_is_sent_again_and_then_told(tmp_path, engine_on, begins, why):
-    ray = StandIn(lambda order: begins and _signs_of_life(order).touch())
+    ray = StandIn(lambda order: begins and _heartbeat_path(order).touch())
     told = carried_out(engine_on(ray), tmp_path / "out")
     assert [event["event"] for event in told] == ["note"] * REPLACEMENTS + ["failed"]
     assert all("baseline, seed 0" in event["text"] and why in event["text"] for event in told[:-1])
@@ -84,7 +84,7 @@ def test_a_cluster_that_cannot_be_left_does_not_hold_the_command(tmp_path, engin
     assert ray.cancelled == list(ray.orders) and not (tmp_path / ".ray").exists()
 
 
-def test_signs_of_life_are_heard_as_long_as_a_worker_lives(tmp_path, monkeypatch):
+def test_heartbeat_path_are_heard_as_long_as_a_worker_lives(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_runs, "BEAT", 0.001)
     path = tmp_path / "signs" / "run"
     heartbeat = Heartbeat(path)

@@ -142,7 +142,7 @@ def test_an_array_of_slurm_is_queued_again_found_again_and_cancelled(tmp_path, c
     third = SlurmEngine(options)
     for order in orders(study, tmp_path / "other"):
         third.submit(order)
-    third._hand_out()
+    third._queue_runs()
     wait_for(lambda: len(pids(cluster)) == 5)
     third.close()
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids(cluster)))
@@ -212,7 +212,7 @@ def test_options_become_what_submitit_takes(tmp_path, texts, found):
     ("text", "message"),
     [
         ("time=5", r"there is no option 'time'. Did you mean 'timeout_min'\?"),
-        ("timeout_min=soon", "a whole number above 0 is wanted"),
+        ("timeout_min=soon", "write a whole number above 0"),
         ("timeout_min=0", "a whole number above 0"),
         ("mem_gb=inf", "a number above 0"),
         ("partition", "a value is missing. Write partition=VALUE"),

@@ -201,7 +201,7 @@ def test_the_common_premises_are_shown_or_not(premise, holds):
 
 
 def test_an_amount_beside_an_untrained_arm_is_refused_instead_of_dropped():
-    with pytest.raises(ValueError, match=r"by=0.05 is of a figure: an arm, here 'A\(\)', is beaten or not"):
+    with pytest.raises(ValueError, match=r"by=0.05 needs a figure for untrained, not an arm, here 'A\(\)'"):
         better_than_untrained("test/accuracy", "A()", 0.05)
 
 

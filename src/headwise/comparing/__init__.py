@@ -1,1 +1,1 @@
-"""Compare methods on a task: fair by construction, resumable, repeatable."""
+"""Comparison of methods on a task: paired by seed, resumable, repeatable."""

@@ -23,19 +23,19 @@ from headwise.files.errors import StudyError
 
 
 def choose_study(request: Request) -> Study:
-    """Build the study that was asked for, with the changes of the command line.
+    """Return the requested study with the changes of the command line.
 
     Raises:
-        StudyError: naming the arm, the setting or the scale that cannot be.
+        StudyError: naming the arm, the setting or the scale that is invalid.
     """
     if request.script is not None:
         return choose_script_study(request)
-    written = study = find_study(request)
+    original = study = find_study(request)
     if not isinstance(study.task, Task):
         raise StudyError(f"{study.name} is about a script. Give its command with --script.")
     if request.scale is not None:
         study = scaled(study, request.scale)
-    # judged on the study as it is written: on the command line anything may be left out
+    # claims are checked on the original study, because the command line may leave anything out
     claims, premises = canonical_claims(study), canonical_premises(study)
     task = changed(study.task, request)
     sweeps = request.sweeps or (() if request.methods else study.sweeps)
@@ -47,7 +47,7 @@ def choose_study(request: Request) -> Study:
         "task": task,
         "claims": claims,
         "premises": premises,
-        "scale": scale_of(written, task),
+        "scale": scale_of(original, task),
         "methods": tuple(methods),
         "sweeps": sweeps,
         "seeds": request.seeds or study.seeds,
@@ -59,7 +59,7 @@ def choose_study(request: Request) -> Study:
 
 
 def find_study(request: Request) -> Study:
-    """Return the built-in study of the request, or one made of the user's own task, as they are written."""
+    """Return the built-in study of the request, or one of the user's own task, without changes."""
     if request.task is None:
         return request.studies.load(request.study).STUDY
     text = installed_task(request.task) or request.task
@@ -72,7 +72,7 @@ def find_study(request: Request) -> Study:
 
 
 def scaled(study: Study, name: str) -> Study:
-    """Return the study at one of its scales; raise StudyError for a scale it does not have."""
+    """Return the study at one of its scales; raise StudyError if it has no such scale."""
     if name not in study.scales:
         known = list(study.scales)
         have = f"Scales: {', '.join(known)}." if known else "The study has none; change its settings with --set."
@@ -83,8 +83,7 @@ def scaled(study: Study, name: str) -> Study:
 
 
 def scale_of(study: Study, task: Subject) -> str:
-    """Name the scale that has the settings of `task`: a declared one, "default" for those of the study, else
-    "other"."""
+    """Return the name of the scale with the settings of `task`; "default" for the study's own, else "other"."""
     for name, scale in study.scales.items():
         if build_task(type(study.task), study.task.model_dump() | scale.settings).model_dump() == task.model_dump():
             return name
@@ -92,7 +91,7 @@ def scale_of(study: Study, task: Subject) -> str:
 
 
 def check_sweeps(texts: tuple[str, ...], task: Subject) -> None:
-    """Refuse a text that is no axis, and two texts of one."""
+    """Raise StudyError for a text that is no axis, and for two texts of the same axis."""
     known: dict[tuple[str, ...], str] = {}
     for text in texts:
         arms = tuple(read_sweep(text, task)[0].arms)
@@ -105,19 +104,18 @@ def changed(task: AnySubject, request: Request) -> AnySubject:
     changes: dict[str, Any] = {name: value for name, value in request.changes.items() if value is not None}
     for text in request.settings:
         try:
-            found = read_settings(text, task)
+            settings = read_settings(text, task)
         except StudyError as error:
             raise StudyError(f"--set {text!r}: {error}") from error
-        for name in found:
+        for name in settings:
             if name in changes:
                 raise StudyError(f"--set {text!r}: {name} is given twice on the command line. Give it once.")
-        changes |= found
+        changes |= settings
     return build_task(type(task), task.model_dump() | changes)
 
 
 def _device_of_jobs(request: Request) -> str:
-    """Return cpu or cuda for jobs of a cluster: what they ask for counts, and not what the machine has that submits
-    them."""
+    """Return cpu or cuda for cluster jobs: their options decide, not the devices of the submitting machine."""
     if request.device == "cuda":
         return "cuda"
     gpu = request.device is None and read_slurm_options(request.slurm).wants_gpu
@@ -125,10 +123,10 @@ def _device_of_jobs(request: Request) -> str:
 
 
 def choose_script_study(request: Request) -> Study:
-    """Build the study of a script: its arms are methods and changes of its arguments.
+    """Return the study of a script: its arms are methods and changes of its arguments.
 
     Raises:
-        StudyError: naming the arm, the outcome or the form of arguments that cannot be.
+        StudyError: naming the arm, the outcome or the form of arguments that is invalid.
     """
     assert request.script is not None
     check_form(request.arguments or "argparse")
@@ -147,7 +145,7 @@ def choose_script_study(request: Request) -> Study:
         title=name,
         question=task.question,
         task=task,
-        # a module or a program is known by the command alone
+        # a module or a program is identified by the command alone
         task_place=f"{source.resolve()}:{name}" if source is not None else f"headwise.script:{name}",
         methods=tuple(arms),
         sweeps=request.sweeps,
@@ -158,19 +156,19 @@ def choose_script_study(request: Request) -> Study:
 
 
 def started(request: Request) -> Started:
-    """Say how the script is started: here, with the variables as they are now."""
+    """Return how the script is started: in this folder, with the current variables."""
     if request.timeout is not None and request.timeout <= 0:
         raise StudyError(f"--timeout {request.timeout:g}: give seconds above 0.")
     before = {name: os.environ.get(name) for name in worker_environment(1)}
     return Started(Path.cwd(), before, request.timeout)
 
 
-def choose_device(asked: str | None) -> str:
-    """Return cpu or cuda: what was asked for if it is there, else the GPU where there is one."""
+def choose_device(requested: str | None) -> str:
+    """Return cpu or cuda: the requested device if available, else the GPU if there is one."""
     import torch
 
-    if asked not in (None, "cpu", "cuda"):
-        raise StudyError(f"--device {asked!r} is not known. Devices: cpu, cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
+    if requested not in (None, "cpu", "cuda"):
+        raise StudyError(f"--device {requested!r} is not known. Devices: cpu, cuda.")
+    if requested == "cuda" and not torch.cuda.is_available():
         raise StudyError("--device cuda: torch finds no CUDA device here. Use --device cpu, or install torch for CUDA.")
-    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    return requested or ("cuda" if torch.cuda.is_available() else "cpu")

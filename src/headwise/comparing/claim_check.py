@@ -1,4 +1,4 @@
-"""What can be known of a study's claims before anything trains: their arms, axes and outcomes exist."""
+"""Checks of a study's claims before anything trains: their arms, axes and outcomes exist."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from headwise.training.preflight import evaluations_of
 
 
 def canonical_claims(study: Study) -> tuple[Claim, ...]:
-    """Write the arms of a study's claims in their one form, and the axes as the study writes them.
+    """Return a study's claims with arms in their canonical form and axes as the study writes them.
 
     Raises:
         StudyError: naming the claim and its arm, axis, margin or outcome that the study does not have.
     """
     names = [premise.name for premise in study.premises]
-    found = []
+    claims = []
     for claim in study.claims:
         try:
             tests = tuple(_canonical(test, study) for test in claim.tests)
@@ -40,29 +40,28 @@ def canonical_claims(study: Study) -> tuple[Claim, ...]:
                     )
         except StudyError as error:
             raise StudyError(f"the claim {claim.text!r} of {study.name}: {error}") from error
-        found.append(claim.model_copy(update={"tests": tests}))
+        claims.append(claim.model_copy(update={"tests": tests}))
     _refuse_wide_margins(study)
-    return tuple(found)
+    return tuple(claims)
 
 
 def canonical_premises(study: Study) -> tuple[Premise, ...]:
-    """Write the arms of a study's premises in their one form; raises what `canonical_claims` raises, naming the
-    premise."""
-    found = []
+    """Return a study's premises with arms in their canonical form; raises as `canonical_claims`, naming the premise."""
+    premises = []
     for premise in study.premises:
         try:
             tests = tuple(_canonical(test, study) for test in premise.tests)
         except StudyError as error:
             raise StudyError(f"the premise {premise.name!r} of {study.name}: {error}") from error
-        found.append(premise.model_copy(update={"tests": tests}))
-    return tuple(found)
+        premises.append(premise.model_copy(update={"tests": tests}))
+    return tuple(premises)
 
 
 def _refuse_wide_margins(study: Study) -> None:
-    """Refuse a margin within which a published effect in the same outcome would count as none."""
+    """Refuse a margin larger than a published effect in the same outcome, which would count as none."""
     tests = [test for claim in study.claims for test in claim.tests if test.level is None and not test.along_axis]
     effects = {
-        test.outcome: abs(test.effect) for test in sorted(tests, key=lambda one: -abs(one.effect or 0)) if test.effect
+        test.outcome: abs(test.effect) for test in sorted(tests, key=lambda test: -abs(test.effect or 0)) if test.effect
     }
     for test in tests:
         effect = effects.get(test.outcome)
@@ -91,31 +90,35 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
     alike = test.outcome.rpartition("/")[2] == study.task.primary().rpartition("/")[2]
     if test.says == "same" and test.margin is None and (study.margin is None or not alike):
         raise StudyError(
-            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+            f"{test.arm} is claimed to be the same in {test.outcome}, without a margin. Give the test a margin."
         )
     return test.model_copy(update=names)
 
 
 def _axis(text: str, study: Study, least: int = 2) -> AxisRecord:
-    asked, _ = read_sweep(text, study.task)
+    requested, _ = read_sweep(text, study.task)
     for axis in study.axes:
-        if axis.arms == asked.arms:
+        if axis.arms == requested.arms:
             if len(axis.arms) < least:
-                raise StudyError(f"the axis {axis.text} has {len(axis.arms)} values, and none of them lies inside.")
+                raise StudyError(
+                    f"the axis {axis.text} has {len(axis.arms)} values, so none is inside. Give at least 3."
+                )
             return axis
     have = "; ".join(axis.text for axis in study.axes) or "none"
     raise StudyError(f"it has no axis {text}. Its axes: {have}.")
 
 
 def _of_rates(test: ClaimTest, study: Study) -> ClaimTest:
-    """Write the sweeps of a test of critical rates as the study writes them."""
+    """Return a test of critical rates with its sweeps as the study writes them."""
     axes = [_axis(text, study) for text in test.arms]
     for axis in axes:
         if not is_of_rates(axis):
-            raise StudyError(f"the axis {axis.text} is of {axis.name}, and a critical rate is of learning_rate.")
+            raise StudyError(
+                f"the axis {axis.text} varies {axis.name}, but a critical rate needs an axis of learning_rate."
+            )
     if test.says == "same" and test.margin is None:
         raise StudyError(
-            f"{test.arm} is said to be the same in {test.outcome}, within no margin. Give the test a margin."
+            f"{test.arm} is claimed to be the same in {test.outcome}, without a margin. Give the test a margin."
         )
     return test.model_copy(update=dict(zip(("arm", "against"), [axis.text for axis in axes])))
 
@@ -125,7 +128,7 @@ def _check_outcome(name: str, study: Study) -> None:
         return
     task, kind = study.task, name.partition("/")[0]
     if not isinstance(task, Task):
-        raise StudyError(f"the claim of {name} is about a script, which makes none. Leave it out.")
+        raise StudyError(f"the study of a script cannot have a claim, here of {name}. Leave it out.")
     if kind == "cost":
         _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
     elif kind == "alerts":
@@ -134,7 +137,7 @@ def _check_outcome(name: str, study: Study) -> None:
     elif kind == "rates":
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
-        _refuse_unless(name, [f"rates/{one}/{what}" for one in task.head_rates for what in ("rate", "fit")])
+        _refuse_unless(name, [f"rates/{rate}/{figure}" for rate in task.head_rates for figure in ("rate", "fit")])
     elif kind == "watched":
         known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in ("least", "greatest", "last")]
         _refuse_unless(name, known)
@@ -149,13 +152,13 @@ def _check_outcome(name: str, study: Study) -> None:
 
 
 def _check_metric(name: str, task: Task) -> None:
-    """Refuse a metric that no evaluation gives; what a count or finish of the task's own gives cannot be known."""
+    """Refuse a metric that no evaluation gives; the metrics of a task's own count or finish cannot be known."""
     evaluations, metric = evaluations_of(task), name.rpartition("/")[2]
     metrics = [metric.name for metric in task.all_metrics()]
     own = type(task).count is not Task.count or type(task).finish is not Task.finish
     if own or any(evaluation.count or evaluation.finish for evaluation in evaluations):
         metrics = list(dict.fromkeys([*metrics, metric]))
-    _refuse_unless(name, [f"{where}/{one}" for where in _places(task, evaluations) for one in metrics])
+    _refuse_unless(name, [f"{place}/{metric}" for place in _places(task, evaluations) for metric in metrics])
 
 
 def _places(task: Task, evaluations: list[Evaluation]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `headwise compare` does: choose the study, start the engine, run, report, print the table."""
+"""The command `headwise compare`: choose the study, start the engine, run, report, print the table."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> None:
-    """Carry out the request; exits with 130 when stopped by Ctrl-C, with 143 by SIGTERM. Raises StudyError for what a
-    user can repair."""
+    """Carry out the request; exit with 130 if stopped by Ctrl-C, with 143 by SIGTERM.
+
+    Raises StudyError for errors that a user can correct.
+    """
     check(request)
     rank.name_folder(request.folder)
     if (request.processes or 1) > 1 and not rank.is_one_of_several():
-        # the processes say what there is to say: this one only holds them together
+        # the launched processes print everything; this one only launches and ends them
         line = stopped_line(request.folder)
         sys.exit(launch(request.processes or 1, functools.partial(run, request), line))
-    # first of all: the workers import torch while this process still reads the study
+    # start it first: the workers import torch while this process reads the study
     engine = start_engine(request)
     try:
-        # one of several processes hears stops in a thread of its own
+        # one of several processes handles stops in its own thread
         with nullcontext() if rank.is_one_of_several() else raise_on_stops():
             if request.of_study and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
@@ -59,7 +61,7 @@ def run(request: Request) -> None:
 
 
 def start_engine(request: Request) -> Engine:
-    """Start the engine that carries out the runs."""
+    """Return a started engine for the runs."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from headwise.engines.in_process import HereEngine
 
@@ -75,7 +77,7 @@ def start_engine(request: Request) -> Engine:
     from headwise.engines.local import LocalEngine
 
     if request.script is not None:
-        # a script takes the machine as it would alone, unless it is told to share it
+        # a script has the machine to itself unless --jobs says otherwise
         return LocalEngine(request.jobs or 1, trains=False)
     return LocalEngine(request.jobs or usable_cores())
 
@@ -90,7 +92,7 @@ def run_comparison(request: Request, engine: Engine) -> None:
 
 
 def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path:
-    """Carry out a study of arms × seeds and give its folder."""
+    """Carry out a study of arms × seeds and return its folder."""
     from headwise.comparing.choosing import choose_study, started
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
@@ -103,7 +105,7 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
         task = study.task.located(request.data.resolve() if request.data else None)
         for line in announce(study, folder, request.trials):
             display.say(line)
-        absent = [found for found in task.data_sets() if found.downloads and not found.is_here(task.folder)]
+        absent = [data for data in task.data_sets() if data.downloads and not data.is_here(task.folder)]
         if request.plan and absent:
             for line in plan_without(absent, study, request.trials):
                 display.say(line)
@@ -132,8 +134,7 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
 
 
 def choose_folder(request: Request, study: Study) -> Path:
-    """Return the folder of the results; without --out, one of its own for each study. Raises StudyError for one in
-    use."""
+    """Return the folder of the results: --out, or one for each study; raise StudyError if it holds another study."""
     from headwise.comparing.compare import free_folder, refuse_other_study
 
     folder = request.out or free_folder(request.folder, study, request.trials)
@@ -142,7 +143,7 @@ def choose_folder(request: Request, study: Study) -> Path:
 
 
 def announce(study: Study, folder: Path, trials: int) -> list[str]:
-    """Say, before anything trains, what will be compared, with how many seeds, and where it is written."""
+    """Return the lines printed before anything trains: what is compared, the number of seeds, and the folder."""
     from headwise.results.joint_flips import seeds_for_a_verdict
 
     needed, data = seeds_for_a_verdict(), study.task.data_sets()
@@ -154,7 +155,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
         "seeds": f"{study.seeds}, {enough}",
         **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
         "folder": str(folder),
-        **({"data": "; ".join(found.words(study.task.folder) for found in data)} if data else {}),
+        **({"data": "; ".join(each.words(study.task.folder) for each in data)} if data else {}),
     }
     lines = []
     for name, text in facts.items():
@@ -166,7 +167,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
 
 
 def run_findings(request: Request) -> None:
-    """Carry out a study that is no table of methods × seeds: its module gives the findings."""
+    """Carry out a study that is no table of methods × seeds: its module returns the findings."""
     from headwise.comparing.choosing import choose_device
     from headwise.comparing.compare import locked
 
@@ -175,10 +176,10 @@ def run_findings(request: Request) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out), choose_display() as display:
-            # a study of findings that reads data says so by its arguments
+            # the arguments of its run() show whether it reads data
             reads = {"data": request.data} if "data" in inspect.signature(module.run).parameters else {}
             began = time.monotonic()
-            found = module.run(
+            findings = module.run(
                 out,
                 seeds=request.seeds,
                 jobs=request.jobs or usable_cores(),
@@ -188,7 +189,7 @@ def run_findings(request: Request) -> None:
             )
             write_json(
                 out / "findings.json",
-                {**describe_environment(), "command": request.command, "seconds": time.monotonic() - began, **found},
+                {**describe_environment(), "command": request.command, "seconds": time.monotonic() - began, **findings},
             )
     except OSError as error:
         raise explain(error, out) from error

@@ -1,4 +1,4 @@
-"""Carry out a study: plan, lock, run what is missing, write down what there is."""
+"""Carry out a study: plan it, lock its folder, run what is missing, and write its record."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ from headwise.training.preflight import evaluations_of
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:
-    """Return `folder`, or beside it one named by the study's identity where `folder` holds another study."""
+    """Return `folder`, or a folder beside it named by the study's identity if `folder` holds another study."""
     if other_study(folder, study, trials) is None:
         return folder
     return folder.with_name(f"{folder.name}-{study.identity(trials)[:6]}")
 
 
 def refuse_other_study(folder: Path, study: Study, trials: int) -> None:
-    """Refuse to write over what a folder holds: another study, or more seeds of this one.
+    """Raise StudyError if a folder holds another study, or more seeds of this one, which must not be overwritten.
 
     Raises:
-        StudyError: saying what the folder holds.
+        StudyError: with what the folder holds.
     """
-    why = other_study(folder, study, trials) or _more_seeds(folder, study)
-    if why:
+    holds = other_study(folder, study, trials) or _more_seeds(folder, study)
+    if holds:
         raise StudyError(
-            f"{folder} holds {why}. Its report is not written over: choose another --out, or delete {folder}."
+            f"{folder} holds {holds}. Its report must not be overwritten: choose another --out, or delete {folder}."
         )
 
 
 def other_study(folder: Path, study: Study, trials: int) -> str | None:
-    """Say which other study a folder holds, or None where it holds none or this one."""
+    """Return a description of the other study that a folder holds, or None if it holds none or this one."""
     findings, known = read_json(folder / "findings.json"), read_json(folder / "study.json")
     if isinstance(findings, dict):
         return f"the findings of the study {findings.get('name', '?')}"
@@ -99,10 +99,10 @@ def _more_seeds(folder: Path, study: Study) -> str | None:
 
 
 def compare(comparison: Comparison) -> list[RunResult]:
-    """Run what is missing of a study and give all its results; the folder holds everything that was found.
+    """Carry out the missing runs of a study and return all results; the folder stores everything.
 
-    Raises StudyError with a remedy when the task or an arm cannot be, when the folder is locked, full or not writable,
-    or when runs failed: the others are finished then.
+    Raises StudyError if the task or an arm is invalid, if the folder is locked, full or not writable, or if runs
+    failed, after the others are finished.
 
     Example:
         >>> import io, tempfile
@@ -136,13 +136,13 @@ def compare(comparison: Comparison) -> list[RunResult]:
             if comparison.plan_only:
                 return []
             if comparison.trials:
-                configurations, found = tune(comparison)
-                notes += found
+                configurations, tuning_notes = tune(comparison)
+                notes += tuning_notes
             orders = [comparison.order(configuration) for configuration in configurations]
-            _tell_strangers(comparison, orders)
+            _report_strangers(comparison, orders)
             _write_study(comparison, orders, notes)
             results = run_orders(comparison, orders, _pairs_wanted(comparison))
-            # again: now every result says where it came from
+            # write it again: now every result records its environment
             _write_study(comparison, orders, notes)
             return results
     except OSError as error:
@@ -155,11 +155,10 @@ def _rehearse(comparison: Comparison) -> None:
 
 
 def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
-    """Return what looks at each result: with --require-pairs, the first arms of a seed that are no pair stop the
-    study."""
+    """Return a check of each result; with --require-pairs, it stops the study at the first arms that are not paired."""
     known: dict[tuple[str, int], RunResult] = {}
 
-    def look(order: Order, result: RunResult) -> None:
+    def check_pair(order: Order, result: RunResult) -> None:
         known[result.arm, result.seed] = result
         if not comparison.require_pairs:
             return
@@ -173,7 +172,7 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
                     "built and the data are shuffled, or leave --require-pairs out: they are then judged as not paired."
                 )
 
-    return look
+    return check_pair
 
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
@@ -182,17 +181,17 @@ def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) 
 
 
 def _seal_older_results(out: Path) -> None:
-    """Return the results of an earlier version their digest, as they are found: from here on every result has one."""
+    """Add digests to the results of an earlier version, so that every result has one from now on."""
     known = read_json(out / "study.json")
     if not isinstance(known, dict) or known.get("ledger") is not None:
         return
     for path in sorted(out.glob(f"*/*/{RESULT}")):
-        found = read_json(path)
-        if isinstance(found, dict) and found.get(SEAL) is None:
-            write_json(path, sealed(found))
+        content = read_json(path)
+        if isinstance(content, dict) and content.get(SEAL) is None:
+            write_json(path, sealed(content))
 
 
-def _tell_strangers(comparison: Comparison, orders: list[Order]) -> None:
+def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
     if is_first_process():
         for name in strangers(comparison.out, [order.identity for order in orders]):
             comparison.listener.say(f"note: {comparison.out / 'runs' / name} is no run of this study and is left out")
@@ -204,13 +203,14 @@ def _refuse_several_processes(study: Study) -> None:
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:
-    """Describe the study as `study.json` holds it: only the present runs belong to it, and these say where they came
-    from."""
+    """Return the record of the study for `study.json`: its present runs, and the environments they came from."""
     study, task = comparison.study, comparison.study.task
     arms = list(dict.fromkeys(order.configuration.arm for order in orders))
     results = [result for order in orders if (result := order.result())]
-    found = distinct_environments(result.model_dump(include={"commit", "versions", "hardware"}) for result in results)
-    here = found[0] if found else comparison.environment
+    environments = distinct_environments(
+        result.model_dump(include={"commit", "versions", "hardware"}) for result in results
+    )
+    here = environments[0] if environments else comparison.environment
     runs = [RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders]
     return StudyRecord(
         format=2,
@@ -226,7 +226,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         metrics=[MetricRecord(**dataclasses.asdict(metric)) for metric in task.all_metrics()],
         evaluations=_evaluations(task),
         margin=study.margin,
-        # tuning writes arms at other values than the axis has
+        # tuning changes the values of arms, so that they are no longer on the axis
         axes=[axis for axis in study.axes if set(axis.arms) <= set(arms)],
         claims=_as_run(study, arms, study.claims),
         premises=_as_run(study, arms, study.premises),
@@ -237,30 +237,29 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         commit=here.get("commit"),
         versions=here.get("versions"),
         hardware=here.get("hardware"),
-        environments=[EnvironmentRecord.model_validate(environment) for environment in found],
+        environments=[EnvironmentRecord.model_validate(environment) for environment in environments],
         notes=notes,
     )
 
 
-Said = TypeVar("Said", Claim, Premise)
+Stated = TypeVar("Stated", Claim, Premise)
 
 
-def _as_run(study: Study, arms: list[str], said: Sequence[Said]) -> list[Said]:
-    """Return claims or premises, whose tests name arms as they were run: tuning writes them with the values it
-    chose."""
+def _as_run(study: Study, arms: list[str], statements: Sequence[Stated]) -> list[Stated]:
+    """Return claims or premises whose tests name the arms as run: tuning changes their values."""
     run = dict(zip(study.arms, arms))
 
     def named(test: ClaimTest) -> ClaimTest:
         names = {"arm": run.get(test.arm, test.arm), "against": run.get(test.against, test.against)}
         return test.model_copy(update=names)
 
-    return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in said]
+    return [claim.model_copy(update={"tests": tuple(map(named, claim.tests))}) for claim in statements]
 
 
 def _evaluations(subject: Subject) -> list[str]:
     if isinstance(subject, Task):
         return [evaluation.name for evaluation in evaluations_of(subject)]
-    # what a script may record: the deciding split last, as a task's test
+    # splits that a script may record: the deciding one last, as for a task
     return list(dict.fromkeys(("train", "validation", subject.decides_on)))
 
 
@@ -275,7 +274,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
 
 
 def phases_in_words(task: Task) -> str:
-    """Say how long each phase is trained, where there are several: a phase may have a length of its own."""
+    """Return the length of each phase in words, or an empty string for a single phase."""
     parts = [part_of(task, number) for number in range(len(task.phases()))]
     lengths = [
         count(part.task.steps, "step") if part.task.steps else count(part.task.epochs, "epoch") for part in parts
@@ -286,15 +285,15 @@ def phases_in_words(task: Task) -> str:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold the folder for one process; the system frees the lock when the process ends, however it ends."""
+    """Lock the folder for one process; the system releases the lock when the process ends for any reason."""
     holder = out / ".lock.json"
     try:
         with FileLock(out / ".lock", timeout=0):
             write_json(holder, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%H:%M:%S")})
             yield
     except Timeout:
-        found = read_json(holder) or {}
-        who = f"process {found.get('process', '?')} on {found.get('host', '?')}, since {found.get('since', '?')}"
+        owner = read_json(holder) or {}
+        named = f"process {owner.get('process', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
         raise StudyError(
-            f"another headwise is working in {out} ({who}). Wait for it to end, or choose another --out."
+            f"another headwise is working in {out} ({named}). Wait for it to end, or choose another --out."
         ) from None

@@ -1,4 +1,4 @@
-"""Comparison: one carrying-out of a study, and what it asks of an engine and of whoever listens."""
+"""Comparison: one execution of a study, and its interfaces to engines and displays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headwise.training.job import Order, ScriptOrder
 
 
 class Engine(Protocol):
-    """Carry out orders and give events; see headwise.engines."""
+    """An engine that carries out orders and yields events; see headwise.engines."""
 
     # whether runs share a processor with others
     parallel: bool
-    # whether arms are rehearsed before any run; not where each order waits in a queue for hours
+    # whether arms are rehearsed before any run; not if each order waits in a queue for hours
     rehearses: bool
 
     def submit(self, order: Order) -> None: ...
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 
 class Listener(Protocol):
-    """Show how a study goes on."""
+    """A display of the progress of a study."""
 
     def plan(self, total: int, finished: int, after: int = 0) -> None: ...
 
@@ -40,8 +40,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """Hold how the script of a study is started: where, with which variables as they were, and how long it may be
-    silent (seconds)."""
+    """How the script of a study is started: working folder, original variables, and timeout (seconds)."""
 
     folder: Path
     environment: dict[str, str | None] = field(default_factory=dict)
@@ -50,10 +49,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold one carrying-out of a study: where, with what, watched or not, tuned with how many trials an arm.
+    """One execution of a study: its folder and engine, whether it is watched, and the number of tuning trials an arm.
 
-    `script` is there for a study of a script. With `require_pairs` the study stops where arms of a seed are shown to be
-    no pairs.
+    `script` is set for a study of a script. With `require_pairs`, the study stops if arms of a seed are shown not to be
+    paired.
     """
 
     study: Study
@@ -67,10 +66,10 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=describe_environment)
     script: Started | None = None
     require_pairs: bool = False
-    # whether every arm is tried before the first run, and whether that is all
+    # whether every arm is tried before the first run, and whether to stop after the plan
     rehearse: bool = True
     plan_only: bool = False
-    # runs at a time, for the estimate of the plan
+    # parallel runs, for the estimate of the plan
     jobs: int = 1
 
     def order(self, configuration: RunConfiguration, part: str = "runs") -> Order:

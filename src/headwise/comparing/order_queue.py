@@ -1,4 +1,4 @@
-"""The queue of orders: they go to an engine, their results come back, and a run that fails lets the others go on."""
+"""The queue of orders: it sends them to an engine, collects the results, and continues after failed runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headwise.files.errors import StudyError
 from headwise.results.records import RunResult
 from headwise.training.job import Order
 
-# runs that fail for the same reason, none having finished, before the others are not tried
+# failures for the same reason, with no run finished, after which the other runs are not tried
 SAME_FAILURES = 3
 
 LOG = "failures.log"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-# of paths of code that is no user's
+# parts of paths of code that is not the user's
 NOT_OWN = ("site-packages", str(Path(__file__).parents[1]), sysconfig.get_paths()["stdlib"], "<frozen")
-# an order and its last event, with the reason
+# an order and its last event, which contains the reason
 Failure = tuple[Order, dict[str, Any]]
 
 
@@ -33,10 +33,12 @@ def run_orders(
     finished: int = 0,
     after: int = 0,
 ) -> list[RunResult]:
-    """Carry out orders, leaving out finished runs; `then(order, result)` may give the order that follows one.
+    """Carry out orders except finished runs and return results; `then(order, result)` may add an order.
 
-    `total` counts the runs when more follow than `orders` holds; `finished` those that were finished before; `after`
-    the runs that follow trials. Raises StudyError when runs failed, after the others have ended.
+    `total` counts the runs if more follow than `orders` holds; `finished` counts those that were finished before;
+    `after` counts the runs that follow trials.
+
+    Raises StudyError if runs failed, after the others have ended.
     """
     queue = _Queue(comparison.engine, then)
     failures: list[Failure] = []
@@ -62,7 +64,7 @@ def run_orders(
 
 
 class _Queue:
-    """Hold the orders that were given to an engine and the results there are; an order may be followed by another."""
+    """The orders sent to an engine and their results; an order may be followed by another."""
 
     def __init__(self, engine: Engine, then: Callable[[Order, RunResult], Order | None]) -> None:
         self.results: dict[str, RunResult] = {}
@@ -70,7 +72,7 @@ class _Queue:
         self._engine, self._then = engine, then
 
     def submit(self, order: Order) -> None:
-        """Return an order to the engine, or, where it is finished already, the one that follows it."""
+        """Send an order to the engine, or, if it is already finished, the order that follows it."""
         following: Order | None = order
         while following is not None:
             order = following
@@ -83,7 +85,7 @@ class _Queue:
             following = self._then(order, result)
 
     def done(self, order: Order, result: RunResult) -> None:
-        """Keep a result and submit what follows."""
+        """Store a result and submit the following order."""
         self.results[order.identity] = result
         following = self._then(order, result)
         if following is not None:
@@ -91,18 +93,18 @@ class _Queue:
 
 
 def concern_all(failures: list[Failure], *, finished: int) -> bool:
-    """Return whether to go on makes no sense: the disk is full, or all that was tried fails in the same way."""
+    """Return whether continuing is useless: the disk is full, or all runs so far failed in the same way."""
     reasons = [event["reason"] for _, event in failures]
     same = len(reasons) >= SAME_FAILURES and len(set(reasons)) == 1 and not finished
     return same or failures[-1][1].get("fatal", False) or failures[-1][0].configuration.processes > 1
 
 
 def describe_failures(failures: list[Failure]) -> str:
-    """Describe the first failure whole and the others in a line; what several have in common is told once."""
+    """Return a message with the first failure in full and one line for each other; equal failures are listed once."""
     alike: dict[str, list[Failure]] = {}
     for failure in failures:
         alike.setdefault(failure[1]["reason"], []).append(failure)
-    first, *others = (_describe_alike(reason, found) for reason, found in alike.items())
+    first, *others = (_describe_alike(reason, same) for reason, same in alike.items())
     order, _ = failures[0]
     lines = [first, *others]
     lines += [f"{len(failures)} runs failed."] if len(failures) > 1 else []
@@ -116,7 +118,7 @@ def describe_failures(failures: list[Failure]) -> str:
 
 
 def write_log(failures: list[Failure]) -> Path:
-    """Write what every failure left of its place in the code into failures.log, and give its path."""
+    """Write the traceback and last output of every failure into failures.log, and return its path."""
     path = failures[0][0].folder.parent.parent / LOG
     parts = [
         f"{_name(order)}: {event['reason']}{event.get('printed', '')}\n{event['trace'].rstrip()}\n"
@@ -127,7 +129,7 @@ def write_log(failures: list[Failure]) -> Path:
 
 
 def place_of(trace: str) -> str:
-    """Say where something was raised: the last line of the user's own code, else the last line there is."""
+    """Return where an error was raised: the last line in the user's own code, else the last line of the traceback."""
     frames = FRAME.findall(trace)
     own = [frame for frame in frames if not any(part in frame[0] for part in NOT_OWN)]
     if not frames:
@@ -138,7 +140,7 @@ def place_of(trace: str) -> str:
 
 def _describe_alike(reason: str, failures: list[Failure]) -> str:
     more = len(failures) - 1
-    # a reason that says its place itself has none in the trace
+    # a reason that already names its place has no trace
     reason += place_of(failures[0][1]["trace"])
     same = f" (the same in {more} other {'run' if more == 1 else 'runs'})" if more else ""
     return f"{_name(failures[0][0])}, could not go on: {reason}{same}{failures[0][1].get('printed', '')}"

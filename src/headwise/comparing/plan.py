@@ -1,5 +1,4 @@
-"""The rehearsal of a whole plan: every arm is asked what can be known of it, then trained for a batch, and one screen
-says what follows."""
+"""The plan of a study and its rehearsal: every arm is checked, then trained for two batches."""
 
 from __future__ import annotations
 
@@ -29,16 +28,15 @@ from headwise.training.splits import examples_of
 from headwise.training.task_code import build_model
 
 WIDTH = 80
-# numbers of 4 bytes that a checkpoint holds for each parameter: the weight and the two means of Adam
+# numbers of 4 bytes in a checkpoint for each parameter: the weight and Adam's two means
 KEPT = 3
 AGAIN = "Nothing was trained: repair it and start the same command again."
 
 
 def check_arms(arms: Iterable[Arm], task: Subject) -> None:
-    """Refuse an arm whose task cannot be, whose layers the model does not have, or whose changes give it other data
-    than the baseline's.
+    """Raise StudyError for an arm with an invalid task, missing layers, or other data than the baseline's.
 
-    Models are built, and data is read, only for arms for which it can matter; a script is asked when it is tried.
+    Models are built and data is read only for arms that need it; a script is checked when it is tried.
 
     Raises:
         StudyError: naming the arm.
@@ -71,20 +69,20 @@ def _check_data(arm: Arm, task: Task) -> None:
     if _trained(changed) != _trained(task):
         raise StudyError(
             f"its changes ({', '.join(names)}) train it on {', '.join(_trained(changed))}, the baseline on "
-            f"{', '.join(_trained(task))}, and then a seed makes no pair. Change this for all arms with --set."
+            f"{', '.join(_trained(task))}, so its runs would not be paired. Change this for all arms with --set."
         )
     for split in _splits(task):
         if not _equal(examples_of(task, split), examples_of(changed, split)):
             raise StudyError(
-                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, and then a seed "
-                "makes no pair. Change this for all arms with --set, or change what happens to a batch."
+                f"its changes ({', '.join(names)}) give it other {split} examples than the baseline's, so its runs "
+                "would not be paired. Change this for all arms with --set, or change what happens to a batch."
             )
 
 
 def _splits(task: Task) -> list[str]:
-    """Name the splits that runs of a task train on and are judged on."""
+    """Return the splits that runs of a task train on and are judged on."""
     judged = [evaluation.split for evaluation in evaluations_of(task)]
-    # what an evaluation calls "train" is what its phase trains on
+    # for an evaluation, "train" is the split that its phase trains on
     return list(dict.fromkeys([*_trained(task), "validation", *(split for split in judged if split != "train")]))
 
 
@@ -107,39 +105,39 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
         return True
     if not one.is_floating_point():
         return False
-    # a value that is missing equals none, itself neither
+    # NaN is not equal to itself: compare where it occurs, then the other values
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def rehearse(comparison: Comparison) -> list[str]:
-    """Try every arm of which no run has begun, and give the lines of the plan; none where there was nothing to try.
+    """Try every arm that has no started run, and return the lines of the plan; empty if there was nothing to try.
 
-    A plan that is asked for tells the time of finished runs, too, and says where nothing can be tried.
+    With `plan_only`, the plan includes the times of finished runs, and says if nothing can be tried.
 
     Raises:
-        StudyError: naming the arms that cannot be.
+        StudyError: naming the arms that fail.
     """
-    study, asked = comparison.study, comparison.plan_only
+    study, plan_only = comparison.study, comparison.plan_only
     orders = list(map(comparison.order, study.configurations()))
     results = [order.result() for order in orders]
     left = [order for order, result in zip(orders, results) if result is None]
     why_not = _why_not(comparison, left)
     if why_not:
-        return _wrapped(f"plan:   {_runs(len(left), _trials(comparison))}{why_not}") if asked else []
+        return _wrapped(f"plan:   {_runs(len(left), _trials(comparison))}{why_not}") if plan_only else []
     measured = {result.arm: _measured(result) for result in results if result is not None}
-    begun = {order.configuration.arm for order in orders if not asked and (order.folder / "config.json").exists()}
+    begun = {order.configuration.arm for order in orders if not plan_only and (order.folder / "config.json").exists()}
     first = {order.configuration.arm: order for order in reversed(orders)}
     chosen = [first[arm] for arm in study.arms if arm not in begun and arm not in measured]
     tried: list[dict[str, Any]] = []
-    if chosen and (asked or len(study.arms) > 1):
+    if chosen and (plan_only or len(study.arms) > 1):
         comparison.listener.say(f"trying {count(len(chosen), 'arm')} for a batch before the first run ...")
         tried = _of_task(comparison, chosen) if isinstance(study.task, Task) else _of_script(comparison, chosen)
     known = measured | {entry["arm"]: entry for entry in tried}
-    return describe(comparison, [known[arm] for arm in study.arms if arm in known], left) if tried or asked else []
+    return describe(comparison, [known[arm] for arm in study.arms if arm in known], left) if tried or plan_only else []
 
 
 def _why_not(comparison: Comparison, left: list[Order]) -> str:
-    """Say why no arm is tried, in the words that follow the number of runs; "" where they are."""
+    """Return why no arm is tried, as text that follows the number of runs; "" if arms are tried."""
     if not left:
         return ": all are finished"
     if comparison.trials and (comparison.out / "trials").exists():
@@ -147,13 +145,13 @@ def _why_not(comparison: Comparison, left: list[Order]) -> str:
     if not comparison.engine.rehearses:
         return (
             "; nothing was tried, as that would wait in the queue of Slurm. The same command without --engine and "
-            "--slurm tries every arm here, and tells layers and minutes"
+            "--slurm tries every arm here, and shows layers and minutes"
         )
     return ""
 
 
 def _measured(result: RunResult) -> dict[str, Any]:
-    """Return what a finished run took."""
+    """Return the costs of a finished run."""
     seconds, parameters = (result.metrics.get(f"cost/{name}") for name in ("seconds_per_step", "parameters"))
     return {"arm": result.arm, "layers": None, "of": 0, "steps": result.steps or None} | {
         "seconds": seconds,
@@ -162,26 +160,26 @@ def _measured(result: RunResult) -> dict[str, Any]:
 
 
 def _of_task(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:
-    one = orders[0]
-    given = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    first = orders[0]
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
     arms = tuple(order.configuration for order in orders)
-    comparison.engine.submit(Rehearsal(**given | {"folder": one.folder.with_name("rehearsal")}, arms=arms))
-    found: list[dict[str, Any]] = []
-    told: set[str] = set()
+    comparison.engine.submit(Rehearsal(**fields | {"folder": first.folder.with_name("rehearsal")}, arms=arms))
+    entries: list[dict[str, Any]] = []
+    printed: set[str] = set()
     for event in comparison.engine.events():
         if event["event"] == "failed":
             raise StudyError("\n".join(filter(None, (event["reason"], event["trace"].rstrip(), AGAIN))))
-        # the models of all arms load here, with the same words
-        if (text := event.get("text", "")) not in told:
-            told.add(text)
+        # the models of all arms print the same lines while loading here
+        if (text := event.get("text", "")) not in printed:
+            printed.add(text)
             _tell(comparison, event)
         if event["event"] == "done":
-            found = event["result"]
-    return found
+            entries = event["result"]
+    return entries
 
 
 def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:
-    """Start the script once an arm and end it after its second step."""
+    """Start the script once for each arm, end it after its second step, and return the costs."""
     tried: dict[str, Order] = {}
     for number, order in enumerate(orders):
         assert isinstance(order, ScriptOrder)
@@ -190,7 +188,7 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
         comparison.engine.submit(tried[order.identity])
     problems: dict[str, list[str]] = defaultdict(list)
     printed: dict[str, str] = {}
-    found = {}
+    entries = {}
     for event in comparison.engine.events():
         arm = tried[event["run"]].configuration.arm
         if event["event"] == "failed":
@@ -198,14 +196,14 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
             problems[reason].append(arm)
             printed.setdefault(reason, event.get("printed", ""))
         elif event["event"] == "done":
-            found[arm] = {"arm": arm, "of": 0, **event["result"]}
-            found[arm]["layers"] = len(event["result"]["layers"])
+            entries[arm] = {"arm": arm, "of": 0, **event["result"]}
+            entries[arm]["layers"] = len(event["result"]["layers"])
         else:
             _tell(comparison, event)
     if problems:
         lines = [f"{'; '.join(arms)}: {reason}{printed[reason]}" for reason, arms in problems.items()]
         raise StudyError("\n".join([*lines, AGAIN]))
-    return [found[order.configuration.arm] for order in orders]
+    return [entries[order.configuration.arm] for order in orders]
 
 
 def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
@@ -216,19 +214,19 @@ def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
 
 
 def plan_without(absent: list[DataSet], study: Study, trials: int) -> list[str]:
-    """Describe the plan of a study whose data is not here: a plan downloads nothing."""
-    names = ", ".join(found.name for found in absent)
-    sizes = [found.megabytes for found in absent if found.megabytes is not None]
+    """Return the plan of a study whose data is not present: a plan downloads nothing."""
+    names = ", ".join(data.name for data in absent)
+    sizes = [data.megabytes for data in absent if data.megabytes is not None]
     size = f" ({_bytes(int(sum(sizes) * 10**6))} unpacked)" if sizes else ""
     text = (
-        f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes can be told once "
-        f"{names} is here. Nothing was downloaded: the same command without --plan begins with it{size}."
+        f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes are known once "
+        f"{names} is here. Nothing was downloaded: the same command without --plan downloads it first{size}."
     )
     return textwrap.wrap(text, WIDTH, initial_indent="plan:   ", subsequent_indent=" " * 8, break_long_words=False)
 
 
 def _wrapped(text: str, begin: str = "", then: str = " " * 8) -> list[str]:
-    """Break a line of the plan at 80 columns; a number stays on the line of its unit where a hard space parts them."""
+    """Return a line of the plan wrapped at 80 columns; a hard space keeps a number and its unit on one line."""
     lines = textwrap.wrap(
         text, WIDTH, initial_indent=begin, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
     )
@@ -243,16 +241,16 @@ def _runs(runs: int, trials: int) -> str:
     return count(runs, "run") + (f" after {count(trials, 'trial')}" if trials else "")
 
 
-def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Order]) -> list[str]:
-    """Describe the plan in lines of 80 columns: runs, layers reached, time and disk, as far as they are known."""
+def describe(comparison: Comparison, entries: list[dict[str, Any]], left: list[Order]) -> list[str]:
+    """Return the plan in lines of 80 columns: runs, layers reached, time and disk space, as far as they are known."""
     runs: dict[str, int] = defaultdict(int)
     for order in left:
         runs[order.configuration.arm] += 1
-    tried = any(entry["layers"] is not None for entry in found)
+    tried = any(entry["layers"] is not None for entry in entries)
     how = "each arm tried for a batch" if tried else "as finished ones took"
     lines = [f"plan:   {_runs(len(left), _trials(comparison))}, {how}"]
     disk = 0
-    for entry in found:
+    for entry in entries:
         arm, time = entry["arm"], entry["seconds"]
         methods = bool(comparison.study.arm(arm).methods)
         parts = [_layers(entry)] if methods and entry["layers"] is not None else []
@@ -261,7 +259,7 @@ def describe(comparison: Comparison, found: list[dict[str, Any]], left: list[Ord
         joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)
         lines += _wrapped(f"{arm}: {joined or 'as it is'}", " " * 8, " " * 10)
         disk += 4 * KEPT * int(entry["parameters"] or 0) * (runs[arm] + comparison.trials)
-    lines += _time(comparison, found, runs)
+    lines += _time(comparison, entries, runs)
     if disk and comparison.script is not None:
         lines.append(f"disk:   {_bytes(disk)} where each run keeps one checkpoint with Adam's means")
     elif disk:
@@ -273,19 +271,19 @@ def _layers(entry: dict[str, Any]) -> str:
     return f"{entry['layers']} of {count(entry['of'], 'layer')}" if entry["of"] else count(entry["layers"], "layer")
 
 
-def _time(comparison: Comparison, found: list[dict[str, Any]], runs: dict[str, int]) -> list[str]:
-    """Say how long the study takes, or what is known of that and what would tell the rest."""
+def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str, int]) -> list[str]:
+    """Return the line on the duration of the study, or on how to learn it."""
     at_once = f", {comparison.jobs} at a time" if comparison.jobs > 1 else ""
-    repeats = [(runs[entry["arm"]] + comparison.trials) / comparison.jobs for entry in found]
-    steps, seconds = ([entry[name] for entry in found] for name in ("steps", "seconds"))
-    if not found or (comparison.script is None and None in (*steps, *seconds)):
+    repeats = [(runs[entry["arm"]] + comparison.trials) / comparison.jobs for entry in entries]
+    steps, seconds = ([entry[name] for entry in entries] for name in ("steps", "seconds"))
+    if not entries or (comparison.script is None and None in (*steps, *seconds)):
         return []
     if None in seconds:
         return _wrapped("time:   not known: no step was seen. run.log(step=..., loss=...) after each step shows them")
     if None in steps:
         thousand = clock(sum(1000 * time * times for time, times in zip(seconds, repeats)))
         return _wrapped(
-            f"time:   about {thousand} for each 1,000 steps of a run{at_once}; how many a run has is told by "
+            f"time:   about {thousand} for each 1,000 steps of a run{at_once}; give their number with "
             "run.regularize(model, steps=...)"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))
@@ -293,7 +291,7 @@ def _time(comparison: Comparison, found: list[dict[str, Any]], runs: dict[str, i
 
 
 def clock(seconds: float) -> str:
-    """Write a duration in the unit that fits."""
+    """Return a duration in the unit that fits."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{_digits(seconds / size, 3)} {unit}"
@@ -301,7 +299,7 @@ def clock(seconds: float) -> str:
 
 
 def _digits(number: float, digits: int) -> str:
-    """Write a number with so many digits, and never with a power of ten."""
+    """Return a number with so many digits, never with a power of ten."""
     return f"{number:,.0f}" if number >= 10 ** (digits - 1) else f"{number:.{digits}g}"
 
 

@@ -1,4 +1,4 @@
-"""Show a study going on: bars in a terminal, plain lines elsewhere."""
+"""Progress of a study: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headwise.training.job import Order, is_first_process
 if TYPE_CHECKING:
     from rich.console import Console
 
-# columns of a run's name and of its bar: of 80, 40 are left for where it stands
+# columns of a run's name and of its bar; of 80, 40 are left for its state
 NAMED, BAR = 28, 10
-# seconds between two plain lines about runs that are still going on
+# seconds between two plain lines about running runs
 QUIET = 30.0
 
 
 class PlainLines:
-    """Print one line for each finished run, and now and then one for a run that takes long."""
+    """A display that prints a line for each finished run, and now and then one for a long run."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._finished = self._total = self._before = self._after = 0
-        self._spoke = self._began = self._told = time.monotonic()
+        self._printed = self._began = self._told = time.monotonic()
 
     def __enter__(self) -> PlainLines:
         return self
@@ -37,15 +37,14 @@ class PlainLines:
         pass
 
     def plan(self, total: int, finished: int, after: int = 0) -> None:
-        """Tell how many runs there are and how many are finished already; or trials, `after` which so many runs
-        follow."""
+        """Print the number of runs and of finished ones, or of trials, which are followed by `after` runs."""
         self._finished, self._total, self._before, self._after = finished, total, finished, after
         self._began, self._told = time.monotonic(), -QUIET
         known = f", {finished} finished already" if finished else ""
         self.say(state(finished, total, after) if after else f"{total} runs{known}")
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
-        """Print what an event is worth."""
+        """Print a line for an event if it is worth one."""
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
         elif event["event"] == "output":
@@ -54,27 +53,26 @@ class PlainLines:
             self._finished += 1
             count = f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
             self.say(f"{count} {title(order)}: {describe_end(event['result'])}")
-            self._say_left()
-        elif time.monotonic() - self._spoke > QUIET:
+            self._print_remaining()
+        elif time.monotonic() - self._printed > QUIET:
             self.say(f"{title(order)}: {describe_progress(event)}")
 
-    def _say_left(self) -> None:
-        """Say, from the first run on and then now and then, how long the rest will take; not of what is over in a
-        moment."""
+    def _print_remaining(self) -> None:
+        """Print the estimated remaining time after the first run and then at intervals, unless it is short."""
         now = time.monotonic()
-        left = (now - self._began) / (self._finished - self._before) * (self._total - self._finished)
-        if left >= QUIET and now - self._told >= QUIET:
+        remaining = (now - self._began) / (self._finished - self._before) * (self._total - self._finished)
+        if remaining >= QUIET and now - self._told >= QUIET:
             self._told = now
-            self.say(f"{state(self._finished, self._total, self._after)}, about {clock(left)} left")
+            self.say(f"{state(self._finished, self._total, self._after)}, about {clock(remaining)} left")
 
     def say(self, text: str) -> None:
         """Print one line at once."""
         print(text, file=self._stream, flush=True)
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
 
 
 class Bars:
-    """Draw an overall bar and one line for each running run: epoch, loss, accuracy, time left."""
+    """A display with an overall bar and one line for each running run: epoch, loss, accuracy, time left."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -107,14 +105,14 @@ class Bars:
         self._live.__exit__(kind, error, trace)
 
     def plan(self, total: int, finished: int, after: int = 0) -> None:
-        """Begin the overall bar, runs finished earlier counted in."""
+        """Start the overall bar, with runs finished earlier included."""
         if self._overall is not None:
             self._all.remove_task(self._overall)
         self._finished, self._total, self._after = finished, total, after
         self._overall = self._all.add_task(state(finished, total, after), total=total, completed=finished)
 
     def hear(self, order: Order, event: dict[str, Any]) -> None:
-        """Draw what changed."""
+        """Update the display for an event."""
         run = order.identity
         if event["event"] == "note":
             self.say(f"note: {event['text']}")
@@ -129,8 +127,8 @@ class Bars:
         else:
             if run not in self._lines:
                 self._lines[run] = self._each.add_task(short(title(order)), total=1.0, state="")
-            stands = fitting(describe_progress(event), self._console.width - NAMED - BAR - 2)
-            self._each.update(self._lines[run], completed=event["done"], state=stands)
+            progress = fitting(describe_progress(event), self._console.width - NAMED - BAR - 2)
+            self._each.update(self._lines[run], completed=event["done"], state=progress)
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
@@ -138,7 +136,7 @@ class Bars:
 
 
 def choose_display() -> PlainLines | Bars:
-    """Return bars in a terminal and plain lines in a pipe, a file or a log; only one of several processes speaks."""
+    """Return bars in a terminal and plain lines in a pipe, a file or a log; only the first process prints."""
     if not is_first_process():
         return PlainLines(io.StringIO())
     if not sys.stdout.isatty():
@@ -148,17 +146,17 @@ def choose_display() -> PlainLines | Bars:
     return Bars(Console())
 
 
-# outcomes that no evaluation gives
+# outcomes that do not come from an evaluation
 NOT_MEASURED = ("cost/", "heads/", "watched/")
 
 
 def state(finished: int, total: int, after: int) -> str:
-    """Say how many runs are finished, or of trials also how many runs follow them."""
+    """Return the count of finished runs, or that of finished trials and of the runs that follow."""
     return f"trials {finished}/{total} · runs 0/{after}" if after else f"runs {finished}/{total}"
 
 
 def title(order: Order) -> str:
-    """Name a run for people."""
+    """Return a readable name of a run."""
     configuration = order.configuration
     if configuration.purpose == "trial":
         known = (configuration.settings.get(name) for name in RATES)
@@ -168,7 +166,7 @@ def title(order: Order) -> str:
 
 
 def short(name: str) -> str:
-    """Shorten the name of a run to what fits beside its bar; its seed stays."""
+    """Return the name of a run, shortened to fit beside its bar; the seed is preserved."""
     if len(name) <= NAMED:
         return name
     head, _, tail = name.rpartition(", ")
@@ -176,44 +174,43 @@ def short(name: str) -> str:
 
 
 def fitting(state: str, width: int) -> str:
-    """Leave out, from the end, what of a state has no room."""
+    """Return a state shortened from its end to `width`."""
     while len(state) > width and "  " in state:
         state = state.rpartition("  ")[0]
     return state
 
 
 def describe_progress(event: dict[str, Any]) -> str:
-    """Describe where a run stands; of a script, whose length is not known, what it logged last."""
+    """Return the state of a run in words; for a script, whose length is unknown, the last logged figures."""
     if "step" in event:
         return "  ".join(
             [f"step {event['step']}", *(f"{name} {value:.3f}" for name, value in list(event["figures"].items())[:2])]
         )
     metric = f"  {event['name']} {event['metric']:.3f}" if math.isfinite(event["metric"]) else ""
-    # the time first: at 80 columns the end is cut
+    # the time is first because the end is cut at 80 columns
     return f"epoch {event['epoch']}/{event['epochs']}  {clock(event['left'])} left  loss {event['loss']:.3f}{metric}"
 
 
 def describe_end(result: RunResult) -> str:
-    """Describe how a run ended: by its held-out metric and loss; a trial has no test figures, and some studies have
-    other names."""
+    """Return how a run ended: its held-out metric and loss, or its divergence."""
     if result.divergence is not None:
         return f"diverged at step {result.divergence.step}"
     known = {name: value for name, value in result.metrics.items() if value is not None}
     measured = [name for name in known if not name.startswith(NOT_MEASURED)]
     splits = [name.rpartition("/")[0] for name in measured]
-    # a study whose evaluations have names of their own sums up last
-    wanted = next((split for split in ("test", "validation") if split in splits), splits[-1] if splits else "")
-    figures = sorted((n for n, split in zip(measured, splits) if split == wanted), key=lambda n: n.endswith("/loss"))
-    shown = [
+    # without a test or validation split, take the last one: a study with other names puts its summary last
+    reported = next((split for split in ("test", "validation") if split in splits), splits[-1] if splits else "")
+    figures = sorted((n for n, split in zip(measured, splits) if split == reported), key=lambda n: n.endswith("/loss"))
+    figures_text = [
         f"{name.replace('/', ' ').replace('_', ' ')} {known[name]:.4f}"
         for name in dict.fromkeys((*figures[:1], *figures[-1:]))
     ]
     time = known.get("cost/seconds_per_step")
-    return ", ".join([*shown, *([] if time is None else [clock(time * result.steps)])])
+    return ", ".join([*figures_text, *([] if time is None else [clock(time * result.steps)])])
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as people read it."""
+    """Return a readable duration."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What was asked for on the command line, and what of it cannot be."""
+"""A request of the command line, and the checks of its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINES = ("local", "ray", "slurm")
 
 
 class Studies(Protocol):
-    """Return studies by name; the command line brings the built-in ones."""
+    """A collection of studies by name; the command line provides the built-in ones."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -28,12 +28,12 @@ class Studies(Protocol):
 
 @dataclass(frozen=True)
 class NoStudies:
-    """Hold no study: only tasks of the user's own can be asked for."""
+    """An empty collection: only the user's own tasks can be compared."""
 
     names: tuple[str, ...] = ()
 
     def load(self, name: str) -> ModuleType | SimpleNamespace:
-        """Refuse."""
+        """Raise StudyError: there is no study."""
         raise StudyError(f"there is no study {name!r}. Give --task FILE.py:CLASS.")
 
     def missing(self, name: str) -> str | None:
@@ -43,14 +43,15 @@ class NoStudies:
 
 @dataclass(frozen=True)
 class Request:
-    """Hold what was asked for on the command line; None leaves a choice to the study."""
+    """The options of the command line; None leaves a choice to the study."""
 
     study: str = "digits"
     studies: Studies = NoStudies()
     methods: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
     task: str | None = None
-    # the command that trains once, how its arguments are changed, and what it records: NAME:higher or NAME:lower
+    # the command that trains once, the form in which its arguments are passed, and its outcomes: NAME:higher or
+    # NAME:lower
     script: str | None = None
     arguments: str | None = None
     outcomes: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """Name the folder of the results."""
+        """Return the folder of the results."""
         name = self.study if self.task is None else self.task.rpartition(":")[2]
         if self.script is not None:
             from headwise.experiments.script import name_of
@@ -88,12 +89,12 @@ class Request:
 
     @property
     def of_study(self) -> bool:
-        """Return whether an installed study was asked for, and neither a task nor a script of the user's own."""
+        """Return whether the request is for an installed study, not for the user's own task or script."""
         return self.task is None and self.script is None
 
 
 def check(request: Request) -> None:
-    """Refuse what cannot be done before anything is started."""
+    """Raise StudyError for invalid options before anything is started."""
     _check_script(request)
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
@@ -116,7 +117,7 @@ def check(request: Request) -> None:
 
 
 def _check_script(request: Request) -> None:
-    """Refuse options that only a script has, or that none has."""
+    """Refuse options of scripts without a script, and options of tasks with one."""
     if request.script is None:
         only = {
             "--arguments": request.arguments,
@@ -137,7 +138,8 @@ def _check_script(request: Request) -> None:
         sized.append("--scale")
     if sized:
         raise StudyError(
-            f"{sized[0]} is of tasks. A script takes its own arguments: write them in --script, or --set name=value."
+            f"{sized[0]} applies to tasks only. A script takes its own arguments: write them in --script, or "
+            "--set name=value."
         )
     if (request.processes or 1) > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise StudyError(
@@ -147,14 +149,14 @@ def _check_script(request: Request) -> None:
 
 
 def _check_processes(request: Request) -> None:
-    """Refuse several processes where they cannot be: with another number already launched, on Ray, or in a row of
-    jobs."""
-    launched, asked = int(os.environ.get("WORLD_SIZE", "1")), request.processes
-    if asked is not None and launched > 1 and asked != launched:
+    """Refuse several processes with another number launched, with another engine, with --jobs or with --tune."""
+    launched, requested = int(os.environ.get("WORLD_SIZE", "1")), request.processes
+    if requested is not None and launched > 1 and requested != launched:
         raise StudyError(
-            f"--processes {asked}, but {launched} processes were launched. Leave --processes out, or launch {asked}."
+            f"--processes {requested}, but {launched} processes were launched. Leave --processes out, or launch "
+            f"{requested}."
         )
-    if max(asked or 1, launched) == 1:
+    if max(requested or 1, launched) == 1:
         return
     if request.engine != "local":
         raise StudyError(f"--engine {request.engine} gives each run one process. Leave --processes or --engine out.")

@@ -1,4 +1,4 @@
-"""The settings of a study, as its `--help` lists them: name, value, what it means."""
+"""The settings of a study, as listed by its `--help`: name, value and meaning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ WIDTH = 80
 
 
 def describe_request(study: str | None, task: str | None, scale: str | None, studies: Studies) -> str:
-    """Describe the settings of a built-in study, at a scale where one is named, or of the user's own task."""
-    found = find_study(Request(study=study or "", task=task, studies=studies))
-    return describe_settings(found if scale is None else scaled(found, scale), scale)
+    """Return the settings of a built-in study, at the named scale if any, or of the user's own task, as text."""
+    chosen = find_study(Request(study=study or "", task=task, studies=studies))
+    return describe_settings(chosen if scale is None else scaled(chosen, scale), scale)
 
 
 def describe_settings(study: Study, scale: str | None = None) -> str:
-    """Describe a study in lines of 80 characters: its arms and claims, then every setting, the recipe's after the
-    task's own."""
+    """Return a study's description in lines of 80 characters: arms, claims, then settings, the recipe's last."""
     fields = type(study.task).model_fields
     own = [name for name in fields if name not in Recipe.model_fields and name not in Task.model_fields]
     shared = [name for name in Task.model_fields if name not in Recipe.model_fields]
@@ -54,7 +53,7 @@ def _fill(text: str) -> str:
 
 
 def _claim(claim: Claim) -> Iterator[str]:
-    """Say a claim, and what agrees with it."""
+    """Yield the lines of a claim: its text and source, then its tests."""
     yield f"  {claim.text}" + (f" ({claim.source})" if claim.source else "")
     for test in claim.tests:
         against = "" if test.along_axis else f" against {test.against}"
@@ -62,8 +61,7 @@ def _claim(claim: Claim) -> Iterator[str]:
 
 
 def _meaning(kind: type[Subject], name: str) -> str:
-    """Return what a field's nearest description says (a task that only changes a default has none), else its
-    choices."""
+    """Return a field's description, from the nearest class that has one, else its choices."""
     fields = [
         base.model_fields[name] for base in kind.__mro__ if issubclass(base, Recipe) and name in base.model_fields
     ]

@@ -1,8 +1,8 @@
-"""Tuning: every arm, the baseline included, gets the same number of trials, judged on validation only.
+"""Tuning: every arm, including the baseline, gets the same number of trials, judged on validation only.
 
 An arm's trials search its learning rate and, for methods, the strength of each (the setting that may change while
-training, else the first field), all within a factor of four of what was written. The first trial is the written setting
-itself. Trials of one arm follow one another, arms run side by side: the number of jobs changes nothing.
+training, else the first field), all within a factor of four of the written value. The first trial uses the written
+settings. Trials of one arm run one after the other, arms run side by side, so that the number of jobs changes nothing.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from headwise.core.method import Method
 
 FACTOR = 4.0
-# apart from the seeds of the final runs, and the same for all trials: arms are compared on equal draws
+# different from the seeds of the final runs, and the same for all trials, so that arms are compared on equal draws
 TRIAL_SEED = 1_000_000
 RATE = "learning_rate"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Hold a point of an arm's search: the learning rate and the method text at the chosen strengths."""
+    """A point of an arm's search: the learning rate, and the arm's text at the chosen strengths."""
 
     label: str
     rate: float
 
 
 class Space(Protocol):
-    """Say what a search of one arm chooses from."""
+    """The search space of one arm."""
 
-    # tells this search from others of the same arm in one journal
+    # distinguishes this search from others of the same arm in one journal
     name: str
 
     def first(self) -> dict[str, Any]:
-        """Return the first point: what was written."""
+        """Return the first point: the written settings."""
 
     def ask(self, trial: Trial) -> dict[str, Any]:
         """Return the point that a trial suggests."""
@@ -63,7 +63,7 @@ class Space(Protocol):
 
 
 class Factors:
-    """Search the learning rate and the strengths of the methods of an arm, as factors of what was written."""
+    """A search space of factors for the learning rate and the strengths of an arm's methods."""
 
     name = ""
 
@@ -92,7 +92,7 @@ class Factors:
         return Choice(chosen.text, rate)
 
     def _ranges(self) -> dict[str, float]:
-        """Return each searched factor's highest value: a method may refuse four times its strength."""
+        """Return the largest factor of each searched setting; a method may refuse four times its strength."""
         ranges = {RATE: FACTOR}
         for index, name in searched(self._arm):
             method = self._arm.methods[index]
@@ -101,7 +101,7 @@ class Factors:
 
 
 class Search:
-    """Search the settings of one arm, one trial after the other, in a journal that survives a stop."""
+    """A search over the settings of one arm, one trial after the other, in a journal that survives a stop."""
 
     def __init__(self, comparison: Comparison, storage: BaseStorage, text: str, space: Space | None = None) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
@@ -109,7 +109,7 @@ class Search:
         arm = comparison.study.arm(text)
         self._space = Factors(arm, task) if space is None else space
         self._rate_name, rate = rate_of(arm.task(task))
-        # another task, data or setting is another search
+        # another task, other data or other settings make another search
         self._name = f"{text} {self._configuration(Choice(text, rate)).identity}{self._space.name}"
         self._pending: int | None = None
         if not self._open().get_trials(deepcopy=False):
@@ -117,11 +117,11 @@ class Search:
 
     @property
     def finished(self) -> int:
-        """Count the finished trials of the budget."""
+        """Return the number of finished trials of the budget."""
         return sum(trial.state.is_finished() for trial in self._budget())
 
     def next_order(self) -> Order | None:
-        """Return the next trial: the one that was under way, else a new one; None when the budget is used."""
+        """Return the order of the next trial: an interrupted one, else a new one; None if the budget is used."""
         from optuna.trial import Trial, TrialState
 
         if self.finished >= self._comparison.trials:
@@ -133,7 +133,7 @@ class Search:
         return self._comparison.order(self._configuration(self._space.choice(self._space.ask(trial))), "trials")
 
     def tell(self, result: RunResult) -> None:
-        """Write down what a trial found on validation; one that diverged is the worst there is."""
+        """Record the validation result of a trial; a diverged trial counts as the worst."""
         name = f"validation/{self._metric.name}"
         failed = result.status == "diverged"
         if not failed and name not in result.metrics:
@@ -143,23 +143,24 @@ class Search:
             )
         value = result.metrics.get(name)
         failed = failed or value is None or not math.isfinite(value)
-        assert self._pending is not None, "a result is told of the order that was given last"
+        assert self._pending is not None, "a result belongs to the last order"
         self._open().tell(self._pending, self._worst if failed else value)
 
     def best(self) -> tuple[Choice, str]:
-        """Return the choice of the best trial of the budget, the first of equals, and a note of what it was chosen
-        from."""
+        """Return the best trial's choice within the budget, the first of equals, and a note on the trials."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         values = [self._worst if trial.value is None else trial.value for trial in finished]
-        at = values.index(min(values) if self._worst > 0 else max(values))
-        choice, tried = self._space.choice(finished[at].params), count(len(finished), "trial")
-        told = f"{tried} on validation chose {choice.label} with learning rate {choice.rate:g}."
-        if values[at] == self._worst:
-            told = f"all of {tried} on validation diverged; it stays {choice.label} with learning rate {choice.rate:g}."
-        return choice, f"{self.text}: {told}"
+        index = values.index(min(values) if self._worst > 0 else max(values))
+        choice, trials = self._space.choice(finished[index].params), count(len(finished), "trial")
+        note = f"{trials} on validation chose {choice.label} with learning rate {choice.rate:g}."
+        if values[index] == self._worst:
+            note = (
+                f"all of {trials} on validation diverged; it stays {choice.label} with learning rate {choice.rate:g}."
+            )
+        return choice, f"{self.text}: {note}"
 
     def tried(self) -> list[tuple[Choice, float | None]]:
-        """Return the finished trials with what each found on validation; None for one that diverged."""
+        """Return the finished trials with their validation results; None for a diverged one."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         known = [trial.value if trial.value is not None and math.isfinite(trial.value) else None for trial in finished]
         return [(self._space.choice(trial.params), value) for trial, value in zip(finished, known)]
@@ -178,7 +179,7 @@ class Search:
         return self._comparison.study.task.all_metrics()[0]
 
     def _budget(self) -> list[FrozenTrial]:
-        # an earlier start may have asked for more trials: every arm is chosen from the same number
+        # an earlier start may have run more trials: every arm is chosen from the same number
         trials = self._open().get_trials(deepcopy=False)
         return [trial for trial in trials if trial.number < self._comparison.trials]
 
@@ -194,14 +195,14 @@ class Search:
         study = optuna.create_study(
             study_name=self._name, storage=self._storage, direction=direction, load_if_exists=True
         )
-        # seeded by the number of the trial: a resumed search asks for the same points
+        # seeded by the number of trials, so that a resumed search suggests the same points
         known = len(study.get_trials(deepcopy=False))
         study.sampler = optuna.samplers.TPESampler(seed=derive(known, self.text) % 2**32, n_startup_trials=5)
         return study
 
 
 def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
-    """Carry out the trials of all arms; give the final runs at the chosen settings, and a note on each arm."""
+    """Carry out the trials of all arms; return the final runs at the chosen settings, and a note on each arm."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -234,14 +235,14 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
         finished=finished,
         after=len(study.arms) * study.seeds,
     )
-    found = {arm.text: arm.best() for arm in arms}
+    chosen = {arm.text: arm.best() for arm in arms}
     names = {arm.text: arm.rate_name for arm in arms}
     final = [
-        study.configuration(found[text][0].label, seed, settings={names[text]: found[text][0].rate})
+        study.configuration(chosen[text][0].label, seed, settings={names[text]: chosen[text][0].rate})
         for seed in range(study.seeds)
         for text in study.arms
     ]
-    notes = [note for _, note in found.values()]
+    notes = [note for _, note in chosen.values()]
     return final, notes
 
 
@@ -249,31 +250,29 @@ def rate_of(subject: Subject) -> tuple[str, float]:
     """Return name and value of a subject's learning rate.
 
     Raises:
-        StudyError: where the command of a script names none: a trial cannot search what it does not know.
+        StudyError: if the command of a script names none, since a trial cannot search an unknown setting.
     """
     if isinstance(subject, Task):
         return RATE, subject.learning_rate
-    found = subject.rate() if isinstance(subject, Script) else None
-    if found is None:
+    rate = subject.rate() if isinstance(subject, Script) else None
+    if rate is None:
         raise StudyError(
             f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, "
             "...). Write it there: "
             '--script "python train.py --lr 3e-4".'
         )
-    return found
+    return rate
 
 
 def searched(arm: Arm) -> list[tuple[int, str]]:
-    """Return the strengths that are searched: the place of each method and its field; one with a schedule stays as it
-    is."""
-    timed = {(place, name) for place, name, _ in arm.timed}
-    found = [(index, _strength(method)) for index, method in enumerate(arm.methods)]
-    return [(index, name) for index, name in found if name is not None and (index, name) not in timed]
+    """Return the strengths that are searched, as (index of the method, field); scheduled ones are not searched."""
+    timed = {(index, name) for index, name, _ in arm.timed}
+    strengths = [(index, _strength(method)) for index, method in enumerate(arm.methods)]
+    return [(index, name) for index, name in strengths if name is not None and (index, name) not in timed]
 
 
 def _strength(method: Method) -> str | None:
-    """Name the field that is searched: the first that may change while training, else the first; never one that is
-    0."""
+    """Return the field to search: the first that may change while training, else the first; None if it is 0."""
     fields = {field.name: field for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     name = next(iter(method.live or fields), None)
     if name is None or not (name in method.live or "float" in str(fields[name].type)):
@@ -297,12 +296,12 @@ def _key(index: int, method: Method) -> str:
 
 
 def rounded(value: float) -> float:
-    """Keep three digits: enough for a setting, and readable in a label."""
+    """Return the value with three digits: precise enough for a setting, and readable in a label."""
     return float(f"{value:.3g}")
 
 
 def _refuse_twins(arms: list[Arm], rate: str) -> None:
-    """Refuse two arms that tuning could make equal: they differ in nothing but what is searched."""
+    """Refuse two arms that differ only in what is searched: tuning could make them equal."""
     seen: dict[str, str] = {}
     for arm in arms:
         strengths = dict(searched(arm))

@@ -1,4 +1,4 @@
-"""Runs in this process, one after the other: for `accelerate launch`, where each run spans all processes."""
+"""The engine of this process, one run after the other: for `accelerate launch`, where a run spans all processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwise.training.job import Order
 
 
 class HereEngine:
-    """Carry out orders in this process; every process of a distributed launch does the same ones in the same order."""
+    """An engine in this process; every process of a distributed launch carries out the same runs in the same order."""
 
     parallel = False
     rehearses = True
@@ -24,14 +24,14 @@ class HereEngine:
         self._waiting.append(order)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return events until no run is waiting."""
+        """Yield events until no run is waiting."""
         while self._waiting:
             order = self._waiting.popleft()
-            told: list[dict[str, Any]] = []
-            last = carry_out(order, told.append)
-            notes = [event for event in told if event["event"] == "note"]
+            events: list[dict[str, Any]] = []
+            last = carry_out(order, events.append)
+            notes = [event for event in events if event["event"] == "note"]
             yield from ({**event, "run": order.identity} for event in (*notes, last))
 
     def close(self) -> None:
-        """Forget the runs that were not begun."""
+        """Drop the runs that have not started."""
         self._waiting.clear()

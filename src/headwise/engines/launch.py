@@ -22,9 +22,9 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def launch(processes: int, work: Callable[[], object], line: str) -> int:
-    """Run `work`, which must be picklable, in processes that train together; give the exit code of the whole.
+    """Run `work`, which must be picklable, in processes that train together; return the exit code.
 
-    When one fails the others are ended, for they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print
+    If one fails, the others are ended, because they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print
     `line`.
     """
     started: list[BaseProcess] = []
@@ -37,7 +37,7 @@ def launch(processes: int, work: Callable[[], object], line: str) -> int:
         with ignored_stops():
             _end(started)
             if not started or started[0].exitcode != TERMINATED:
-                # the first process was too young to say it
+                # the first process had not yet installed its handler, which prints it
                 print(line, file=sys.stderr)
         return stop_code(stop)
     finally:
@@ -45,7 +45,7 @@ def launch(processes: int, work: Callable[[], object], line: str) -> int:
 
 
 def serve(work: Callable[[], object], environment: dict[str, str]) -> None:
-    """Be one of the processes: Ctrl-C reaches the whole terminal, the launcher decides."""
+    """Run one of the processes; it ignores Ctrl-C, which the launcher handles for all of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment)
     rank.be_one_of_several(work)
@@ -66,7 +66,7 @@ def _start(processes: int, work: Callable[[], object]) -> list[BaseProcess]:
 
 
 def _watch(started: list[BaseProcess]) -> int:
-    """Wait until all ended well or one did not; give the exit code of the whole."""
+    """Wait until all processes succeeded or one failed; return the exit code."""
     running = list(started)
     while running:
         wait([process.sentinel for process in running])
@@ -79,7 +79,7 @@ def _watch(started: list[BaseProcess]) -> int:
 
 
 def _failure(process: BaseProcess, others: list[BaseProcess]) -> int:
-    """Return the others a moment to say what they know, then name a process that ended without a word."""
+    """Wait a moment for the other processes to report, then report one that was killed; return the exit code."""
     assert process.exitcode is not None
     wait_until = time.monotonic() + PATIENCE
     for other in others:

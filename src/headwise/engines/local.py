@@ -1,4 +1,4 @@
-"""Worker processes on this machine, each carrying out one run at a time."""
+"""The local engine: worker processes on this machine, each carrying out one run at a time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headwise.files.errors import StudyError
 from headwise.files.stops import END, ignored_stops
 from headwise.training.job import Order
 
-# a worker that is killed from outside (memory, for example) is replaced this often before the study stops
+# how often a worker killed from outside (out of memory, for example) is replaced before the study stops
 REPLACEMENTS = 2
-# seconds for workers to end in order before they are killed
+# seconds for workers to end by themselves before they are killed
 PATIENCE = 10.0
 
 
@@ -33,7 +33,7 @@ class _Worker:
 
 
 class LocalEngine:
-    """Carry out orders in `jobs` worker processes; how many there are changes no number."""
+    """An engine with `jobs` worker processes; their number changes no result."""
 
     rehearses = True
 
@@ -42,7 +42,7 @@ class LocalEngine:
         self._trains = trains
         self._waiting: deque[Order] = deque()
         self._deaths: dict[str, int] = {}
-        # the lines that workers printed, each with the run that printed it first
+        # printed lines, each with the run that printed it first
         self._printed: dict[str, str] = {}
         self._workers = [self._start(number) for number in range(jobs)]
 
@@ -51,16 +51,16 @@ class LocalEngine:
         self._waiting.append(order)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return events until no run is waiting or running; orders may be submitted meanwhile."""
+        """Yield events until no run is waiting or running; orders may be submitted meanwhile."""
         self._hand_out()
         while any(worker.order for worker in self._workers):
             yield from self._receive()
             self._hand_out()
 
     def close(self) -> None:
-        """End the workers, in order where they can; what they worked on goes on from its last checkpoint."""
+        """End the workers; their unfinished runs continue from their last checkpoints."""
         for worker in self._workers:
-            # one that prints must not wait for a reader
+            # close the reader first, so that a printing worker does not block
             worker.output.reader.close()
             if worker.order is None:
                 worker.pipe.close()
@@ -95,19 +95,19 @@ class LocalEngine:
                 try:
                     worker.pipe.send((worker.order, _device_of(worker.order.device, number)))
                 except OSError:
-                    # it ended since: its sentinel is ready, and `_receive` replaces it
+                    # the worker has ended: its sentinel is ready, and `_receive` replaces it
                     continue
 
     def _receive(self) -> Iterator[dict[str, Any]]:
-        """Wait until something happened and give what the workers told; a worker that ended is replaced."""
+        """Wait for an event and yield what the workers sent; replace workers that ended."""
         printing = [worker.output for worker in self._workers if worker.order is not None]
         readers = [output.reader for output in printing if not output.ended]
         wait([*readers, *(item for worker in self._workers for item in (worker.pipe, worker.process.sentinel))])
         for number, worker in enumerate(self._workers):
             alive = worker.process.is_alive()
-            # the last words of a worker that ended come before its replacement
+            # yield what an ended worker sent before replacing it
             yield from self._read(worker)
-            yield from self._heard(worker, last=not alive)
+            yield from self._output(worker, last=not alive)
             if not alive:
                 yield from self._replace(number)
 
@@ -118,20 +118,19 @@ class LocalEngine:
                 assert worker.order is not None
                 event["run"] = worker.order.identity
                 ends = event["event"] in ("done", "failed")
-                # it was printed before
-                yield from self._heard(worker, last=ends)
+                # these lines were printed before the event
+                yield from self._output(worker, last=ends)
                 if ends:
                     worker.order = None
                 yield event
         except (EOFError, OSError):
-            # it ended, in the middle of a word perhaps: its sentinel tells
+            # the worker ended, perhaps in the middle of a message: its sentinel is ready
             return
 
-    def _heard(self, worker: _Worker, *, last: bool) -> Iterator[dict[str, Any]]:
-        """Return what a worker printed, each line for the first run that prints it: all models load with the same
-        words."""
+    def _output(self, worker: _Worker, *, last: bool) -> Iterator[dict[str, Any]]:
+        """Yield the lines that a worker printed, each only once: all models print the same while loading."""
         if worker.order is None:
-            # what it prints before its first order is told with that
+            # lines printed before the first order are yielded with it
             return
         run = worker.order.identity
         for line in worker.output.lines(last=last):
@@ -163,7 +162,7 @@ class LocalEngine:
 
 
 def _device_of(device: str, number: int) -> str:
-    """Spread the workers over the GPUs of this machine."""
+    """Return the device of a worker; workers are spread over the GPUs of this machine."""
     if device != "cuda":
         return device
     import torch
@@ -172,14 +171,15 @@ def _device_of(device: str, number: int) -> str:
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return what must stand in a worker's environment before torch is imported there."""
+    """Return the variables that a worker needs before it imports torch."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # the memory measurement starts torch's profiler, which otherwise writes to the terminal
         "KINETO_LOG_LEVEL": "99",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # bars of transformers and its hub, one for each model of each run; whoever set it otherwise wants them
+        # hide the progress bars of transformers and its hub, one for each model of each run, unless the user set
+        # otherwise
         "HF_HUB_DISABLE_PROGRESS_BARS": os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
     }
 

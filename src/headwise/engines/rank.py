@@ -1,7 +1,6 @@
-"""One process of several that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and how it
-ends.
+"""One of several processes that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and ends.
 
-Light to import: it must hear a stop before torch is imported, which takes seconds.
+It does not import torch, which takes seconds, so that it can handle a stop before.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from headwise.engines.local import worker_environment
 from headwise.files.errors import is_for_users
 from headwise.files.stops import STOPS, stopped_line
 
-# the shell's code for a process that was stopped by Ctrl-C
+# the shell's exit code of a process stopped by Ctrl-C
 STOPPED = 130
-# seconds between two looks for the process that launched this one
+# seconds between two checks that the launcher still runs
 GLANCE = 1.0
-# seconds; when all are stopped, a neighbour's connection may break before the own signal arrives
+# seconds to wait for a stop signal: when all processes are stopped, the connection to another may break first
 MOMENT = 0.5
-# prctl: the signal that this process gets when its parent ends
+# option of prctl: the signal sent to this process when its parent ends
 PR_SET_PDEATHSIG = 1
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -45,10 +44,10 @@ def is_one_of_several() -> bool:
 
 
 def be_one_of_several(work: Callable[[], object]) -> NoReturn:
-    """Do the work of one process of several and end it for good, on success, on a stop and on errors.
+    """Run the work of one process of several and exit, on success, on a stop and on errors.
 
-    torch leaves threads behind (process group, profiler) whose destructors abort the process now and then when the
-    interpreter takes them down. Python's own exit handlers run; the libraries' destructors do not.
+    torch leaves threads behind (process group, profiler) whose destructors sometimes abort the process when the
+    interpreter exits. Python's own exit handlers run; the libraries' destructors do not.
     """
     for name, value in worker_environment(1).items():
         os.environ.setdefault(name, value)
@@ -56,26 +55,27 @@ def be_one_of_several(work: Callable[[], object]) -> NoReturn:
     code = _code_of(work)
     if code == 0:
         _leave_process_group()
-    # what a task or a library registered still runs: `os._exit` leaves it out
+    # run the exit handlers of tasks and libraries, which `os._exit` skips
     atexit._run_exitfuncs()
     _end(code)
 
 
 def name_folder(folder: Path) -> None:
-    """Tell from which folder the same command goes on, for the line that a stop prints."""
+    """Set the folder of the study, for the line printed at a stop."""
     _folder[:] = [folder]
 
 
 def hear_stops() -> None:
-    """End this process at Ctrl-C, at SIGTERM and when the process that launched it is gone, whatever it waits for.
+    """Exit on Ctrl-C, on SIGTERM and when the launcher is gone, whatever this process waits for.
 
-    A collective waits in C++ for its neighbours, where Python's handlers do not run: a thread of its own hears the
-    signal through a pipe that the C handler writes to. To end at once is safe: a run can be left at any moment.
+    A collective waits for other processes in C++, where Python's handlers do not run; a thread therefore receives the
+    signal through a pipe that the C handler writes to. Exiting at once is safe, because a run can be stopped at any
+    moment.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in STOPS:
-        # ignored where the launcher, or a shell in the background, decides
+        # keep signals ignored if the launcher, or a shell in the background, handles them
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -88,7 +88,7 @@ def hear_stops() -> None:
 
 
 def _end_with_launcher() -> None:
-    """Let Linux end this process with the one that launched it, even while C code holds every thread of Python."""
+    """Make Linux kill this process with its launcher, even while C code holds every Python thread."""
     if not sys.platform.startswith("linux"):
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -96,8 +96,7 @@ def _end_with_launcher() -> None:
 
 
 def _launcher_is_gone() -> bool:
-    """Return whether torchrun ended while this process was starting: the store that its agent serves then refuses
-    connections."""
+    """Return whether torchrun ended while this process was starting: its agent's store then refuses connections."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
@@ -106,7 +105,7 @@ def _launcher_is_gone() -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        # an answer that is late says nothing
+        # a timeout does not show that the launcher is gone
         return False
     return False
 
@@ -117,15 +116,15 @@ def _listen(reading: int, launcher: int | None) -> None:
             continue
         numbers = os.read(reading, 64)
         if signal.SIGINT in numbers or signal.SIGTERM in numbers:
-            _say_stopped()
+            _print_stopped()
             os._exit(STOPPED if signal.SIGINT in numbers else 128 + signal.SIGTERM)
     os._exit(1)
 
 
-def _say_stopped() -> None:
+def _print_stopped() -> None:
     if os.environ.get("RANK", "0") != "0":
         return
-    # past rich, which holds sys.stderr while it draws, and past buffers that the main thread may hold
+    # bypass rich, which replaces sys.stderr while it draws, and buffers that the main thread may hold
     if os.isatty(2):
         os.write(2, SHOW_CURSOR.encode())
     os.write(2, f"{stopped_line(_folder[0] if _folder else None)}\n".encode())
@@ -152,7 +151,7 @@ def _code_of(work: Callable[[], object]) -> int:
 
 
 def wait_for_stop() -> None:
-    """Return a stop that reached a neighbour first the time to reach this process, before an error is told."""
+    """Wait a moment before reporting an error, which may be caused by a stop of the other processes."""
     time.sleep(MOMENT)
 
 
@@ -167,6 +166,6 @@ def _end(code: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            # nobody reads any more: what was done is on disk
+            # nobody reads the output any more; all results are on disk
             code = code or 1
     os._exit(code)

@@ -1,8 +1,8 @@
-"""A Ray cluster: one task a run; a run whose worker or node dies is carried on by another from its last checkpoint.
+"""The Ray engine: one task a run; if a worker or node dies, another continues the run from its last checkpoint.
 
-The folder of the study must be on a file system that all nodes share. Ray itself tells most deaths, but a task may also
-wait for a worker that never comes (ray-project/ray issues 59342 and 63405): runs give signs of life in `.ray` of the
-study's folder, and one that is silent for too long is begun again.
+The folder of the study must be on a file system that all nodes share. Ray itself reports most deaths, but a task may
+also wait for a worker that never comes (ray-project/ray issues 59342 and 63405). Runs therefore touch a file in `.ray`
+of the study's folder, and a run whose file is not touched for too long is started again.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from headwise.engines.worker import carry_out
 from headwise.files.errors import StudyError
 from headwise.training.job import Order
 
-# seconds between two looks at the metric streams of the running runs
+# seconds between two reads of the metric streams
 GLANCE = 1.0
 # seconds to wait for an address to answer
 PATIENCE = 5.0
-# seconds without a sign of life after which a run is begun again; also for a run that has not begun although there is
-# room for it
+# seconds without a heartbeat after which a run is started again, also one that has not started although there is room
+# for it
 SILENCE = 120.0
-# seconds for a result that is ready to arrive, and for the cluster to be left
+# seconds for a finished result to arrive, and for leaving the cluster
 LONGEST_FAREWELL = 30.0
 
 
 def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
-    """Carry out one order on a node of the cluster: its notes, then its last event."""
+    """Carry out one order on a node of the cluster; return its notes and its last event."""
     if not order.folder.parent.parent.is_dir():
         reason = (
             f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes "
             "share"
         )
         return [{"event": "failed", "reason": reason, "trace": ""}]
-    # before torch is imported, which comes with the first run of this process
+    # before torch is imported, which the first run of this process does
     os.environ.update(worker_environment(order.configuration.threads))
-    # a task may name its files relative to where the command was started
+    # a task may use paths relative to the folder of the command
     os.chdir(folder)
-    told: list[dict[str, Any]] = []
-    with beating(_signs_of_life(order)):
-        last = carry_out(order, told.append)
-    return [*(event for event in told if event["event"] == "note"), last]
+    events: list[dict[str, Any]] = []
+    with beating(_heartbeat_path(order)):
+        last = carry_out(order, events.append)
+    return [*(event for event in events if event["event"] == "note"), last]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Running:
 
 
 class RayEngine:
-    """Carry out orders on a Ray cluster; results are those of the local engine."""
+    """An engine that carries out orders on a Ray cluster; its results equal those of the local engine."""
 
     parallel = True
     rehearses = True
@@ -78,20 +78,20 @@ class RayEngine:
         self._folders: set[Path] = set()
 
     def submit(self, order: Order) -> None:
-        """Send one run to the cluster: as many cores as threads, and a GPU where the study uses one."""
-        path = _signs_of_life(order)
+        """Send one run to the cluster: as many cores as threads, and a GPU if the study uses one."""
+        path = _heartbeat_path(order)
         self._folders.add(path.parent)
         task = self._ray.remote(carry_out_remotely).options(
             num_cpus=order.configuration.threads,
             num_gpus=int(_uses_gpu(order)),
-            # a run that is lost is sent again here, where it can be told
+            # this engine resubmits lost runs itself, to report each loss
             max_retries=0,
         )
         heartbeat = Heartbeat(path)
         self._running[task.remote(order, os.getcwd())] = _Running(order, heartbeat)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return events until no run is waiting or running; progress is read from the metric streams."""
+        """Yield events until no run is waiting or running; progress is read from the metric streams."""
         while self._running:
             ready, _ = self._ray.wait(list(self._running), timeout=GLANCE)
             for reference in ready:
@@ -100,18 +100,18 @@ class RayEngine:
             for reference, running in list(self._running.items()):
                 order = running.order
                 yield from self._streams.progress(order)
-                if why := self._silent(running):
+                if reason := self._why_lost(running):
                     del self._running[reference]
                     self._ray.cancel(reference, force=True)
-                    yield {**self._again(order, why), "run": order.identity}
+                    yield {**self._resubmit(order, reason), "run": order.identity}
 
     def close(self) -> None:
-        """Cancel what runs and leave the cluster."""
+        """Cancel the running runs and leave the cluster."""
         thread = threading.Thread(target=self._leave, daemon=True)
         thread.start()
         thread.join(LONGEST_FAREWELL)
         if thread.is_alive():
-            # Ray would wait for it again, without end, when the process ends
+            # Ray would wait for it again at the end of the process, without a limit
             atexit.unregister(self._ray.shutdown)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,13 +123,13 @@ class RayEngine:
 
     def _connect(self, address: str | None) -> None:
         if address is not None:
-            _refuse_silence(address)
+            _check_address(address)
         try:
             self._ray.init(address=address or "auto", log_to_driver=False)
         except ConnectionError:
             if address is not None:
                 raise
-            # no cluster runs: Ray makes one of this machine
+            # no cluster runs: Ray starts one on this machine
             self._ray.init(include_dashboard=False, log_to_driver=False)
 
     def _collect(self, reference: Any, order: Order) -> list[dict[str, Any]]:
@@ -139,12 +139,12 @@ class RayEngine:
         except errors.RayTaskError as error:
             return [{"event": "failed", "reason": f"its task on the Ray cluster failed: {error}", "trace": ""}]
         except errors.RayError as error:
-            # Ray adds lines of advice that ask for its dashboard
-            said = str(error).strip().partition("\n")[0]
-            return [self._again(order, f"{type(error).__name__}: {said}")]
+            # keep the first line; the others are advice about Ray's dashboard
+            message = str(error).strip().partition("\n")[0]
+            return [self._resubmit(order, f"{type(error).__name__}: {message}")]
 
-    def _silent(self, running: _Running) -> str | None:
-        """Say why a run is taken for lost, or give None; one that waits for its turn on a busy cluster is not."""
+    def _why_lost(self, running: _Running) -> str | None:
+        """Return why a run counts as lost, or None; a run that waits for its turn on a busy cluster does not."""
         heartbeat = running.heartbeat
         if heartbeat.silence() < SILENCE:
             return None
@@ -156,16 +156,16 @@ class RayEngine:
         return None
 
     def _has_room(self, order: Order) -> bool:
-        """Tell whether some node surely has what a run needs; Ray says what is free in all nodes together."""
+        """Return whether some node certainly has room for a run; Ray reports only the cluster's total."""
         if _uses_gpu(order):
             # a node with a free GPU may lack free cores
             return False
         nodes = sum(node["Alive"] for node in self._ray.nodes())
-        # fewer free cores may all be on nodes that have too few for it
+        # with fewer free cores, each node might have too few of them
         return self._ray.available_resources().get("CPU", 0) > nodes * (order.configuration.threads - 1)
 
-    def _again(self, order: Order, why: str) -> dict[str, Any]:
-        """Send a lost run to the cluster again, or give it up; give the event that tells it."""
+    def _resubmit(self, order: Order, why: str) -> dict[str, Any]:
+        """Submit a lost run again, or give it up after too many losses; return the event that reports it."""
         self._losses[order.identity] += 1
         if self._losses[order.identity] > REPLACEMENTS:
             reason = (
@@ -177,7 +177,7 @@ class RayEngine:
         return {"event": "note", "text": f"{_title(order)}: {why}; it goes on from its last checkpoint"}
 
 
-def _signs_of_life(order: Order) -> Path:
+def _heartbeat_path(order: Order) -> Path:
     return order.folder.parent.parent / ".ray" / order.identity
 
 
@@ -189,8 +189,8 @@ def _title(order: Order) -> str:
     return f"{order.configuration.arm}, seed {order.configuration.seed}"
 
 
-def _refuse_silence(address: str) -> None:
-    """Refuse an address where nothing listens, for which Ray itself waits minutes."""
+def _check_address(address: str) -> None:
+    """Raise StudyError for an address at which nothing listens, for which Ray itself would wait minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return

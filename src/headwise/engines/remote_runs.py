@@ -1,4 +1,4 @@
-"""Runs on other machines: signs that they live, and how far they are, by a file system that all share."""
+"""Runs on other machines: heartbeats and progress, read from a shared file system."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headwise.files.script_run import read_told
 from headwise.results.records import EpochLine
 from headwise.training.job import Order, ScriptOrder
 
-# seconds between two signs of life
+# seconds between two heartbeats
 BEAT = 5.0
 
 
 @contextlib.contextmanager
 def beating(path: Path) -> Iterator[None]:
-    """Touch a file now and then while the block lasts, then delete it."""
+    """Touch a file every few seconds during the block, then delete it."""
     ended = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, ended), daemon=True)
     thread.start()
@@ -34,40 +34,39 @@ def beating(path: Path) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Tell whether the worker of a run began, and for how long it has been silent."""
+    """The heartbeat of a run's worker: whether it started, and for how long it has been silent."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(exist_ok=True)
-        # what an earlier worker left says nothing of this one
+        # a file left by an earlier worker says nothing about this one
         path.unlink(missing_ok=True)
         self._last: int | None = None
         self._heard = time.monotonic()
 
     @property
     def began(self) -> bool:
-        """Whether there was a sign of life."""
+        """Return whether there was a heartbeat."""
         return self._last is not None
 
     def silence(self) -> float:
-        """Return the seconds since the last sign of life, or since the beginning: by this machine's clock alone, for
-        others' may differ."""
+        """Return the seconds since the last heartbeat or the start, by this machine's clock alone."""
         try:
-            found = self._path.stat().st_mtime_ns
+            modified = self._path.stat().st_mtime_ns
         except OSError:
-            found = None
-        if found is not None and found != self._last:
-            self._last, self._heard = found, time.monotonic()
+            modified = None
+        if modified is not None and modified != self._last:
+            self._last, self._heard = modified, time.monotonic()
         return time.monotonic() - self._heard
 
     def restart(self) -> None:
-        """Count the silence from now."""
+        """Count the silence from now on."""
         self._heard = time.monotonic()
 
 
 def _beat(path: Path, ended: threading.Event) -> None:
     while True:
-        # a file system that is away for a moment is no reason to end a run
+        # a file system that is unavailable for a moment does not end a run
         with contextlib.suppress(OSError):
             path.touch()
         if ended.wait(BEAT):
@@ -75,34 +74,34 @@ def _beat(path: Path, ended: threading.Event) -> None:
 
 
 class MetricStreams:
-    """Return the progress of runs from what they wrote since the last look."""
+    """The progress of runs, from what they wrote since the last read."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def progress(self, order: Order) -> Iterator[dict[str, Any]]:
-        """Return one event where the run has another number of epochs than at the last look, else none."""
+        """Yield one progress event if the run's number of epochs has changed since the last read."""
         if isinstance(order, ScriptOrder):
             yield from self._of_script(order)
             return
-        found = read_lines(order.folder / "metrics.jsonl")
-        if not found or len(found) == self._seen.get(order.identity, 0):
+        records = read_lines(order.folder / "metrics.jsonl")
+        if not records or len(records) == self._seen.get(order.identity, 0):
             return
-        self._seen[order.identity] = len(found)
-        lines = [EpochLine.model_validate(line) for line in found]
+        self._seen[order.identity] = len(records)
+        lines = [EpochLine.model_validate(line) for line in records]
         settings, last = order.configuration.settings, lines[-1]
-        # where steps decide, the number of epochs is not known before the end
+        # with `steps` set, the number of epochs is not known before the end
         epochs = max(settings.get("epochs", 0), len(lines)) if settings.get("steps") is None else len(lines)
         steps = settings.get("steps") or epochs
         done = min(1.0, (len(lines) if settings.get("steps") is None else last.step or 0) / steps)
-        left = sum(line.seconds for line in lines) * (1 - done) / max(done, 1e-9)
+        remaining = sum(line.seconds for line in lines) * (1 - done) / max(done, 1e-9)
         name = next((key for key in last.metrics if key.startswith("train/") and key != "train/loss"), "")
-        event = {"event": "progress", "run": order.identity, "epoch": len(lines), "epochs": epochs, "left": left}
+        event = {"event": "progress", "run": order.identity, "epoch": len(lines), "epochs": epochs, "left": remaining}
         numbers = {"loss": _number(last.metrics.get("train/loss")), "metric": _number(last.metrics.get(name))}
         yield event | numbers | {"name": name.removeprefix("train/"), "done": done}
 
     def _of_script(self, order: ScriptOrder) -> Iterator[dict[str, Any]]:
-        """Return the latest point that a script told, where it is another than at the last look."""
+        """Yield the latest point of a script if it has changed since the last read."""
         starts = order.attempts()
         points = (
             [line for line in read_told(starts[-1].with_suffix(".jsonl")) if line["told"] == "log"] if starts else []

@@ -1,8 +1,8 @@
-"""Slurm: one job a run, in arrays; a job that is preempted, out of time or lost is queued again and goes on from its
-checkpoint.
+"""The Slurm engine: one job a run, in arrays; a job that is preempted, out of time or lost is queued again.
 
-The folder of the study must be on a file system that all nodes share. Jobs outlive the command that queued them unless
-it is stopped by Ctrl-C: started again, it finds them by `slurm/jobs.json`.
+A run continues from its last checkpoint. The folder of the study must be on a file system that all nodes share. Jobs
+outlive the command that queued them unless it is stopped by Ctrl-C; a restarted command finds them in
+`slurm/jobs.json`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from headwise.files.provenance import usable_cores
 from headwise.files.stops import STOPS, Stopped
 from headwise.training.job import Order
 
-# seconds between two looks at the jobs
+# seconds between two checks of the jobs
 GLANCE = 1.0
-# seconds for cancelled jobs of this machine to end
+# seconds for cancelled jobs on this machine to end
 PATIENCE = 10.0
 # Slurm refuses larger arrays unless its administrator allows them
 LARGEST_ARRAY = 1000
-# whether a job is queued again is decided by the run, which knows how far it came
+# submitit never refuses to requeue a job: the run decides, because it knows its progress
 ALWAYS = 1_000_000
 
 
 class SlurmEngine:
-    """Carry out orders as jobs of Slurm, at most `jobs` at a time; results are those of the local engine."""
+    """An engine with Slurm jobs, at most `jobs` at a time; its results equal those of the local engine."""
 
     parallel = True
-    # the first jobs of all arms begin side by side, and another job before them would wait as long again
+    # the first jobs of all arms start together; a rehearsal job before them would wait in the queue as long again
     rehearses = False
 
     def __init__(self, options: SlurmOptions, jobs: int | None = None) -> None:
@@ -66,7 +66,7 @@ class SlurmEngine:
         self._earlier: dict[str, Any] | None = None
 
     def submit(self, order: Order) -> None:
-        """Take one run; it is queued, in one array with the others, when events are asked for."""
+        """Add one run; `events` queues it in one array with the others."""
         run = SlurmRun.of(order)
         if self._earlier is None:
             self._earlier = self._find_earlier(order)
@@ -77,8 +77,8 @@ class SlurmEngine:
             self._running[order.identity] = job, run
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return events until no run is waiting or queued; progress is read from the metric streams."""
-        self._hand_out()
+        """Yield events until no run is waiting or queued; progress is read from the metric streams."""
+        self._queue_runs()
         while self._running:
             for identity, (job, run) in list(self._running.items()):
                 if job.done():
@@ -86,12 +86,12 @@ class SlurmEngine:
                     yield from ({**event, "run": identity} for event in self._collect(job, run))
                 else:
                     yield from self._streams.progress(run.order)
-            self._hand_out()
+            self._queue_runs()
             if self._running:
                 time.sleep(GLANCE)
 
     def close(self) -> None:
-        """Cancel every job that is not finished; what it worked on goes on from its last checkpoint."""
+        """Cancel every unfinished job; its run continues from its last checkpoint."""
         jobs = [job for job, _ in self._running.values()]
         if not jobs:
             return
@@ -106,20 +106,19 @@ class SlurmEngine:
         self._running.clear()
         self._remember(run.order)
 
-    def _hand_out(self) -> None:
+    def _queue_runs(self) -> None:
         room = self._room()
         if not self._waiting or room <= 0:
             return
         runs = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         executor = self._executor(runs[0].order)
-        with _finished_first():
+        with _delayed_stops():
             for run, job in zip(runs, executor.submit_array(runs)):
                 self._running[run.order.identity] = job, run
             self._remember(runs[0].order)
 
     def _room(self) -> int:
-        """Count the runs that may be queued now: Slurm keeps the limit of an array itself, so that all wait their turn
-        there."""
+        """Return how many runs may be queued now; all of them on Slurm, which enforces the limit of an array itself."""
         if self._limit is None or (self._options.executor == "slurm" and not self._running):
             return LARGEST_ARRAY
         return self._limit - len(self._running)
@@ -133,32 +132,32 @@ class SlurmEngine:
         return executor
 
     def _collect(self, job: Any, run: SlurmRun) -> list[dict[str, Any]]:
-        """Return the events of a job that ended; one that ended without a result goes on in another job."""
-        told: list[dict[str, Any]]
+        """Return the events of a job that ended; a run without a result continues in another job."""
+        events: list[dict[str, Any]]
         try:
-            told = job.result()
-            # the logs stay: they say where a run was carried out
+            events = job.result()
+            # keep the logs, which show where a run was carried out
             for pickle in (job.paths.submitted_pickle, job.paths.result_pickle):
                 pickle.unlink(missing_ok=True)
         except self._submitit.core.utils.FailedJobError as error:
-            told = [{"event": "failed", "reason": f"job {job.job_id}: {error}", "trace": ""}]
+            events = [{"event": "failed", "reason": f"job {job.job_id}: {error}", "trace": ""}]
         except self._submitit.core.utils.UncompletedJobError:
-            told = self._another(job, run)
+            events = self._requeue(job, run)
         self._remember(run.order)
-        return told
+        return events
 
-    def _another(self, job: Any, run: SlurmRun) -> list[dict[str, Any]]:
-        place = f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stderr}"
+    def _requeue(self, job: Any, run: SlurmRun) -> list[dict[str, Any]]:
+        ending = f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stderr}"
         if job.state.startswith("CANCELLED"):
             return [{"event": "failed", "reason": f"job {job.job_id} was cancelled by hand", "trace": ""}]
         try:
             self._waiting.appendleft(run.again())
         except StudyError as error:
-            return [{"event": "failed", "reason": f"{place}. {error}", "trace": ""}]
-        return [{"event": "note", "text": f"{place}. Its run goes on from its last checkpoint in another job"}]
+            return [{"event": "failed", "reason": f"{ending}. {error}", "trace": ""}]
+        return [{"event": "note", "text": f"{ending}. Its run goes on from its last checkpoint in another job"}]
 
     def _remember(self, order: Order) -> None:
-        """Keep which job carries out which run, for a command that is started again while they are queued."""
+        """Store which job carries out which run, for a command that is restarted while they are queued."""
         if self._options.executor != "slurm":
             return
         path = _folder(order) / "jobs.json"
@@ -166,7 +165,7 @@ class SlurmEngine:
         write_json(path, {identity: job.job_id for identity, (job, _) in self._running.items()})
 
     def _find_earlier(self, order: Order) -> dict[str, Any]:
-        """Return by run the jobs of an earlier command that are still queued or running."""
+        """Return the jobs of an earlier command that are still queued or running, by run."""
         known = read_json(_folder(order) / "jobs.json") if self._options.executor == "slurm" else None
         if not isinstance(known, dict) or not known:
             return {}
@@ -174,7 +173,7 @@ class SlurmEngine:
         jobs: dict[str, Any] = {
             identity: kind(folder=_folder(order), job_id=number) for identity, number in known.items()
         }
-        # one question for all of them
+        # a single query for all jobs
         kind.watcher.update()
         states = {identity: kind.watcher.get_state(job.job_id, mode="cache") for identity, job in jobs.items()}
         gone = {name for name, state in states.items() if state == "UNKNOWN"}
@@ -186,7 +185,7 @@ class SlurmEngine:
 
 
 def _folder(order: Order) -> Path:
-    """Name the folder of scripts and logs: beside the runs, where all nodes see it."""
+    """Return the folder of scripts and logs: beside the runs, where all nodes see it."""
     return order.folder.parent.parent / "slurm"
 
 
@@ -197,25 +196,25 @@ def _wait_for_end(jobs: list[Any]) -> None:
 
 
 @contextmanager
-def _finished_first() -> Iterator[None]:
-    """Hear a stop only at the end: jobs that were queued and not noted could not be cancelled."""
-    heard: list[int] = []
+def _delayed_stops() -> Iterator[None]:
+    """Delay stop signals to the end of the block: jobs that were queued but not recorded could not be cancelled."""
+    received: list[int] = []
     with contextlib.ExitStack() as stack:
         for number in STOPS:
             before = signal.getsignal(number)
             ignored = before is signal.SIG_IGN
             if ignored and number != signal.SIGINT:
                 continue
-            # SIGINT cancels a job of this machine; a shell's `&` has it ignored, and a job would inherit that
-            hear = _ignore if ignored else (lambda number, frame: heard.append(number))
+            # a local job is cancelled by SIGINT; a shell's `&` ignores SIGINT, and a job would inherit that
+            handler = _ignore if ignored else (lambda number, frame: received.append(number))
             with contextlib.suppress(ValueError):
-                # elsewhere than in the main thread nothing hears a signal
-                signal.signal(number, hear)
+                # only the main thread can receive signals
+                signal.signal(number, handler)
                 stack.callback(signal.signal, number, before)
         yield
-    if heard:
-        raise Stopped(heard[0])
+    if received:
+        raise Stopped(received[0])
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing, as an ignored signal does; unlike that, no process that is started inherits it."""
+    """Do nothing; unlike an ignored signal, a handler is not inherited by child processes."""

@@ -1,5 +1,4 @@
-"""One run as a job that submitit carries out: begun as often as the cluster stops it, always from its last
-checkpoint."""
+"""One run as a submitit job, restarted as often as the cluster stops it, always from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from headwise.training.job import Order
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-# seconds; a cancelled job holds its folder until Slurm kills it, which takes 30 s where KillWait is as Slurm has it
+# seconds to wait for the lock: a cancelled job holds it until Slurm kills the job, by default after 30 s (KillWait)
 LOCK_PATIENCE = 90.0
 
 
 @dataclass(frozen=True)
 class SlurmRun:
-    """Carry out one order, and say how it is queued again when its job is preempted or out of time.
+    """One order as a job that submitit queues again when it is preempted or out of time.
 
-    `kept` is the number of epochs that the run had when this job began, `idle` how many jobs in a row ended without one
-    more.
+    `kept` is the number of epochs that the run had when this job started, `idle` the number of consecutive jobs that
+    ended without adding one.
     """
 
     order: Order
@@ -38,31 +37,31 @@ class SlurmRun:
         if not study.is_dir():
             reason = f"{study} is not there on this node. Slurm needs --out on a file system that all nodes share"
             return [{"event": "failed", "reason": reason, "trace": ""}]
-        # before torch is imported, which comes with the run
+        # before torch is imported, which the run does
         os.environ.update(worker_environment(self.order.configuration.threads))
-        # a task may name its files relative to where the command was started
+        # a task may use paths relative to the folder of the command
         os.chdir(self.folder)
-        self._wait_for_the_one_before()
-        told: list[dict[str, Any]] = []
-        last = carry_out(self.order, told.append)
-        return [*(event for event in told if event["event"] == "note"), last]
+        self._wait_for_previous_job()
+        events: list[dict[str, Any]] = []
+        last = carry_out(self.order, events.append)
+        return [*(event for event in events if event["event"] == "note"), last]
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return what submitit queues again; it calls this in a job that is about to be stopped."""
+        """Return what submitit queues again; submitit calls this in a job that is about to be stopped."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self.again())
 
     @classmethod
     def of(cls, order: Order) -> SlurmRun:
-        """Return the run of an order as its first job of this command begins it."""
+        """Return the run of an order for its first job."""
         return cls(order, os.getcwd(), order.kept())
 
     def again(self) -> SlurmRun:
-        """Return the run as it goes on in another job.
+        """Return the run for its next job.
 
         Raises:
-            StudyError: where several jobs in a row ended without one more epoch.
+            StudyError: if several consecutive jobs ended without adding an epoch.
         """
         kept = self.order.kept()
         idle = 0 if kept > self.kept else self.idle + 1
@@ -74,12 +73,12 @@ class SlurmRun:
             )
         return replace(self, kept=kept, idle=idle)
 
-    def _wait_for_the_one_before(self) -> None:
+    def _wait_for_previous_job(self) -> None:
         from filelock import FileLock, Timeout
 
         self.order.folder.mkdir(parents=True, exist_ok=True)
         try:
             FileLock(self.order.folder / ".lock", timeout=LOCK_PATIENCE).acquire().lock.release()
         except Timeout:
-            # the run itself says who holds it
+            # the run itself reports who holds the lock
             return

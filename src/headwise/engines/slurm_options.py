@@ -1,4 +1,4 @@
-"""What `--slurm name=value,...` may say: the resources of each job, and which of submitit's executors runs it."""
+"""The options of `--slurm name=value,...`: the resources of each job, and the submitit executor that runs it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from headwise.files.errors import StudyError
 
 EXECUTORS = ("slurm", "local", "debug")
-# these have a meaning wherever jobs run; the others are Slurm's own
+# these options apply to every executor; the others are Slurm's own
 SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
-# sbatch knows these, and submitit takes them as they are
+# options of sbatch that submitit passes on unchanged
 PASSED_ON = ("reservation", "licenses")
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Hold the options of `--slurm`; None leaves a choice to the cluster. Times are minutes and seconds, memory is GB.
+    """The options of `--slurm`; None leaves a choice to the cluster. Times are in minutes or seconds, memory is in GB.
 
-    `executor` is slurm, or local (processes of this machine) and debug (this process) to try a study out.
-    `gpus_per_node` is 1 where the study runs on a GPU, `cpus_per_task` the threads of a run. `signal_delay_s` is how
-    long before its end a job is told of it.
+    `executor` is slurm, or local (processes of this machine) or debug (this process) to try a study out.
+    `gpus_per_node` defaults to 1 if the study runs on a GPU, `cpus_per_task` to the threads of a run. `signal_delay_s`
+    is how long before its time limit a job receives a signal.
     """
 
     executor: str = "slurm"
@@ -52,34 +52,36 @@ class SlurmOptions:
 
     @property
     def wants_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Return whether the options request a GPU."""
         return bool(self.gpus_per_node) or (self.gres or "").startswith("gpu")
 
     def parameters(self, device: str, threads: int) -> dict[str, Any]:
-        """Return what submitit's AutoExecutor takes, for runs of so many threads on a device."""
+        """Return the arguments of submitit's AutoExecutor for runs with `threads` threads on a device."""
         chosen = self
         if self.cpus_per_task is None:
             chosen = replace(chosen, cpus_per_task=threads)
         if device.startswith("cuda") and not self.wants_gpu:
             chosen = replace(chosen, gpus_per_node=1)
-        given = {one.name: value for one in fields(chosen) if (value := getattr(chosen, one.name)) not in (None, False)}
-        passed_on = {name: given.pop(name) for name in PASSED_ON if name in given}
-        del given["executor"]
-        setup = given.pop("setup", None)
-        named = {name if name in SHARED else f"slurm_{name}": value for name, value in given.items()}
+        values = {
+            one.name: value for one in fields(chosen) if (value := getattr(chosen, one.name)) not in (None, False)
+        }
+        passed_on = {name: values.pop(name) for name in PASSED_ON if name in values}
+        del values["executor"]
+        setup = values.pop("setup", None)
+        named = {name if name in SHARED else f"slurm_{name}": value for name, value in values.items()}
         if setup is not None:
             named |= {"slurm_setup": [setup], "local_setup": [setup]}
         return named | ({"slurm_additional_parameters": passed_on} if passed_on else {})
 
 
 def read_slurm_options(texts: tuple[str, ...]) -> SlurmOptions:
-    """Read the texts behind `--slurm`: name=value, several with commas between them.
+    """Return the options in the texts of `--slurm`: name=value, separated by commas.
 
     Raises:
-        StudyError: naming the option that is unknown, is given twice or has a value of another kind.
+        StudyError: naming the option that is unknown, is given twice or has a value of the wrong kind.
     """
-    found: dict[str, Any] = {}
-    # a comma inside a value, as in a list of nodes, is followed by no name
+    options: dict[str, Any] = {}
+    # a comma inside a value, as in a list of nodes, is not followed by a name and `=`
     for part in (part for text in texts for part in re.split(r",(?=\s*\w+=)", text)):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         kind = _kinds().get(name)
@@ -90,13 +92,13 @@ def read_slurm_options(texts: tuple[str, ...]) -> SlurmOptions:
             raise StudyError(f"--slurm {part!r}: there is no option {name!r}.{guess} Options: {', '.join(known)}.")
         if not equals or not value:
             raise StudyError(f"--slurm {part!r}: a value is missing. Write {name}=VALUE.")
-        if name in found:
+        if name in options:
             raise StudyError(f"--slurm: {name} is given twice. Give it once.")
-        found[name] = _value(part, value, kind)
-    executor = found.get("executor", "slurm")
+        options[name] = _value(part, value, kind)
+    executor = options.get("executor", "slurm")
     if executor not in EXECUTORS:
         raise StudyError(f"--slurm executor={executor}: executors are {', '.join(EXECUTORS)}.")
-    return SlurmOptions(**found)
+    return SlurmOptions(**options)
 
 
 def _kinds() -> dict[str, str]:
@@ -107,7 +109,7 @@ def _kinds() -> dict[str, str]:
 def _value(part: str, value: str, kind: str) -> Any:
     if kind == "bool":
         if value not in ("true", "false"):
-            raise StudyError(f"--slurm {part!r}: true or false is wanted.")
+            raise StudyError(f"--slurm {part!r}: write true or false.")
         return value == "true"
     if kind == "str":
         return value
@@ -117,5 +119,5 @@ def _value(part: str, value: str, kind: str) -> Any:
         number = math.nan
     if not 0 <= number < math.inf or (number == 0 and "gpus" not in part):
         wanted = "a whole number" if kind == "int" else "a number"
-        raise StudyError(f"--slurm {part!r}: {wanted} above 0 is wanted.")
+        raise StudyError(f"--slurm {part!r}: write {wanted} above 0.")
     return number

@@ -1,4 +1,4 @@
-"""What a worker process does: take an order, carry it out, tell. Light to import: torch comes with the first order."""
+"""A worker process: it receives orders, carries them out and sends events. It imports torch with the first order."""
 
 from __future__ import annotations
 
@@ -19,42 +19,40 @@ if TYPE_CHECKING:
     from headwise.training.job import Order
 
 
-# as much as a pipe holds
+# bytes that a pipe holds
 AT_ONCE = 65536
-# escape sequences, which color text and move the cursor
+# escape sequences, which colour text and move the cursor
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class WorkerOutput:
-    """Read the lines that one worker prints; `reader` is the end of a pipe to which the worker gave both of its
-    streams."""
+    """The lines that one worker prints; `reader` is the end of a pipe that receives both of its streams."""
 
     def __init__(self, reader: Connection) -> None:
         self.reader = reader
-        # whether nothing comes any more
+        # whether the pipe is closed at the other end
         self.ended = False
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> list[str]:
-        """Return the lines printed since the last call as a terminal would show them, without empty ones; `last` counts
-        an unfinished line too."""
+        """Return the visible, non-empty lines since the last call; `last` adds an unfinished line."""
         if not self.ended and self.reader.poll():
-            found = os.read(self.reader.fileno(), AT_ONCE)
-            self.ended = not found
-            self._rest += found
-        *whole, self._rest = self._rest.split(b"\n")
+            content = os.read(self.reader.fileno(), AT_ONCE)
+            self.ended = not content
+            self._rest += content
+        *complete, self._rest = self._rest.split(b"\n")
         if last or self.ended:
-            whole, self._rest = [*whole, self._rest], b""
-        shown = (_as_shown(line.decode(errors="replace")) for line in whole)
-        return [line for line in shown if line]
+            complete, self._rest = [*complete, self._rest], b""
+        visible = (_as_shown(line.decode(errors="replace")) for line in complete)
+        return [line for line in visible if line]
 
 
 def print_into(writer: Connection) -> None:
-    """Send all that this process and its children print, C libraries included, into a pipe."""
+    """Send the output of this process and its children, C libraries included, into a pipe."""
     for descriptor in (1, 2):
         os.dup2(writer.fileno(), descriptor)
     writer.close()
-    # anew: the streams of a file buffer lines and seek, which a pipe cannot
+    # new streams: those of a file buffer lines and seek, which a pipe cannot
     sys.stdout, sys.stderr = (_lines_to(descriptor) for descriptor in (1, 2))
 
 
@@ -63,22 +61,21 @@ def _lines_to(descriptor: int) -> TextIO:
 
 
 def _as_shown(line: str) -> str:
-    """Return what stays of a line in which a progress bar writes over itself."""
+    """Return the visible part of a line that a progress bar has overwritten."""
     return ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
 
 
 def serve(pipe: Connection, output: Connection, trains: bool = True) -> None:
-    """Carry out orders until the pipe closes, printing into `output`; ends itself when the process that started it is
-    gone.
+    """Carry out orders until the pipe closes, printing into `output`; exit when the parent process is gone.
 
-    A worker that `trains` imports torch ahead; one that only starts scripts needs none.
+    A worker that `trains` imports torch in advance; one that only starts scripts does not need it.
     """
     leave_stops_to_the_parent()
     end_in_order()
     print_into(output)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if trains:
-        # importing takes seconds: it happens while the parent still reads its command
+        # importing takes seconds; the parent reads its command meanwhile
         from headwise.training import execution as run  # noqa: F401
 
     while True:
@@ -90,7 +87,7 @@ def serve(pipe: Connection, output: Connection, trains: bool = True) -> None:
 
 
 def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Carry out one order and give its last event: done with the result, or failed with the reason."""
+    """Carry out one order and return its last event: done with the result, or failed with the reason."""
     from headwise.files.errors import StudyError, explain
 
     try:

@@ -1,1 +1,1 @@
-"""What an experiment is: task, recipe, phases, arms and study, before anything runs."""
+"""Experiments before anything runs: task, recipe, phases, arms and study."""

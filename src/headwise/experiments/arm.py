@@ -1,4 +1,4 @@
-"""Arm: methods, where and when they act, and changes of recipe and task; its text is its label, key and argument."""
+"""Arm: methods, their layers and schedules, and changes of recipe and task; its text is its label, key and argument."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 
 DEPTHS = re.compile(r"\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*$")
-# every depth of a range is kept: a slip of the finger must not fill the memory
+# every depth of a range is stored: a typing error must not fill the memory
 DEEPEST = 100_000
 PATTERN = re.compile(r"[\w.*?\[\]!-]+$")
 
 
 @dataclass(frozen=True)
 class Where:
-    """Hold which attention layers change: by depth, counted from 0 in each stack, or by name."""
+    """The attention layers that an arm changes: by depth, counted from 0 in each stack, or by name."""
 
     depths: tuple[int, ...] = ()
     pattern: str = ""
 
     def __call__(self, site: Site) -> bool:
-        """Return whether a layer is meant: its depth is listed, or the pattern is its name or whole parts of it."""
+        """Return whether a layer is selected by its depth, or by a pattern on its name or whole parts of it."""
         if self.depths:
             return site.depth in self.depths
         return fnmatchcase(site.name, self.pattern) or f".{self.pattern}." in f".{site.name}."
 
     def check(self, sites: list[Site]) -> None:
-        """Refuse a depth that no layer has, or a pattern that names none.
+        """Check that every depth exists and that the pattern matches a layer.
 
         Raises:
-            StudyError: with the layers there are.
+            StudyError: with the existing layers.
         """
         missing = [depth for depth in self.depths if all(site.depth != depth for site in sites)]
         if missing:
@@ -68,10 +68,10 @@ class Where:
 
 
 def read_where(text: str) -> Where:
-    """Read depths or a pattern.
+    """Return the layers written as depths or a pattern.
 
     Raises:
-        StudyError: where the text is neither, or a range runs backwards.
+        StudyError: if the text is neither, or a range runs backwards.
     """
     if DEPTHS.match(text):
         depths: set[int] = set()
@@ -91,16 +91,16 @@ def read_where(text: str) -> Where:
 
 
 def _ranges(depths: tuple[int, ...]) -> list[str]:
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for depth in depths:
-        if found and found[-1][1] == depth - 1:
-            found[-1][1] = depth
+        if ranges and ranges[-1][1] == depth - 1:
+            ranges[-1][1] = depth
         else:
-            found.append([depth, depth])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            ranges.append([depth, depth])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
 
 
-# settings that choose examples: with another value a pair would not be one
+# settings that choose examples: arms with different values would not be paired
 OF_DATA = ("train_size", "test_size", "held_out")
 AnySubject = TypeVar("AnySubject", bound=Subject)
 CALL = re.compile(r"(\w+)\s*\((.*)\)$", re.DOTALL)
@@ -108,20 +108,20 @@ CALL = re.compile(r"(\w+)\s*\((.*)\)$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Arm:
-    """Hold one arm; `read_arm` makes it from text, `text` writes it back in its one form."""
+    """One arm of a study; `read_arm` makes it from text, and `text` writes it in its canonical form."""
 
     name: str = ""
     methods: tuple[Method, ...] = ()
-    # (place of the method, setting) -> schedule
+    # (index of the method, setting, schedule)
     timed: tuple[tuple[int, str, Timed], ...] = ()
     where: Where | None = None
     changes: tuple[tuple[str, Any], ...] = ()
-    # the changes as written, each in its one form
+    # the changes as text, each in its canonical form
     written: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        """Write the arm in its one form: methods, `@` where, `|` changes in alphabetical order."""
+        """Return the arm in its canonical form: methods, `@` where, `|` changes in alphabetical order."""
         parts = [self.name or " + ".join(self._methods())]
         parts += [f"@ {self.where}"] if self.where else []
         parts += [f"| {', '.join(self.written)}"] if self.written else []
@@ -138,40 +138,39 @@ class Arm:
         return build_task(type(task), task.model_dump() | dict(self.changes)).located(task.folder)
 
     def changed(self, task: Subject, **changes: Any) -> Arm:
-        """Return the arm with further changes of `task`, or other values of those it has."""
+        """Return the arm with further changes of `task`, or with new values for its own changes."""
         values = dict(sorted((dict(self.changes) | changes).items()))
         written = tuple(write_setting(name, value, task) for name, value in values.items())
         return dataclasses.replace(self, changes=tuple(values.items()), written=written)
 
     def does_the_same(self, other: Arm, task: Subject) -> bool:
-        """Return whether two arms are the same under two texts, as where one names a setting at the value that `task`
-        has."""
+        """Return whether two arms do the same under different texts, for example if one sets a default explicitly."""
         if (self.name, self.methods, self.timed, self.where) != (other.name, other.methods, other.timed, other.where):
             return False
         return self.task(task) == other.task(task)
 
     def resolved(self) -> list[dict[str, Any]]:
-        """Return every setting of the methods, defaults included: a default that changes is another run."""
+        """Return every setting of the methods, defaults included: a changed default makes another run."""
         return [{"name": type(method).__name__, "settings": method.settings()} for method in self.methods]
 
 
 def read_arm(text: str, task: Subject) -> Arm:
-    """Read an arm: `Method(...) + Method(...) @ where | setting=value, ...`; the order after the methods is free.
+    """Return the arm in a text `Method(...) + Method(...) @ where | setting=value, ...`; `@` and `|` may swap places.
 
     Raises:
-        StudyError: with the nearest name, where a method, a setting or a schedule is unknown or out of range.
+        StudyError: with the nearest name, if a method, a setting or a schedule is unknown or out of range.
     """
     (_, head), *rest = cut(text.strip(), "@|")
     marks = [mark for mark, _ in rest]
-    for mark, what in (("@", "where"), ("|", "changes")):
+    for mark, part in (("@", "where"), ("|", "changes")):
         if marks.count(mark) > 1:
-            raise StudyError(f"{text!r} says {what} twice; write one '{mark}'.")
-    given = dict(rest)
-    for mark, piece in given.items():
+            raise StudyError(f"{text!r} says {part} twice; write one '{mark}'.")
+    pieces = dict(rest)
+    for mark, piece in pieces.items():
         if not piece:
             raise StudyError(f"{text!r} has nothing after '{mark}'.")
-    where = read_where(given["@"]) if "@" in given else None
-    changes = _changes(given["|"], task) if "|" in given else {}
+    where = read_where(pieces["@"]) if "@" in pieces else None
+    changes = _changes(pieces["|"], task) if "|" in pieces else {}
     if head in (BASELINE, SAME):
         _check_plain(head, where, changes)
         return Arm(head).changed(task, **changes)
@@ -180,12 +179,12 @@ def read_arm(text: str, task: Subject) -> Arm:
 
 
 def read_arms(texts: Sequence[str], task: Subject) -> dict[str, Arm]:
-    """Read arms, by their one form; the baseline, which is always there, is left out.
+    """Return arms by their canonical form, without the baseline, which is always part of a study.
 
     Raises:
-        StudyError: where a text is no arm, or two texts are the same one.
+        StudyError: if a text is no arm, or two texts are the same arm.
     """
-    found: dict[str, Arm] = {}
+    arms: dict[str, Arm] = {}
     written: dict[str, str] = {}
     for text in texts:
         try:
@@ -197,17 +196,17 @@ def read_arms(texts: Sequence[str], task: Subject) -> dict[str, Arm]:
             continue
         if label in written:
             raise StudyError(f"--method {written[label]!r} and {text!r} are the same arm, {label}. Give one of them.")
-        found[label], written[label] = arm, text
-    return found
+        arms[label], written[label] = arm, text
+    return arms
 
 
 def refuse_equal_arms(arms: Sequence[Arm], task: Subject) -> None:
-    """Refuse arms that do the same under two texts: one names a setting at the value that it has anyway.
+    """Raise StudyError for two arms that do the same, for example because one sets a default explicitly.
 
-    Arms of a study as it is written may come to that at one of its scales, and stay.
+    Arms of a predefined study may become equal at one of its scales, and are kept.
 
     Raises:
-        StudyError: naming both, or the one that changes nothing of the baseline.
+        StudyError: naming both arms, or the arm that equals the baseline.
     """
     for number, arm in enumerate(arms):
         if arm.does_the_same(Arm(BASELINE), task):
@@ -223,16 +222,16 @@ def refuse_equal_arms(arms: Sequence[Arm], task: Subject) -> None:
 
 
 def _changes(text: str, task: Subject) -> dict[str, Any]:
-    found = read_settings(text, task)
-    of_data = [name for name in found if name in OF_DATA]
-    if of_data:
+    changes = read_settings(text, task)
+    choosing = [name for name in changes if name in OF_DATA]
+    if choosing:
         raise StudyError(
-            f"'| {text}' changes {', '.join(of_data)}, which choose the examples: arms are compared on the same data. "
-            f"Change it for all arms: --set {of_data[0]}=..."
+            f"'| {text}' changes {', '.join(choosing)}, which choose the examples: arms are compared on the same data. "
+            f"Change it for all arms: --set {choosing[0]}=..."
         )
-    changed = build_task(type(task), task.model_dump() | found)
-    # as the fields hold them: 1 for a rate is 1.0
-    return {name: changed.setting(name) for name in found}
+    changed = build_task(type(task), task.model_dump() | changes)
+    # as the fields store them: the rate 1 becomes 1.0
+    return {name: changed.setting(name) for name in changes}
 
 
 def _check_plain(name: str, where: Where | None, changes: dict[str, Any]) -> None:
@@ -246,10 +245,10 @@ def _read_methods(text: str, whole: str) -> tuple[tuple[Method, ...], tuple[tupl
     methods: list[Method] = []
     timed: list[tuple[int, str, Timed]] = []
     for term in split(text, "+"):
-        method, found = _read_method(term, whole)
+        method, schedules = _read_method(term, whole)
         if method in methods:
             raise StudyError(f"{method!r} is given twice in {whole!r}.")
-        timed += [(len(methods), name, schedule) for name, schedule in found.items()]
+        timed += [(len(methods), name, schedule) for name, schedule in schedules.items()]
         methods.append(method)
     return tuple(methods), tuple(timed)
 
@@ -278,19 +277,19 @@ def _parse(text: str, whole: str) -> Method:
     from headwise.methods.text import parse
 
     try:
-        found = parse(text)
+        methods = parse(text)
     except ValueError as error:
         near = difflib.get_close_matches(text.lower(), (BASELINE, SAME), n=1)
         raise StudyError(f"{error} Or did you mean {near[0]!r}?" if near else str(error)) from error
-    if len(found) != 1:
+    if len(methods) != 1:
         raise StudyError(f"cannot read one method from {text!r} in {whole!r}.")
-    return found[0]
+    return methods[0]
 
 
 def _check_timed(method: Method, name: str, schedule: Timed) -> None:
     if name not in method.live:
-        can = ", ".join(method.live) or "nothing"
-        raise StudyError(f"{type(method).__name__}.{name} cannot change while training; what can: {can}.")
+        changeable = ", ".join(method.live) or "nothing"
+        raise StudyError(f"{type(method).__name__}.{name} cannot change while training; what can: {changeable}.")
     try:
         for number in schedule.extremes:
             method.replace(**{name: number})

@@ -22,7 +22,7 @@ def cut(text: str, marks: str) -> list[tuple[str, str]]:
     """Return the pieces of `text` with the mark before each ("" before the first); `marks` are single characters.
 
     Raises:
-        StudyError: where a bracket or a quote is not closed.
+        StudyError: if a bracket or a quote is not closed.
     """
     pieces, begin, mark, depth, quote, escaped = [], 0, "", 0, "", False
     for place, letter in enumerate(text):
@@ -44,35 +44,36 @@ def cut(text: str, marks: str) -> list[tuple[str, str]]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Return the pieces between marks, without them."""
+    """Return the pieces between marks, without the marks."""
     return [piece for _, piece in cut(text, mark)]
 
 
 WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
-# a task's are identifiers, a script's arguments may have dots and dashes, Hydra's slashes and the pluses of new ones
+# settings of a task are identifiers; a script's arguments may have dots and dashes, Hydra's also slashes and leading
+# pluses
 NAME = re.compile(r"\+{0,2}[A-Za-z_][\w./-]*")
 BARE = re.compile(r"[A-Za-z_][\w./:-]*$")
 
 
 def read_settings(text: str, task: Subject) -> dict[str, Any]:
-    """Read `name=value, …` into the values that the task's fields hold.
+    """Return the values in `name=value, …`, as the task's fields hold them.
 
     Raises:
-        StudyError: naming the setting that is unknown, given twice, or has a value it cannot have.
+        StudyError: naming the setting that is unknown, given twice, or has an invalid value.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for part in split(text, ","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not NAME.fullmatch(name) or not value:
             raise StudyError(f"cannot read a setting from {part!r}; write name=value, for example learning_rate=0.001.")
-        if name in found:
+        if name in settings:
             raise StudyError(f"{name} is given twice in {text!r}.")
-        found[name] = read_setting(name, value, task)
-    return found
+        settings[name] = read_setting(name, value, task)
+    return settings
 
 
 def read_setting(name: str, text: str, task: Subject) -> Any:
-    """Read one value: a number, true, false, none, (a, b), or a text, whichever the field takes."""
+    """Return the value in a text: a number, true, false, none, (a, b), or a string, whichever the field takes."""
     if not task.has_setting(name):
         known = list(type(task).model_fields)
         raise StudyError(
@@ -85,12 +86,12 @@ def read_setting(name: str, text: str, task: Subject) -> Any:
         if not wrong:
             return value
         first = first or wrong
-    choices = [str(one) for one in get_args(type(task).model_fields[name].annotation) if isinstance(one, str)]
+    choices = [str(arg) for arg in get_args(type(task).model_fields[name].annotation) if isinstance(arg, str)]
     raise StudyError(f"{name}={text}: {first[0]['msg']}.{suggest(text, choices)}")
 
 
 def write_setting(name: str, value: Any, task: Subject) -> str:
-    """Write `name=value` in its one form: a text stands bare wherever it is read back as the same text."""
+    """Return `name=value` in its canonical form: a string is unquoted if it is read back as the same string."""
     value = _plain(value)
     if isinstance(value, str) and BARE.match(value):
         try:
@@ -112,8 +113,7 @@ def _candidates(text: str) -> list[Any]:
 
 
 def _tuples(text: str) -> list[Any]:
-    """Return what a tuple may mean whose texts, true, none or inf stand bare, as each may alone: values first, then
-    texts alone."""
+    """Return the possible values of a tuple with unquoted entries: parsed ones first, then strings."""
     inside = re.fullmatch(r"[(\[](.*)[)\]]", text, re.DOTALL)
     parts = split(inside[1].strip().removesuffix(","), ",") if inside else []
     if not all(parts):
@@ -122,8 +122,8 @@ def _tuples(text: str) -> list[Any]:
         values = [_part(part) for part in parts]
     except (ValueError, SyntaxError, MemoryError):
         return []
-    found = [tuple(values)] if parts else []
-    return [*found, tuple(parts)] if parts and all(map(BARE.match, parts)) else found
+    candidates = [tuple(values)] if parts else []
+    return [*candidates, tuple(parts)] if parts and all(map(BARE.match, parts)) else candidates
 
 
 def _part(text: str) -> Any:
@@ -133,21 +133,21 @@ def _part(text: str) -> Any:
 
 
 def _validated(kind: type[Subject], settings: dict[str, Any], name: str, value: Any) -> tuple[Any, list[Any]]:
-    """Return the value as the field holds it, and what is wrong with it as a value of this field alone."""
+    """Return the value as the field holds it, and the validation errors of this field alone."""
     try:
-        found = kind(**settings | {name: value}).setting(name)
+        held = kind(**settings | {name: value}).setting(name)
     except ValidationError as error:
-        wrong = [found for found in error.errors() if found["loc"][:1] == (name,)]
-        # settings that fit only with others of the same text are judged together, later
+        wrong = [entry for entry in error.errors() if entry["loc"][:1] == (name,)]
+        # settings that are valid only in combination are validated together, later
         return value, wrong
-    if isinstance(value, bool) and not isinstance(found, bool):
-        # a number would take true for 1
+    if isinstance(value, bool) and not isinstance(held, bool):
+        # a number field would accept true as 1
         return value, [{"msg": f"Input should be a value of this setting, not {str(value).lower()}"}]
-    return found, []
+    return held, []
 
 
 def _plain(value: Any) -> Any:
-    """Return what a field holds as texts, numbers, tuples and dicts, from which the field takes it back."""
+    """Return a field's value as strings, numbers, tuples and dicts, which the field accepts back."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, Path):
@@ -165,7 +165,7 @@ def _written(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
-        # none is no literal of Python, as which a tuple is read
+        # a tuple is read as a Python literal, in which none is not valid
         inside = ", ".join("None" if part is None else _written(part) for part in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     return repr(value)

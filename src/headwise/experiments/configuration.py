@@ -8,28 +8,28 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-# by which scripts call their learning rate, the most frequent first
+# names that scripts use for their learning rate, the most frequent first
 RATES = ("lr", "learning_rate", "learning-rate", "optimizer.lr", "optim.lr", "optimizer.learning_rate")
 BASELINE = "baseline"
-# the baseline again under another name and with draws of its own: its verdict must be "no evidence"
+# the baseline under another name, with its own random draws: its verdict must be "no evidence"
 SAME = "same"
 
 
 class RunConfiguration(BaseModel):
-    """Hold everything that changes a number of one run; nothing else belongs here."""
+    """Everything that changes a number of one run; nothing else belongs here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # raised when the training loop itself changes its numbers
+    # increased when a change of the training loop changes numbers
     format: int = 2
     study: str
-    # the class name alone: where a class lives changes no number
+    # the class name alone: the module of a class changes no number
     task: str
     task_source: str | None = None
     data: dict[str, str] = {}
-    # of recipe and task, the arm's changes among them
+    # settings of recipe and task, including the arm's changes
     settings: dict[str, Any]
-    # in its one form: methods, where and when they act, changes
+    # in its canonical form: methods, where and when they act, changes
     arm: str
     # every setting of every method of the arm, which `arm` shows only where it differs from the default
     methods: list[dict[str, Any]] = []
@@ -41,7 +41,7 @@ class RunConfiguration(BaseModel):
 
     @property
     def draws(self) -> int:
-        """Return the seed of all draws but the choice of examples: the control arm `same` has draws of its own."""
+        """Return the seed of all random draws except the choice of examples; the control arm `same` has its own."""
         return derive(self.seed, SAME) if self.arm == SAME else self.seed
 
     @property
@@ -52,6 +52,6 @@ class RunConfiguration(BaseModel):
 
 
 def derive(seed: int, *names: object) -> int:
-    """Derive an independent seed for one purpose, so that no draw shifts another."""
+    """Return an independent seed for one purpose, so that draws for one purpose do not shift those for another."""
     text = json.dumps([seed, *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""What is measured: batches, metrics, and the named passes over data that give them."""
+"""Batches, metrics, and the evaluations that compute metrics from a split."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 
 class Batch(NamedTuple):
-    """Hold the inputs and targets of one batch.
+    """The inputs and targets of one batch.
 
-    A model gets a tensor as its one argument, a tuple as its arguments in order, a dict as its keywords; a tuple that
-    holds one dict hands over the dict itself.
+    The model receives a tensor as its only argument, a tuple as positional arguments, and a dict as keywords; wrap a
+    dict in a tuple to pass the dict itself.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """Declare a metric: its name in outcomes, its words, its good direction and its unit ("%" for a share in [0, 1]).
+    """A metric: its name in outcomes, its label, its better direction and its unit ("%" for a share in [0, 1]).
 
     Example:
         >>> from headwise.study import Metric
@@ -42,7 +42,7 @@ class Metric:
     label: str = ""
     higher_is_better: bool = True
     unit: str = ""
-    # what a diverged run counts as, for example chance; None leaves diverged runs out of this metric
+    # the value that a diverged run counts as, for example chance; None leaves diverged runs out of this metric
     failure: float | None = None
 
     def __post_init__(self) -> None:
@@ -52,8 +52,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Rows:
-    """Mark a tensor that `count` gives as one row an example: rows are put together, not added (for a rank
-    correlation).
+    """A tensor returned by `count` with one row per example: rows are concatenated, not added (for a rank correlation).
 
     Example:
         >>> import torch
@@ -69,10 +68,10 @@ Sums = dict[str, Tensor | Rows]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Name a pass in evaluation mode; whatever is None is done as the task does it.
+    """A pass over a split in evaluation mode; for each function that is None, the task's own is used.
 
-    `name` stands first in outcomes ("test/fog-3/accuracy"), `split` is asked of `Task.data`. `output(model, inputs)`
-    replaces the plain forward: it decodes, slides a window, or averages over scales.
+    `name` is the first part of outcomes ("test/fog-3/accuracy"), `split` is the argument of `Task.data`.
+    `output(model, inputs)` replaces the plain forward: it decodes, slides a window, or averages over scales.
 
     Example:
         >>> from headwise.study import Evaluation
@@ -86,7 +85,8 @@ class Evaluation:
     batch: Callable[[Any, torch.Generator | None], Batch] | None = None
     count: Callable[[Any, Any], Sums] | None = None
     finish: Callable[[dict[str, Tensor]], dict[str, Any]] | None = None
-    # "epoch": after every epoch and at the end; "phase": at the end of every phase; "never" takes a built-in pass away
+    # "epoch": after every epoch and at the end; "phase": at the end of every phase; "never" removes a built-in
+    # evaluation
     when: Literal["end", "phase", "epoch", "never"] = "end"
     # at most this many examples, the first ones
     limit: int | None = None

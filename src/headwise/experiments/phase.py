@@ -1,4 +1,4 @@
-"""Phase: a part of a run with its own data, settings, methods and beginning."""
+"""Phase: a part of a run with its own data, settings, methods and initial weights."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from headwise.files.errors import StudyError
 from headwise.results.digests import CHECKPOINT
 
-# the weights in the folder of a model
+# pattern of the weight files in a model's folder
 OTHERS = "model*.safetensors"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Describe one part of a run; most runs have one.
+    """One part of a run; most runs have a single phase.
 
     `changes` are settings of recipe and task, seen by `model`, `batch` and `loss` of this phase. Weights whose names
-    match `carry` come from `start` ("previous": the phase before; "fresh": none; else a folder with a checkpoint), the
-    others begin anew. Parameters whose names match `learn` are trained, the others stay. Patterns are those of a shell
-    (`head.*`).
+    match `carry` come from `start` ("previous": the previous phase; "fresh": none; else a folder with a checkpoint),
+    the others are initialized. Parameters whose names match `learn` are trained, the others stay fixed. Patterns are
+    those of a shell (`head.*`).
 
     Example:
         >>> from headwise.study import Phase
@@ -39,22 +39,22 @@ class Phase:
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder of the checkpoint this phase starts from, None where it starts from none."""
+        """Return the folder of the checkpoint this phase starts from, or None if it starts from none."""
         return None if self.start in ("previous", "fresh") else Path(self.start)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """List the weight files of a checkpoint's folder: a finished run's, or a model's in safetensors.
+    """Return the weight files in a checkpoint's folder: of a finished run, or of a model in safetensors.
 
-    Raises StudyError where the folder holds neither.
+    Raises StudyError if the folder contains neither.
     """
     if (folder / CHECKPOINT).is_file():
         return [folder / CHECKPOINT]
-    found = sorted(folder.glob(OTHERS))
-    if not found:
-        what = "holds no" if folder.is_dir() else "is no folder, so it holds no"
+    files = sorted(folder.glob(OTHERS))
+    if not files:
+        lacks = "holds no" if folder.is_dir() else "is no folder, so it holds no"
         raise StudyError(
-            f"a phase starts from {folder}, which {what} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
+            f"a phase starts from {folder}, which {lacks} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
             f"and no {OTHERS} (a model's folder). Check the path."
         )
-    return found
+    return files

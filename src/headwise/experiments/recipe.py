@@ -1,4 +1,4 @@
-"""Recipe: how a task is trained. Its fields are plain settings; no task writes a loop."""
+"""Recipe: how a task is trained, as plain settings; no task writes a training loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad", "muon"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-# What each optimizer takes, with the value that None stands for: torch's own defaults, but momentum 0.9, which is what
-# papers mean by SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention
-# and MLPs, with AdamW for the rest; betas and eps are AdamW's.
+# Settings of each optimizer, with the value used for None: torch's own defaults, except momentum 0.9, as papers mean by
+# SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention and MLPs, with
+# AdamW for the rest; betas and eps are AdamW's.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8},
@@ -30,15 +30,15 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 class Recipe(BaseModel):
-    """Hold how a run is trained: optimizer, learning rate, weight decay by group, length, batches and precision."""
+    """The training settings of a run: optimizer, learning rate, weight decays, length, batches and precision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     epochs: int = Field(10, ge=1, description="passes over the training examples")
-    steps: int | None = Field(None, ge=1, description="optimizer steps; given, they decide instead of epochs")
+    steps: int | None = Field(None, ge=1, description="optimizer steps; if set, they replace epochs")
     batch_size: int = Field(256, ge=1, description="examples of one batch")
     tokens_per_batch: int | None = Field(
-        None, ge=1, description="most tokens of one batch, padding counted; given, it decides instead of batch_size"
+        None, ge=1, description="most tokens of one batch, padding included; if set, it replaces batch_size"
     )
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
     optimizer: OptimizerName = "adamw"
@@ -75,20 +75,20 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _limits_stay(self) -> Recipe:
-        """Hold a task that states defaults of its own (`epochs: int = 30`) to the limits written here."""
+        """Apply the limits declared here to a task that overrides a field's default (`epochs: int = 30`)."""
         if type(self) is Recipe:
             return self
         try:
             Recipe(**{name: getattr(self, name) for name in Recipe.model_fields})
         except ValidationError as error:
-            found = error.errors()[0]
-            place = f"{found['loc'][0]}: " if found["loc"] else ""
-            raise ValueError(f"{place}{found['msg'].removeprefix('Value error, ')}") from error
+            first = error.errors()[0]
+            place = f"{first['loc'][0]}: " if first["loc"] else ""
+            raise ValueError(f"{place}{first['msg'].removeprefix('Value error, ')}") from error
         return self
 
     @model_validator(mode="after")
     def _settings_have_a_meaning(self) -> Recipe:
-        """Refuse a setting that the chosen optimizer or schedule does not have: it would do nothing in silence."""
+        """Refuse a setting that the chosen optimizer or schedule does not have and would ignore."""
         for kind, table in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             chosen = getattr(self, kind)
             known = {name for settings in table.values() for name in settings}
@@ -101,13 +101,13 @@ class Recipe(BaseModel):
         return self
 
     def optimizer_settings(self) -> dict[str, Any]:
-        """Return the settings of the optimizer itself, those left at None at the values they stand for."""
+        """Return the settings of the optimizer, with defaults for those that are None."""
         return self._filled(OPTIMIZERS[self.optimizer])
 
     def schedule_settings(self) -> dict[str, Any]:
-        """Return the settings of the schedule itself, those left at None at the values they stand for."""
+        """Return the settings of the schedule, with defaults for those that are None."""
         return self._filled(SCHEDULES[self.schedule])
 
     def _filled(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in defaults}
-        return {name: defaults[name] if value is None else value for name, value in given.items()}
+        values = {name: getattr(self, name) for name in defaults}
+        return {name: defaults[name] if value is None else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Script: a training script of the user's own as what a study is about; its arguments are the settings."""
+"""Script: the user's own training script as the subject of a study; its arguments are the settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headwise.experiments.subject import Subject
 from headwise.files.errors import StudyError
 
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
-# endings of files in which scripts are given their settings
+# endings of configuration files of scripts
 CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg")
 
 
 class Script(Subject):
-    """Hold a command line and what is changed of its arguments; `script_of` gives the class of a study its outcomes."""
+    """A command line and the changes of its arguments; `script_of` makes the class of a study with its outcomes."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
-    # the command as it was written, and how a changed argument is handed over
+    # the command as written, and the form in which changed arguments are passed
     script: str
     arguments: str = "argparse"
     divergence_factor: float | None = Field(
@@ -38,58 +38,58 @@ class Script(Subject):
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
 
     def has_setting(self, name: str) -> bool:
-        """Return whether a change may name this: any argument, but not the command itself."""
+        """Return whether a change may have this name: any argument, but not the command itself."""
         return NAME.fullmatch(name) is not None and name not in ("script", "arguments")
 
     def setting(self, name: str) -> Any:
-        """Return the value of an argument that was changed, or of an own setting; None for another."""
+        """Return the value of a changed argument or of a field of this class; None for any other name."""
         known = type(self).model_fields
         return getattr(self, name) if name in known else (self.__pydantic_extra__ or {}).get(name)
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Return the arguments that were changed, by name."""
+        """Return the changed arguments by name."""
         return dict(self.__pydantic_extra__ or {})
 
     def files(self) -> list[Path]:
-        """List the configuration files that the command names: their content is part of every run's identity."""
+        """Return the configuration files that the command names; their content is part of every run's identity."""
         words = [word.rpartition("=")[2] for word in split_command(self.script)]
         form, path = check_form(self.arguments)
         named = [word for word in words if word.endswith(CONFIGURATIONS)] + ([path] if form == "yaml" else [])
         return [file for file in map(Path, dict.fromkeys(named)) if file.is_file()]
 
     def rate(self) -> tuple[str, float] | None:
-        """Return name and value of the learning rate that the command line or a change names; None where none does."""
-        found = {**given_arguments(self.script), **{name: str(value) for name, value in self.changed.items()}}
+        """Return name and value of the learning rate in the command line or a change, or None if there is none."""
+        arguments = {**given_arguments(self.script), **{name: str(value) for name, value in self.changed.items()}}
         for name in RATES:
             try:
-                return name, float(found[name])
+                return name, float(arguments[name])
             except (KeyError, ValueError):
                 continue
         return None
 
 
 def script_of(outcomes: tuple[str, ...]) -> type[Script]:
-    """Return the class of a script's study, whose outcomes are `name:higher` or `name:lower:unit`; the first decides.
+    """Return the class of a script's study with outcomes `name:higher` or `name:lower:unit`; the first decides.
 
     Raises:
-        StudyError: where there is no outcome, or one has no direction.
+        StudyError: if there is no outcome, or one has no direction.
     """
     if not outcomes:
         raise StudyError(
-            "--script needs --outcome: what run.record gives and which direction is good, such as "
+            "--script needs --outcome: a name that run.record records and which direction is good: "
             "--outcome accuracy:higher."
         )
-    found = tuple(map(read_outcome, outcomes))
-    names = [metric.name for metric in found]
+    metrics = tuple(map(read_outcome, outcomes))
+    names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise StudyError(f"--outcome {twice} is given twice. Give it once.")
-    return type("Script", (Script,), {"metrics": found, "__module__": __name__, "__annotations__": {}})
+    return type("Script", (Script,), {"metrics": metrics, "__module__": __name__, "__annotations__": {}})
 
 
 def read_outcome(text: str) -> Metric:
-    """Read `accuracy:higher`, `loss:lower:nats` or `accuracy:higher:%`, whose figures are shares in [0, 1]."""
+    """Return the metric in `accuracy:higher`, `loss:lower:nats` or `accuracy:higher:%` (shares in [0, 1])."""
     name, _, rest = text.partition(":")
     direction, _, unit = rest.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name) or direction not in ("higher", "lower"):
@@ -101,22 +101,22 @@ def read_outcome(text: str) -> Metric:
 
 
 def given_arguments(command: str) -> dict[str, str]:
-    """Return what a command line gives by name: `--name value`, `--name=value` and `name=value`."""
-    words, found = split_command(command), {}
+    """Return the arguments of a command line by name: `--name value`, `--name=value` and `name=value`."""
+    words, arguments = split_command(command), {}
     for word, after in zip(words, [*words[1:], ""]):
         name, equals, value = word.partition("=")
         if word.startswith("--") and not equals and after and not after.startswith("--"):
-            found[word[2:]] = after
+            arguments[word[2:]] = after
         elif equals and NAME.fullmatch(name.lstrip("-+")):
-            found[name.lstrip("-+")] = value
-    return found
+            arguments[name.lstrip("-+")] = value
+    return arguments
 
 
 def split_command(command: str) -> list[str]:
-    """Split a command as a shell does, without running one.
+    """Return the words of a command, split as a shell does, without running one.
 
     Raises:
-        StudyError: where it is empty or a quote is open.
+        StudyError: if the command is empty or has an unclosed quote.
     """
     try:
         words = shlex.split(command)
@@ -130,19 +130,19 @@ def split_command(command: str) -> list[str]:
 def source_of(command: str) -> Path | None:
     """Return the Python file of a command, whose text is part of every run's identity; None for a module or program."""
     files = [Path(word) for word in split_command(command) if word.endswith(".py")]
-    found = next((path for path in files if path.is_file()), None)
-    if files and found is None:
+    source = next((path for path in files if path.is_file()), None)
+    if files and source is None:
         raise StudyError(
             f"--script names {files[0]}, which does not exist in {Path.cwd()}. Start the command where the script runs."
         )
-    return found
+    return source
 
 
 def name_of(command: str) -> str:
-    """Name a script's study: by its file, else by the module or program."""
-    found = source_of(command)
-    if found is not None:
-        return found.stem
+    """Return the name of a script's study: its file's, else the module's or program's."""
+    source = source_of(command)
+    if source is not None:
+        return source.stem
     words = split_command(command)
     named = words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
     return re.sub(r"[^\w.-]", "-", Path(named).name) or "script"
@@ -152,10 +152,10 @@ Form = Literal["argparse", "hydra", "environment", "yaml"]
 
 
 def check_form(text: str) -> tuple[Form, str]:
-    """Return the form in which changed arguments are handed over, and the path of a YAML file.
+    """Return the form in which changed arguments are passed, and the path of a YAML file.
 
     Raises:
-        StudyError: naming the forms there are.
+        StudyError: with the list of forms, if the form is unknown.
     """
     form, _, path = text.partition(":")
     if form == "yaml" and path:
@@ -166,10 +166,10 @@ def check_form(text: str) -> tuple[Form, str]:
 
 
 def command_line(settings: dict[str, Any], own: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the words of one run's command and what is added to its environment; a changed YAML file is written into
-    `own`.
+    """Return the words of one run's command and its additional environment; a changed YAML file is written into `own`.
 
-    Of argparse `true` is the bare flag `--name` and `false` is `--no-name`; a text in quotes is handed over as it is.
+    For argparse, `true` becomes the flag `--name` and `false` becomes `--no-name`; a string in quotes is passed
+    unchanged.
     """
     words = split_command(settings["script"])
     form, path = check_form(settings.get("arguments", "argparse"))
@@ -177,7 +177,7 @@ def command_line(settings: dict[str, Any], own: Path) -> tuple[list[str], dict[s
     if form == "argparse":
         return [*words, *(word for name, value in changed.items() for word in _argument(name, value))], {}
     if form == "hydra":
-        return [*words, *(f"{name}={_of_hydra(value)}" for name, value in changed.items())], {}
+        return [*words, *(f"{name}={_hydra_text(value)}" for name, value in changed.items())], {}
     if form == "environment":
         return words, {name: _plain(value) for name, value in changed.items()}
     return _with_yaml(words, path, changed, own), {}
@@ -200,15 +200,15 @@ def _plain(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _of_hydra(value: Any) -> str:
-    """Write a value as Hydra's grammar reads it back: a text with marks of that grammar stands in quotes."""
+def _hydra_text(value: Any) -> str:
+    """Return a value as Hydra's grammar reads it back: a string with special characters is quoted."""
     if not isinstance(value, str) or re.fullmatch(r"[\w./:@%?|+-]+", value):
         return _plain(value)
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) -> list[str]:
-    """Write the YAML file with its changes (dots name what lies inside), and put the copy into the command."""
+    """Write the YAML file with its changes (dots separate nested names); return the command with the new path."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -227,7 +227,7 @@ def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) 
             at = at.setdefault(key, {}) if isinstance(at, dict) else None
         if not isinstance(at, dict):
             raise StudyError(
-                f"{name}: what stands there in {path} holds no names. Change a value that has a name of its own."
+                f"{name}: a part of this name is no mapping in {path}. Change a value that has a name of its own."
             )
         at[keys[-1]] = value
     target = own / Path(path).name

@@ -1,4 +1,4 @@
-"""Study: a task, the methods to compare on it, and the seeds."""
+"""Study: a task, the arms to compare on it, and the seeds."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ VALUES = re.compile(r"([\w.-]+)\s*=\s*\{([^{}]*)\}")
 
 
 def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
-    """Read `NeuTRENO(strength={0,0.1,0.2})` or `baseline | learning_rate={0.001,0.01}`: an axis, and its arms by label.
+    """Return the axis in `NeuTRENO(strength={0,0.1})` or `baseline | epochs={1,2}`, and its arms by label.
 
     Raises:
-        StudyError: where the text has no values or more than one place for them, or a value is no number.
+        StudyError: if the text has no values or values in several places, or a value is no number.
     """
-    found = VALUES.findall(text)
-    if len(found) != 1 or text.count("{") != 1 or text.count("}") != 1:
+    matches = VALUES.findall(text)
+    if len(matches) != 1 or text.count("{") != 1 or text.count("}") != 1:
         raise StudyError(f"--sweep {text!r} needs one setting with values in braces, such as strength={{0,0.1,0.2}}.")
-    name, inside = found[0]
+    name, inside = matches[0]
     values = [_number(value.strip(), text) for value in inside.split(",")]
     if len(values) < 2 or len(set(values)) < len(values):
         raise StudyError(f"--sweep {text!r} needs at least two values, each once.")
@@ -46,12 +46,12 @@ def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
 
 
 def _written(value: float) -> str:
-    """Write a value with all of its digits, a whole number without a point: a field may take no other."""
+    """Return a value with all digits, and a whole number without a decimal point, as integer fields require."""
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _plain(arm: Arm, task: Subject) -> Arm:
-    """Return the baseline where the value is the task's own: the same runs need not be made twice."""
+    """Return the baseline if the value is the task's own, so that the same runs are not made twice."""
     return Arm(BASELINE) if arm.name == BASELINE and arm.task(task) == task else arm
 
 
@@ -63,11 +63,12 @@ def _number(value: str, text: str) -> float:
         return number
     except ValueError:
         raise StudyError(
-            f"--sweep {text!r}: {value!r} is no finite number, and an axis has an order. Give each as an arm: --method."
+            f"--sweep {text!r}: {value!r} is not a finite number, so an axis cannot order it. Give each as an arm: "
+            "--method."
         ) from None
 
 
-# the blog's seven methods at the blog's settings, and NeuTRENO at its DeiT setting
+# the seven methods of the blog at its settings, and NeuTRENO at its DeiT setting
 BLOG_METHODS = (
     "DropColumn(p=0.2)",
     "DropHead(p=0.2)",
@@ -81,7 +82,7 @@ BLOG_METHODS = (
 
 
 class Scale(BaseModel):
-    """Hold one size of a study: settings of the task, and the seeds where they differ.
+    """One size of a study: settings of the task, and the number of seeds if it differs.
 
     Example:
         >>> from headwise.study import Scale
@@ -96,7 +97,7 @@ class Scale(BaseModel):
 
 
 class Study(BaseModel):
-    """Hold what is compared: the task, the arms besides the baseline, how many seeds, and how runs compute.
+    """A comparison: the task, the arms besides the baseline, the number of seeds, and how runs compute.
 
     Example:
         >>> import torch
@@ -128,40 +129,40 @@ class Study(BaseModel):
     task_place: str
     # the arms besides the baseline, as text
     methods: tuple[str, ...] = BLOG_METHODS
-    # further arms, each text an axis: "NeuTRENO(strength={0,0.1,0.2})"
+    # further arms; each text is an axis: "NeuTRENO(strength={0,0.1,0.2})"
     sweeps: tuple[str, ...] = ()
     seeds: int = Field(default=10, ge=1)
     threads: int = Field(default=1, ge=1)
     processes: int = Field(default=1, ge=1)
     device: str = "cpu"
-    # every run records the health of its heads
+    # whether every run records the health of its heads
     watch: bool = False
     # in the unit of the primary metric; a difference within it counts as none
     margin: float | None = Field(default=None, gt=0)
     claims: tuple[Claim, ...] = ()
-    # what must be true for the claims to mean anything; fixed, like them, before the final seeds
+    # what must hold for the claims to be meaningful; fixed, like them, before the final seeds
     premises: tuple[Premise, ...] = ()
     scales: dict[str, Scale] = {}
-    # the scale that the settings are, "other" for none of the declared ones
+    # the scale that matches the settings; "other" if none does
     scale: str = ""
     notes: tuple[str, ...] = ()
 
-    # what was read, and of which texts and task: a copy with others reads anew
+    # cache of parsed arms and axes with the texts and task they come from; a copy with others parses again
     _read: tuple[tuple[Any, ...], dict[str, Arm], tuple[AxisRecord, ...]] | None = PrivateAttr(default=None)
 
-    def _read_once(self) -> tuple[dict[str, Arm], tuple[AxisRecord, ...]]:
-        given = (self.task, self.methods, self.sweeps)
-        if self._read is None or not all(map(operator.is_, self._read[0], given)):
+    def _parsed_texts(self) -> tuple[dict[str, Arm], tuple[AxisRecord, ...]]:
+        sources = (self.task, self.methods, self.sweeps)
+        if self._read is None or not all(map(operator.is_, self._read[0], sources)):
             swept = [read_sweep(text, self.task) for text in self.sweeps]
             arms = {BASELINE: Arm(BASELINE)} | read_arms(self.methods, self.task)
-            for _, found in swept:
-                arms |= {label: arm for label, arm in found.items() if label not in arms}
-            self._read = given, arms, tuple(axis for axis, _ in swept)
+            for _, axis_arms in swept:
+                arms |= {label: arm for label, arm in axis_arms.items() if label not in arms}
+            self._read = sources, arms, tuple(axis for axis, _ in swept)
         return self._read[1:]
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Return the labels of all arms, the baseline first; raises what `parsed` raises."""
+        """Return the labels of all arms, the baseline first; raises the errors of `parsed`."""
         return tuple(self.parsed)
 
     @property
@@ -169,21 +170,21 @@ class Study(BaseModel):
         """Return all arms by their labels, the baseline first; each text is parsed once.
 
         Raises:
-            StudyError: where a text is no arm, or two texts are the same one.
+            StudyError: if a text is no arm, or two texts are the same arm.
         """
-        return self._read_once()[0]
+        return self._parsed_texts()[0]
 
     @property
     def axes(self) -> tuple[AxisRecord, ...]:
-        """Return the axes that the sweeps make."""
-        return self._read_once()[1]
+        """Return the axes that the sweeps define."""
+        return self._parsed_texts()[1]
 
     def arm(self, text: str) -> Arm:
-        """Return an arm of the study by its label, or read another."""
+        """Return an arm of the study by its label, or parse another."""
         return self.parsed.get(text) or read_arm(text, self.task)
 
     def identity(self, trials: int = 0) -> str:
-        """Return what tells this study from another in the same folder: all but the seeds, as hexadecimal digits."""
+        """Return a hash of everything but the seeds, which distinguishes studies in the same folder."""
         parts = {
             "name": self.name,
             **self._source,
@@ -195,12 +196,11 @@ class Study(BaseModel):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def configurations(self) -> list[RunConfiguration]:
-        """Return the final runs, seed by seed, so that a stopped study holds whole pairs."""
+        """Return the final runs, seed by seed, so that a stopped study has complete pairs."""
         return [self.configuration(arm, seed) for seed in range(self.seeds) for arm in self.arms]
 
     def configuration(self, arm: str, seed: int, **changes: Any) -> RunConfiguration:
-        """Return the configuration of one run; `changes` are fields of it or, as `settings`, of the task over the arm's
-        own."""
+        """Return the configuration of one run; `changes` set fields of it, and their `settings` override the arm's."""
         read = self.arm(arm)
         task = read.task(self.task)
         settings = task.model_dump(mode="json") | changes.pop("settings", {})
@@ -220,13 +220,13 @@ class Study(BaseModel):
 
     @property
     def _source(self) -> dict[str, Any]:
-        # where a class or a file lies changes no number; what it says does
+        # the location of a class or a file changes no number; its content does
         file = source_file(self.task_place)
         name = self.task_place.rpartition(":")[2]
         return {"task": name, "task_source": source_digest(file) if file else None}
 
     def _digests_of(self, task: Subject) -> dict[str, str]:
-        # reading large files once is enough; an arm may read others, such as another checkpoint to start from
+        # read large files only once; an arm may read others, such as another checkpoint to start from
         known: dict[tuple[Path, ...], dict[str, str]] = self.__dict__.setdefault("digests", {})
         files = tuple(files_read(task))
         if files not in known:

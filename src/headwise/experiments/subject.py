@@ -1,4 +1,4 @@
-"""Subject: what a study is about, with its settings, metrics and files. A `Task`, or a script."""
+"""Subject: what a study compares, with its settings, metrics and files. It is a `Task` or a `Script`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from headwise.files.data_set import DataSet
 
 
 class Subject(BaseModel):
-    """Hold the settings of what is compared, and say what is measured of it."""
+    """The settings of what a study compares, and the declaration of its metrics."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     title: ClassVar[str] = ""
     question: ClassVar[str] = "Which attention regularizers beat the plain model, paired by seed?"
-    # the first decides, on the evaluation named by `decides_on`; none: `metric` under `metric_name`
+    # the first metric decides, on the evaluation `decides_on`; if empty, `metric` under `metric_name` is the only one
     metrics: ClassVar[tuple[Metric, ...]] = ()
     decides_on: ClassVar[str] = "test"
     metric_name: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     unit: ClassVar[str] = "%"
-    # what a diverged run counts as in `metric`: chance; None leaves it out
+    # the value of `metric` that a diverged run counts as: chance; None leaves diverged runs out
     failure: ClassVar[float | None] = None
 
     _folder: Path | None = PrivateAttr(None)
@@ -40,37 +40,37 @@ class Subject(BaseModel):
         return getattr(self, name)
 
     def phases(self) -> list[Phase]:
-        """Return the parts of a run in their order."""
+        """Return the phases of a run in their order."""
         return [Phase("train")]
 
     def files(self) -> list[Path]:
-        """List the files the data comes from: their content is part of every run's identity."""
+        """Return the files the data comes from; their content is part of every run's identity."""
         return []
 
     def data_sets(self) -> list[DataSet]:
-        """List what `prepare` makes ready, to be told with its size before; none where the data comes with packages."""
+        """Return the data sets that `prepare` makes available; none if the data comes with packages."""
         return []
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Make the data ready once before the runs start, for example by a download."""
+        """Make the data available once before the runs start, for example by a download."""
 
     def located(self, folder: Path | None) -> Self:
-        """Return it as one that finds its data in `folder` (where data lies changes no number)."""
+        """Return the subject with its data in `folder`; where data is stored changes no number."""
         self._folder = folder
         return self
 
     @property
     def folder(self) -> Path | None:
-        """Name the folder given by `--data` or HEADWISE_DATA."""
+        """Return the folder given by `--data` or HEADWISE_DATA."""
         return self._folder
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return the declared metrics, the deciding one first, and the loss where it is not among them."""
-        short = Metric(self.metric_name, "", self.higher_is_better, self.unit, self.failure)
-        found = self.metrics or (short,)
-        known = any(metric.name == "loss" for metric in found)
-        return found if known else (*found, Metric("loss", higher_is_better=False, unit="nats"))
+        """Return the declared metrics, the deciding one first, and the loss if it is not among them."""
+        single = Metric(self.metric_name, "", self.higher_is_better, self.unit, self.failure)
+        declared = self.metrics or (single,)
+        known = any(metric.name == "loss" for metric in declared)
+        return declared if known else (*declared, Metric("loss", higher_is_better=False, unit="nats"))
 
     def primary(self) -> str:
-        """Name the outcome that decides."""
+        """Return the name of the deciding outcome."""
         return f"{self.decides_on}/{self.all_metrics()[0].name}"

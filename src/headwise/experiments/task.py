@@ -15,11 +15,11 @@ from headwise.experiments.subject import Subject
 
 
 class Task(Recipe, Subject, ABC):
-    """Describe what is learned; subclass it in one file and pass `--task file.py:Class`.
+    """A learning task; subclass it in one file and pass `--task file.py:Class`.
 
-    Fields are settings: whatever changes a number belongs in a field; those of `Recipe` say how it is trained. `model`
-    and `data` must be written, the rest has defaults for classification. Tensors of `data` have the examples in their
-    first dimension.
+    Fields are settings: whatever changes a number belongs in a field; those of `Recipe` define the training. `model`
+    and `data` must be implemented, the rest has defaults for classification. The first dimension of every tensor in
+    `data` counts the examples.
 
     Example:
         >>> import torch
@@ -41,9 +41,9 @@ class Task(Recipe, Subject, ABC):
         (64, 2)
     """
 
-    # True records the test split after every epoch too; nothing is ever chosen by it
+    # True also evaluates the test split after every epoch; nothing is ever chosen by it
     test_curve: ClassVar[bool] = False
-    # True keeps the maps of attention of the first and last layer on one held-out example, for a picture in the report
+    # True stores the attention maps of the first and last layer on one held-out example, for a picture in the report
     shows_maps: ClassVar[bool] = False
 
     train_size: int | None = Field(None, ge=1, description="training examples, drawn anew for each seed; None: all")
@@ -57,75 +57,71 @@ class Task(Recipe, Subject, ABC):
     )
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
     watch_every: int | None = Field(
-        None, ge=2, description="steps between readings of a watched run; None: about 50 a run"
+        None, ge=2, description="steps between readings of a watched run; None: about 50 readings a run"
     )
     watch_statistics: tuple[str, ...] = Field(
         (),
-        description="all that a watched run reads, each an outcome too; none: every statistic of heads, and no outcome",
+        description="statistics that a watched run reads and records as outcomes; none: all of heads, no outcomes",
     )
-    watch_examples: int = Field(
-        256, ge=1, description="training examples that the sharpness of a watched run is read of"
-    )
+    watch_examples: int = Field(256, ge=1, description="training examples on which a watched run reads the sharpness")
     head_rates: tuple[str, ...] = Field(
-        (), description="statistics of a watched run to which an exponential in the steps is fitted"
+        (), description="statistics of a watched run whose exponential growth rate is fitted"
     )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Build the model; torch's generator is seeded before, so that all methods of a seed start equal."""
+        """Return the model; torch's generator is seeded before, so that all methods of a seed start equal."""
 
     @abstractmethod
     def data(self, split: str) -> Any:
         """Return the examples of "train", "validation", "test" or a split that an evaluation or a phase names.
 
-        A tuple (inputs, targets) or a dict of tensors, whose "labels" are the targets; None for a validation that does
-        not exist.
+        A tuple (inputs, targets) or a dict of tensors, whose "labels" are the targets; None if there is no validation
+        split.
         """
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
-        """Make one batch of `examples`, a part of `data`; draw from `generator`, which is None in evaluation.
+        """Return a batch of `examples`, a part of `data`; `generator` provides random draws and is None in evaluation.
 
-        A task whose first argument here is named `inputs` gets the inputs alone and gives the inputs alone.
+        A task whose first argument here is named `inputs` receives and returns only the inputs.
         """
         if isinstance(examples, dict):
             return Batch({k: v for k, v in examples.items() if k != "labels"}, examples.get("labels"))
         if not isinstance(examples, (tuple, list)) or len(examples) != 2:
             raise TypeError(
-                "data() gives (inputs, targets), inputs a tuple where the model takes several, or a dict with its "
-                "labels; anything else needs a batch() of its own"
+                "data() must return (inputs, targets), with inputs a tuple if the model takes several, or a dict with "
+                "labels; for anything else, write a batch()"
             )
         return Batch(*examples)
 
     def lengths(self, examples: Any) -> Tensor | None:
-        """Return each example's length in tokens, where lengths differ: batches then hold examples of similar
-        lengths."""
+        """Return each example's length in tokens, so that a batch holds similar lengths; None if all are equal."""
         return None
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Return the mean loss of a batch, in nats for cross entropy; a model that gives its own loss is taken at its
-        word."""
+        """Return the mean loss of a batch, in nats for cross entropy; a model's own `loss` output is preferred."""
         own = getattr(output, "loss", None)
         return nn.functional.cross_entropy(logits_of(output), targets) if own is None else own
 
     def weight(self, targets: Any) -> Tensor | float:
-        """Return what the mean loss of a batch counts: its examples; for a mean over tokens, its real tokens."""
-        found = targets
+        """Return the weight of a batch's mean loss: its examples, or its real tokens for a mean over tokens."""
+        first = targets
         if targets is None:
             raise TypeError(
                 "weight() counts the targets, and batch() gave none: give Batch(inputs, targets), or write "
                 "weight(targets)"
             )
-        while not isinstance(found, Tensor):
-            found = next(iter(found.values() if isinstance(found, dict) else found))
-        return float(len(found))
+        while not isinstance(first, Tensor):
+            first = next(iter(first.values() if isinstance(first, dict) else first))
+        return float(len(first))
 
     def metric(self, output: Any, targets: Any) -> Tensor:
-        """Return the mean metric of a batch; accuracy lies in [0, 1]."""
+        """Return the mean metric of a batch; accuracy is in [0, 1]."""
         return (logits_of(output).argmax(-1) == targets).float().mean()
 
     def count(self, output: Any, targets: Any) -> Sums:
-        """Return sums over a batch, which are added over batches and processes; `Rows` are put together instead."""
+        """Return sums over a batch, which are added over batches and processes; `Rows` are concatenated instead."""
         weight = torch.as_tensor(self.weight(targets))
         sums: Sums = {"weight": weight, "loss": self.loss(output, targets) * weight}
         if not self.metrics:
@@ -137,22 +133,24 @@ class Task(Recipe, Subject, ABC):
         return {name: total / sums["weight"] for name, total in sums.items() if name != "weight"}
 
     def evaluations(self) -> list[Evaluation]:
-        """Return passes beside "train", "validation" and "test"; one of these names replaces it."""
+        """Return evaluations besides "train", "validation" and "test"; one with such a name replaces it."""
         return []
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return further outcomes `<evaluation>/<metric>` from those of all evaluations and phases, for example
-        forgetting."""
+        """Return further outcomes `<evaluation>/<metric>` computed from those of all evaluations and phases.
+
+        For example, forgetting.
+        """
         return {}
 
 
 def has_mean_metric(task: Task) -> bool:
-    """Return whether `metric` is what a batch is judged by; a task that counts is judged on whole splits alone."""
+    """Return whether `metric` judges single batches; a task that counts is judged only on whole splits."""
     return not task.metrics and type(task).count is Task.count
 
 
 def whole_total(mean: Tensor, weight: Tensor) -> Tensor:
-    """Return mean · weight in double precision; where it is a count up to the mean's rounding, that count."""
+    """Return mean · weight in double precision, rounded to an integer count if it equals one up to rounding errors."""
     mean = torch.as_tensor(mean)
     total = mean.double() * weight.to(mean.device).double()
     near = (total - total.round()).abs() <= torch.finfo(torch.float32).eps * total.abs()

@@ -1,4 +1,4 @@
-"""Where a task comes from: loading its class from a file or module, building it, and the digests of what it reads."""
+"""The source of a task: loading its class from a file or module, building it, and digests of the files it reads."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from headwise.files.errors import StudyError
 
 
 def source_file(place: str) -> Path | None:
-    """Return the file whose text is part of a task's identity; None for the package's own, known by name and
-    version."""
-    where, _, _ = place.rpartition(":")
-    if where.endswith(".py"):
-        return Path(where)
-    if where.partition(".")[0] == "headwise":
+    """Return the file whose text is part of a task's identity; None for tasks of this package."""
+    module, _, _ = place.rpartition(":")
+    if module.endswith(".py"):
+        return Path(module)
+    if module.partition(".")[0] == "headwise":
         return None
-    found = importlib.util.find_spec(where)
-    return Path(found.origin) if found and found.origin else None
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 AnySubject = TypeVar("AnySubject", bound=Subject)
 
 
 def installed_task(name: str) -> str | None:
-    """Return the "package.module:Class" of a task that an installed package names, or None where none has this name."""
+    """Return the "package.module:Class" of an installed package's task, or None if none has this name."""
     point = entry_points("headwise.tasks").get(name)
     return point.value if point is not None else None
 
 
 def load_task(text: str) -> type[Task]:
-    """Load a task class from "file.py:Class", "package.module:Class", or the name of an installed package's task."""
+    """Return the task class for "file.py:Class", "package.module:Class" or the name of an installed task."""
     text = installed_task(text) or text
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
@@ -54,25 +53,25 @@ def load_task(text: str) -> type[Task]:
             + (f", or the name of an installed task: {named}." if named else ".")
         )
     module = _module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    task = getattr(module, name, None)
+    if not (isinstance(task, type) and issubclass(task, Task)):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
         raise StudyError(
             f"{place} has no task {name!r}; a task subclasses headwise.study.Task. "
             f"Tasks there: {', '.join(classes) or 'none'}."
         )
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing = sorted(getattr(task, "__abstractmethods__", ()))
     if missing:
         raise StudyError(f"task {name} lacks {', '.join(f'{m}()' for m in missing)}. Add it to {place}.")
-    return found
+    return task
 
 
 def build_task(task: type[AnySubject], settings: dict[str, Any]) -> AnySubject:
-    """Build a task with settings, naming each setting that is wrong."""
+    """Return the task with settings; raise StudyError naming each setting that is wrong."""
     try:
         return task(**settings)
     except ValidationError as error:
-        wrong = "; ".join(_wrong(task, found) for found in error.errors())
+        wrong = "; ".join(_wrong(task, entry) for entry in error.errors())
         raise StudyError(f"{task.__name__} does not take these settings: {wrong.removesuffix('.')}.") from error
 
 
@@ -80,7 +79,7 @@ def _wrong(task: type[Subject], error: ErrorDetails) -> str:
     place, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         message = f"there is no such setting.{suggest(place, list(task.model_fields))}"
-    # what is wrong with several settings together has no place
+    # errors about several settings together have no location
     return f"{place}: {message}" if place else message
 
 
@@ -90,14 +89,13 @@ def source_digest(path: Path) -> str:
 
 
 def files_read(task: Subject) -> list[Path]:
-    """List the files that a task reads, each once: those of its data, and the checkpoints that its phases start
-    from."""
+    """Return the files that a task reads, each once: its data, and the checkpoints that its phases start from."""
     starts = [path for phase in task.phases() if phase.folder for path in checkpoint_files(phase.folder)]
     return list(dict.fromkeys((*task.files(), *starts)))
 
 
 def file_digests(task: Subject) -> dict[str, str]:
-    """Return the SHA-256 of each file that the task reads, by name; of equal names the second is "name (2)"."""
+    """Return the SHA-256 of each file that the task reads, by name; the second of equal names becomes "name (2)"."""
     digests: dict[str, str] = {}
     for path in files_read(task):
         if not path.is_file():
@@ -139,21 +137,19 @@ def _module_of_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        why = _without_a_type(error) or f"{type(error).__name__}: {error}. Correct the file."
-        raise StudyError(f"{path} could not be loaded: {why}") from error
+        cause = _missing_type(error) or f"{type(error).__name__}: {error}. Correct the file."
+        raise StudyError(f"{path} could not be loaded: {cause}") from error
     return module
 
 
-def _without_a_type(error: Exception) -> str | None:
-    """Say which setting of a task has no type, where that is the error; pydantic's own words speak of fields."""
+def _missing_type(error: Exception) -> str | None:
+    """Return a message naming the setting without a type, if that is the error; pydantic speaks of fields."""
     named = re.search(r"[`'](\w+)", str(error))
     if getattr(error, "code", None) not in ("model-field-overridden", "model-field-missing-annotation") or not named:
         return None
     known = Task.model_fields.get(named[1])
     if known is None:
-        return (
-            f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] where it is no setting."
-        )
+        return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] if it is no setting."
     kind = known.annotation
-    shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    return f"the setting {named[1]} has no type: write {named[1]}: {shown} = ..."
+    written = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return f"the setting {named[1]} has no type: write {named[1]}: {written} = ..."

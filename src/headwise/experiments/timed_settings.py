@@ -1,4 +1,4 @@
-"""Schedules as an arm writes them: moments are steps or shares of the training, which only the run knows in steps."""
+"""Schedules in the text of an arm: moments are steps, or shares of a training whose length only the run knows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwise.files.errors import StudyError
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 ARROW = re.compile(rf"({NUMBER})\s*->\s*({NUMBER})(?:\s+at\s+(\S+))?(?:\s+over\s+(\S+))?$")
 CALL = re.compile(r"(VShape|Ramp|ByDepth)\s*\((.*)\)$", re.DOTALL)
-# what a schedule has, whatever else is wrong with it
+# marks that only the text of a schedule contains, even a misspelt one
 LIKE = re.compile(r">|%|\bat\b|\bover\b|^\s*\w+\s*\(")
-# which numbers and which moments each call takes
+# numbers and moments that each call takes
 CALLS = {
     "VShape": (("start", "end"), ("warmup", "total")),
     "Ramp": (("start", "end"), ("steps", "begin")),
@@ -30,7 +30,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Moment:
-    """Hold a number of optimizer steps, or a share of the training's (0.5: half of them)."""
+    """A number of optimizer steps, or a share of the training (0.5: half of it)."""
 
     value: float
     is_share: bool
@@ -45,7 +45,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timed:
-    """Hold a schedule of an arm: two numbers, and the moments that say when one becomes the other."""
+    """A schedule of an arm: two values, and the moments of the change between them."""
 
     kind: str
     first: float
@@ -58,7 +58,7 @@ class Timed:
         if self.kind == "ByDepth":
             return ByDepth(self.first, self.second)
         if self.kind == "VShape":
-            # a short training, in which a share rounds to nothing, keeps the shape
+            # keep the shape in a short training, where a share may round to 0 steps
             end = max(2, steps[1])
             return VShape(self.first, self.second, min(max(1, steps[0]), end - 1), end)
         if self.kind == "switch":
@@ -67,7 +67,7 @@ class Timed:
 
     @property
     def extremes(self) -> tuple[float, ...]:
-        """Return the least and the greatest strengths it comes to."""
+        """Return the values that include the smallest and the largest of the schedule."""
         return (self.first, self.second, 0.0) if self.kind == "VShape" else (self.first, self.second)
 
     def __str__(self) -> str:
@@ -85,8 +85,7 @@ class Timed:
 
 
 def is_timed(text: str) -> bool:
-    """Return whether the text of a setting is meant as a schedule, be it misspelt: no plain value has a call, a share
-    or an arrow."""
+    """Return whether a setting's text is a schedule, even a misspelt one, and not a plain value."""
     try:
         ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError):
@@ -95,10 +94,10 @@ def is_timed(text: str) -> bool:
 
 
 def read_timed(text: str) -> Timed:
-    """Read a schedule.
+    """Return the schedule in a text.
 
     Raises:
-        StudyError: where the text is none, or its moments do not follow one another.
+        StudyError: if the text is no schedule, or its moments are not in order.
     """
     if match := CALL.match(text.strip()):
         return _call(match[1], match[2], text)
@@ -118,22 +117,22 @@ def read_timed(text: str) -> Timed:
 
 def _call(kind: str, inside: str, text: str) -> Timed:
     numbers, moments = CALLS[kind]
-    given: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for part in split(inside, ","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in numbers + moments or name in given:
+        if not equals or name not in numbers + moments or name in arguments:
             raise StudyError(f"{kind} takes {', '.join(f'{n}=' for n in numbers + moments)} once each; got {part!r}.")
-        given[name] = value
-    missing = [name for name in numbers + moments if name not in given and name != "begin"]
+        arguments[name] = value
+    missing = [name for name in numbers + moments if name not in arguments and name != "begin"]
     if missing:
         raise StudyError(f"{kind} needs {', '.join(missing)} in {text!r}.")
-    first, second = (_number(given[name], text) for name in numbers)
+    first, second = (_number(arguments[name], text) for name in numbers)
     if kind == "ByDepth":
         return Timed(kind, first, second)
     if kind == "Ramp":
-        begin = _moment(given["begin"], text) if "begin" in given else Moment(0, is_share=False)
-        return Timed(kind, first, second, (_length(given["steps"], text), begin))
-    warmup, total = _length(given["warmup"], text), _length(given["total"], text)
+        begin = _moment(arguments["begin"], text) if "begin" in arguments else Moment(0, is_share=False)
+        return Timed(kind, first, second, (_length(arguments["steps"], text), begin))
+    warmup, total = _length(arguments["warmup"], text), _length(arguments["total"], text)
     if warmup.is_share == total.is_share and warmup.value >= total.value:
         raise StudyError(f"VShape's warmup must end before total, got {warmup} and {total}.")
     return Timed(kind, first, second, (warmup, total))
@@ -147,7 +146,7 @@ def _moment(text: str, whole: str) -> Moment:
     if not is_share and value >= 0 and value == int(value):
         return Moment(value, is_share=False)
     raise StudyError(
-        f"{text!r} in {whole!r} is no moment; write a share of the training (50%) or a number of steps (300)."
+        f"{text!r} in {whole!r} is not a moment; write a share of the training (50%) or a number of steps (300)."
     )
 
 
@@ -160,5 +159,5 @@ def _length(text: str, whole: str) -> Moment:
 
 def _number(text: str, whole: str) -> float:
     if not re.fullmatch(NUMBER, text):
-        raise StudyError(f"{text!r} in {whole!r} is no number.")
+        raise StudyError(f"{text!r} in {whole!r} is not a number.")
     return float(text)

@@ -1,1 +1,1 @@
-"""One run: what it trains, on which examples, from which checkpoint."""
+"""One run: its training loop, evaluations, checkpoints and result."""

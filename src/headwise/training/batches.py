@@ -1,4 +1,4 @@
-"""Examples in memory, and the batches made of them."""
+"""Examples held in memory, and the batches made from them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 
 Examples = Any
-# parts of a tuple or list that an error names
+# parts of a tuple or list that an error message lists
 MOST = 6
 
 
 def leaves(examples: Examples, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Return every tensor of the examples with its place, for example ("[0]['ids']", tensor)."""
+    """Yield every tensor of the examples with its path, for example ("[0]['ids']", tensor)."""
     if isinstance(examples, dict):
         for key, part in examples.items():
             yield from leaves(part, f"{name}[{key!r}]")
@@ -43,13 +43,12 @@ def take(examples: Examples, index: Any) -> Examples:
 
 
 def first(examples: Examples, count: int) -> Examples:
-    """Return the first examples, at most `count`, as a copy: what a task's batch() writes in place never reaches the
-    data."""
+    """Return a copy of the first examples, at most `count`, so that a task's batch() cannot write into the data."""
     return take(examples, torch.arange(min(count, size(examples)), device=place(examples)))
 
 
 def move(examples: Examples, device: torch.device) -> Examples:
-    """Move examples onto a device, whole."""
+    """Return the examples on a device."""
     if isinstance(examples, Tensor):
         return examples.to(device)
     if isinstance(examples, dict):
@@ -60,83 +59,83 @@ def move(examples: Examples, device: torch.device) -> Examples:
 
 
 def _like(examples: Any, parts: list[Any]) -> Any:
-    # a named tuple stays one
+    # keep the type of a named tuple
     return type(examples)(*parts) if hasattr(examples, "_fields") else tuple(parts)
 
 
 def size(examples: Examples) -> int:
-    """Count the examples."""
+    """Return the number of examples."""
     return len(next(tensor for _, tensor in leaves(examples)))
 
 
 def place(examples: Examples) -> torch.device:
-    """Name the device the examples lie on."""
+    """Return the device that holds the examples."""
     return next(tensor.device for _, tensor in leaves(examples))
 
 
 def describe(value: Any) -> str:
-    """Say what a value is, with shapes and types: "(int64 (36, 64), int64 (36,))"."""
+    """Return the shapes and types of a value, such as "(int64 (36, 64), int64 (36,))"."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {describe(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (tuple, list)):
-        # a list of sentences is one thing, however many there are
+        # a list may hold one entry per example: show only the first ones
         more = f", and {len(value) - MOST} more" if len(value) > MOST else ""
         return "(" + ", ".join(map(describe, value[:MOST])) + more + ")"
     return f"{type(value).__name__}" if value is not None else "None"
 
 
 def fault(examples: Examples) -> str | None:
-    """Say what is wrong with the examples of a split, None where nothing is."""
-    found = list(leaves(examples))
-    foreign = [f"{name or 'it'} is a {type(part).__name__}" for name, part in found if not isinstance(part, Tensor)]
+    """Return what is wrong with the examples of a split, or None."""
+    parts = list(leaves(examples))
+    foreign = [f"{name or 'it'} is a {type(part).__name__}" for name, part in parts if not isinstance(part, Tensor)]
     if foreign:
         return f"{foreign[0]}, where a tensor should be"
-    if not found:
+    if not parts:
         return "it holds no tensor"
-    flat = [name or "it" for name, part in found if part.dim() == 0]
+    flat = [name or "it" for name, part in parts if part.dim() == 0]
     if flat:
         return f"{flat[0]} has no first dimension"
-    counts = {name: len(part) for name, part in found}
+    counts = {name: len(part) for name, part in parts}
     if len(set(counts.values())) > 1:
         return f"its parts hold {', '.join(map(str, counts.values()))} examples"
     return None if next(iter(counts.values())) else "it holds 0 examples"
 
 
-# batches whose examples are sorted by length together: more wastes less padding and is less random
+# number of batches whose examples are sorted by length together: a larger pool wastes less padding and is less random
 POOL = 64
 
 
 def lengths_of(task: Task, examples: Examples) -> Tensor | None:
-    """Return each example's length on the CPU, None where all are alike.
+    """Return the length of each example on the CPU, or None if all have the same length.
 
-    Raises StudyError where `lengths` gives something else, where batches bounded by tokens have none, or where an
-    example is longer than a batch may be.
+    Raises StudyError if `lengths` returns anything else, if tokens_per_batch is set and `lengths` returns None, or if
+    an example is longer than a batch may be.
     """
     name, count = type(task).__name__, size(examples)
-    found = task.lengths(examples)
-    if found is None:
+    lengths = task.lengths(examples)
+    if lengths is None:
         if task.tokens_per_batch is not None:
             raise StudyError(
                 f"tokens_per_batch={task.tokens_per_batch} needs {name}.lengths(examples), which gave None."
             )
         return None
-    if not isinstance(found, Tensor) or found.shape != (count,) or int(found.min()) < 1:
+    if not isinstance(lengths, Tensor) or lengths.shape != (count,) or int(lengths.min()) < 1:
         raise StudyError(
-            f"{name}.lengths gave {describe(found)}; give one length of at least 1 for each of {count} examples."
+            f"{name}.lengths gave {describe(lengths)}; give one length of at least 1 for each of {count} examples."
         )
-    most = int(found.max())
-    if task.tokens_per_batch is not None and most > task.tokens_per_batch:
+    longest = int(lengths.max())
+    if task.tokens_per_batch is not None and longest > task.tokens_per_batch:
         raise StudyError(
-            f"an example of {name} has {most} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise it, or "
-            "leave such examples out of data()."
+            f"an example of {name} has {longest} tokens, more than tokens_per_batch={task.tokens_per_batch}. Raise "
+            "it, or leave such examples out of data()."
         )
-    return found.cpu()
+    return lengths.cpu()
 
 
 def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, epoch: int) -> list[Tensor]:
-    """Return the indices of each batch of an epoch: a function of (seed, epoch) alone, the same for all arms."""
+    """Return the indices of each batch of an epoch; they depend on (seed, epoch) only, not on the arm."""
     generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
     order = torch.randperm(count, generator=generator)
     if lengths is None:
@@ -150,9 +149,9 @@ def training_batches(task: Task, count: int, lengths: Tensor | None, seed: int, 
 
 
 def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int, world: int) -> list[Tensor]:
-    """Return the indices of each batch of this process in an evaluation."""
+    """Return the indices of each batch that this process evaluates."""
     if rank >= count:
-        # fewer examples than processes; torch would give one batch of none, whose mean loss is no number
+        # fewer examples than processes: torch would make one empty batch, whose mean loss is NaN
         return []
     if lengths is None:
         return list(torch.arange(rank, count, world).split(task.evaluation_batch_size))
@@ -161,7 +160,7 @@ def evaluation_batches(task: Task, count: int, lengths: Tensor | None, rank: int
 
 
 def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int) -> int:
-    """Return the optimizer steps of the first epoch."""
+    """Return the number of optimizer steps of the first epoch."""
     if lengths is None:
         batches = math.ceil(count / task.batch_size)
     else:
@@ -170,42 +169,42 @@ def epoch_steps(task: Task, count: int, lengths: Tensor | None, seed: int) -> in
 
 
 def first_batch(task: Task, examples: Examples, count: int) -> Examples:
-    """Return a copy of the first examples, at most `count` and no more than a batch may hold."""
-    found = first(examples, count)
+    """Return a copy of the first examples, at most `count` and at most one batch."""
+    head = first(examples, count)
     if task.tokens_per_batch is None:
-        return found
-    lengths = lengths_of(task, found)
+        return head
+    lengths = lengths_of(task, head)
     assert lengths is not None, "batches bounded by tokens have lengths"
-    padded = lengths.cummax(0).values * torch.arange(1, size(found) + 1)
-    return first(found, int((padded <= task.tokens_per_batch).sum()))
+    padded = lengths.cummax(0).values * torch.arange(1, size(head) + 1)
+    return first(head, int((padded <= task.tokens_per_batch).sum()))
 
 
 def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
-    """Let the task, or an evaluation's `own` function, make a batch of examples; raise StudyError for what is none."""
+    """Return a batch made by the task, or by an evaluation's function `own`; raise StudyError for another type."""
     if own is None and takes_inputs(type(task)):
-        # what a task without a batch() of its own is given
+        # split the examples as Task.batch does; the task then changes the inputs only
         inputs, targets = Task.batch(task, examples, generator)
-        found: Any = Batch(task.batch(inputs, generator), targets)
+        batch: Any = Batch(task.batch(inputs, generator), targets)
     else:
-        found = (own or task.batch)(examples, generator)
-    if not isinstance(found, Batch):
+        batch = (own or task.batch)(examples, generator)
+    if not isinstance(batch, Batch):
         raise StudyError(
-            f"{type(task).__name__}.batch gave {describe(found)}; give headwise.study.Batch(inputs, targets). "
+            f"{type(task).__name__}.batch gave {describe(batch)}; give headwise.study.Batch(inputs, targets). "
             f"It was given {describe(examples)}."
         )
     device = place(examples)
-    return found if device.type == "cpu" else Batch(*move(tuple(found), device))
+    return batch if device.type == "cpu" else Batch(*move(tuple(batch), device))
 
 
 @cache
 def takes_inputs(task: type[Task]) -> bool:
-    """Return whether `batch` takes and gives inputs alone: then its first argument is named `inputs`."""
+    """Return whether `batch` takes and returns only the inputs: its first argument is then named `inputs`."""
     names = list(inspect.signature(task.batch).parameters)
     return len(names) > 1 and names[1] == "inputs"
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on a tensor, on arguments in their order, or on keywords."""
+    """Return the output of a model for a tensor, a sequence of positional arguments, or a mapping of keywords."""
     if isinstance(inputs, Tensor):
         return model(inputs)
     if hasattr(inputs, "keys"):
@@ -214,13 +213,13 @@ def run_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def cut_by_length(task: Task, order: Tensor, lengths: Tensor, most: int) -> list[Tensor]:
-    """Cut examples sorted by length into batches of so many examples, or within so many tokens, padding counted."""
+    """Split examples sorted by length into batches of at most `most` examples, or of tokens_per_batch padded tokens."""
     tokens = task.tokens_per_batch
     if tokens is None:
         return list(order.split(most))
     cuts, start = [], 0
     for at, length in enumerate(lengths[order].tolist()):
-        # sorted: the last is the longest, and all are padded to it
+        # examples are sorted, so the last is the longest and all are padded to its length
         if length * (at - start + 1) > tokens:
             cuts.append(at)
             start = at

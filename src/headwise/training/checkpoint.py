@@ -1,6 +1,7 @@
-"""Checkpoints: one safetensors file for tensors and state, checked, and never without a complete predecessor.
+"""Checkpoints: one safetensors file with the tensors and the state of a run, protected by a checksum.
 
-A watched run's readings stand beside it: the run goes on from both together, or from its beginning.
+Writing a checkpoint keeps the previous one until the new one is complete. The health readings of a watched run are in a
+file beside it; a run resumes from both together, or starts again.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from headwise.training.job import Order
 
 
 class Mark(Record):
-    """Say how far the file of readings had come when a checkpoint was written, and what it held."""
+    """The size and digest of the file of readings at the time a checkpoint was written."""
 
     size: int
     sha256: str
 
 
 def mark(folder: Path, before: Mark | None) -> Mark:
-    """Return the mark of a run's readings; `before` is the one of the last checkpoint, which often still holds."""
+    """Return the mark of a run's readings; `before`, the last mark, is reused if the size has not changed."""
     path = folder / HEALTH
     if before is not None and path.exists() and path.stat().st_size == before.size:
         return before
@@ -42,12 +43,12 @@ def mark(folder: Path, before: Mark | None) -> Mark:
 
 
 def stands(folder: Path, known: Mark | None) -> bool:
-    """Return whether the readings that a checkpoint knows are there; None where none was kept."""
+    """Return whether the readings recorded by a checkpoint are present; `known` is None if it recorded none."""
     return known is None or hashlib.sha256(_until(folder, known)).hexdigest() == known.sha256
 
 
 def restore_readings(folder: Path, known: Mark | None, step: int) -> None:
-    """Make the file hold what the checkpoint at `step` knows, to the byte; what came after is read again."""
+    """Cut the file back to the readings recorded by the checkpoint at `step`; later ones are measured again."""
     path = folder / HEALTH
     if known is None:
         cut_readings(folder, step)
@@ -56,7 +57,7 @@ def restore_readings(folder: Path, known: Mark | None, step: int) -> None:
 
 
 def cut_readings(folder: Path, step: int) -> None:
-    """Drop the readings of `step` and later; those of step n were taken before the update n + 1."""
+    """Drop the readings of `step` and later; a reading of step n is taken before update n + 1."""
     restore_lines(folder / HEALTH, [record for record in read_lines(folder / HEALTH) if record["step"] < step])
 
 
@@ -69,49 +70,48 @@ def _until(folder: Path, known: Mark) -> bytes:
 
 
 PREVIOUS = "checkpoint.previous.safetensors"
-# the entry of the metadata; earlier versions wrote its parts as two
+# the metadata entry; earlier versions wrote its parts as two entries
 WHOLE = "checkpoint"
 COMING = "checkpoint.new.safetensors"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Hold the tensors of a run and its plain state (epoch, history, draws) at the end of an epoch."""
+    """The tensors of a run and its plain state (epoch, history, draws) at the end of an epoch."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; the one before it stays until this one is complete on the disk."""
-    # copies: tied weights share storage, which the format refuses
+    """Write a checkpoint; the previous one stays until the new one is complete on disk."""
+    # copies, because tied weights share storage, which the format refuses
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state)
-    # one entry: the format writes several in any order, and equal runs have equal files
+    # one entry, because the format writes several in any order, and equal runs must have equal files
     content = save(tensors, metadata={WHOLE: json.dumps({"crc32": _checksum(tensors, state), "state": state})})
-    current, coming = folder / CHECKPOINT, folder / COMING
-    write_bytes(coming, content)
+    current, unfinished = folder / CHECKPOINT, folder / COMING
+    write_bytes(unfinished, content)
     if current.exists():
         os.replace(current, folder / PREVIOUS)
-    os.replace(coming, current)
+    os.replace(unfinished, current)
 
 
 def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
-    """Read the newest whole checkpoint, or None; `note` is told of each one that is damaged, or of another run than
-    `run`."""
+    """Return the newest complete checkpoint of a run, or None; call `note` for each that is damaged or foreign."""
     for name in (COMING, CHECKPOINT, PREVIOUS):
         path = folder / name
         if not path.exists():
             continue
         try:
-            found = read_checkpoint(path)
-            _refuse_other(found, run)
+            checkpoint = read_checkpoint(path)
+            _refuse_other(checkpoint, run)
             if path.name == COMING:
-                # the process ended just before it took its place
+                # the process ended before it renamed the new file
                 os.replace(path, folder / CHECKPOINT)
-            return found
+            return checkpoint
         except FileNotFoundError:
-            # of several processes that read here, another gave it its place in between
+            # another process that reads here renamed the new file in between
             if path.name == COMING:
                 return load_checkpoint(folder, note, run)
             continue
@@ -121,25 +121,25 @@ def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") ->
 
 
 def drop_previous(folder: Path) -> None:
-    """Remove what a finished run no longer needs; its last checkpoint stays."""
+    """Remove the files that a finished run no longer needs; its last checkpoint stays."""
     for name in (COMING, PREVIOUS):
         (folder / name).unlink(missing_ok=True)
 
 
 def drop_all(folder: Path) -> None:
-    """Remove every checkpoint of a run that must start again."""
+    """Remove every checkpoint of a run that has to start again."""
     for name in (COMING, CHECKPOINT, PREVIOUS):
         (folder / name).unlink(missing_ok=True)
 
 
-def _refuse_other(found: Checkpoint, run: str) -> None:
-    written = found.state.get("run")
+def _refuse_other(checkpoint: Checkpoint, run: str) -> None:
+    written = checkpoint.state.get("run")
     if run and written and written != run:
         raise ValueError(f"it is of the run {written}")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read one file; raise SafetensorError, ValueError or KeyError where it is damaged."""
+    """Return the checkpoint in one file; raise SafetensorError, ValueError or KeyError if it is damaged."""
     content = path.read_bytes()
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")
@@ -160,7 +160,7 @@ def _checksum(tensors: dict[str, Tensor], state: str) -> int:
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split an optimizer's state into tensors by name and plain values by name."""
+    """Return an optimizer's state as tensors by name and plain values by name."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for index, entries in optimizer.state_dict()["state"].items():
@@ -170,7 +170,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Return an optimizer its state back; its settings come from the configuration."""
+    """Load an optimizer's state; its settings come from the configuration."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **plain}.items():
         index, _, name = key.partition(".")
@@ -179,18 +179,19 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 
 def clear_damage(order: Order, note: Callable[[str], None]) -> None:
-    """Make a finished run with damaged files one that is to be carried out; `note` is told which and why.
+    """Remove the result of a finished run with damaged files, so that it runs again; call `note` with the reason.
 
-    The metric stream and the result follow from the last checkpoint, from which the run ends again at once. Readings of
-    the heads stand nowhere else: without them, or with the files of another run, it starts from its beginning.
+    The metric stream and the result are rebuilt from the last checkpoint, at which the run ends again at once. Health
+    readings exist nowhere else: if they are missing, or the files belong to another run, the run starts from its
+    beginning.
     """
-    found = order.damage()
-    if not found:
+    damaged = order.damage()
+    if not damaged:
         return
-    again = any(text.startswith((HEALTH, CHECKPOINT, f"{RESULT} is of")) for text in found)
-    note(f"{order.folder}: {', '.join(found)}; the run is repeated{' from its start' if again else ''}")
-    if again:
-        # before the result: left in between, the run must still be seen as damaged
+    restarts = any(text.startswith((HEALTH, CHECKPOINT, f"{RESULT} is of")) for text in damaged)
+    note(f"{order.folder}: {', '.join(damaged)}; the run is repeated{' from its start' if restarts else ''}")
+    if restarts:
+        # before the result: if this is interrupted, the run must still be seen as damaged
         drop_all(order.folder)
         (order.folder / HEALTH).unlink(missing_ok=True)
     (order.folder / RESULT).unlink()

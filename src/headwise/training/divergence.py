@@ -1,4 +1,4 @@
-"""Divergence: a loss that is no number, or a smoothed loss that rose far above its minimum."""
+"""Divergence: a loss that is not finite, or a smoothed loss that rose far above its minimum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwise.results.records import Divergence
 
 
 class Rule(Protocol):
-    """What a task or a script says of a loss that rose too far."""
+    """The settings of a task or script that define when a loss has risen too far."""
 
     @property
     def divergence_factor(self) -> float | None: ...
@@ -21,14 +21,13 @@ class Rule(Protocol):
 
 @dataclass
 class Smoothed:
-    """Hold the moving average of the loss over a whole run, which starts at the first, and its least value."""
+    """The moving average of the loss over a whole run, which starts at the first loss, and its minimum."""
 
     mean: float | None = None
     least: float = math.inf
 
     def first_bad(self, task: Rule, losses: list[float], step: int) -> Divergence | None:
-        """Take the losses of the steps after `step`, counted from 1 over the run; give the first that shows a
-        divergence."""
+        """Add the losses of the steps after `step`, counted from 1 over the run; return the first divergence."""
         factor, weight = task.divergence_factor, task.divergence_smoothing
         for at, loss in enumerate(losses, step + 1):
             if not math.isfinite(loss):
@@ -36,7 +35,7 @@ class Smoothed:
             if factor is None:
                 continue
             self.mean = loss if self.mean is None else weight * self.mean + (1 - weight) * loss
-            # a loss that may be negative has no factor over its minimum
+            # a negative loss has no factor over its minimum
             if 0 < factor * self.least < self.mean:
                 rose = f"the smoothed loss rose to {self.mean:.4g}, {self.mean / self.least:.3g} times its minimum"
                 return Divergence(step=at, why="loss rose", detail=rose)

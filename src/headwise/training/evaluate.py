@@ -1,4 +1,4 @@
-"""Evaluate: metrics from sums over a whole split, the same whatever the batches and however many processes."""
+"""Evaluation: metrics from sums over a whole split, independent of batch size and number of processes."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ from headwise.training.phases import Part
 from headwise.training.task_code import at_fault
 from headwise.training.train import Training
 
-# sums of the core's own, where a task's count() gives no loss
+# names of the sums added here if a task's count() returns no loss
 LOSS, WEIGHT = "headwise.loss", "headwise.weight"
 
 
 @torch.no_grad()
 def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Return the metrics of an evaluation by name, in evaluation mode; a figure that is no number stays NaN.
+    """Return the metrics of an evaluation by name, computed in evaluation mode; a figure that is NaN stays NaN.
 
-    Raises StudyError where `count` or `finish` gives something that cannot be used.
+    Raises StudyError if `count` or `finish` returns something that cannot be used.
     """
     task, accelerator = training.task, training.accelerator
     if evaluation.limit is not None:
         examples = take(examples, slice(0, evaluation.limit))
     lengths, device = lengths_of(task, examples), place(examples)
     parts = evaluation_batches(task, size(examples), lengths, accelerator.process_index, accelerator.num_processes)
-    # the plain model: an evaluation may call more of it than its forward, and processes may have unequal numbers of
+    # the plain model, because an evaluation may call more than its forward, and processes may have unequal numbers of
     # batches
     model = accelerator.unwrap_model(training.model)
     if accelerator.num_processes > 1:
         _share_buffers(model)
     model.eval()
-    found: dict[str, Any] = {}
+    sums: dict[str, Any] = {}
     with explained(task, evaluation, examples):
         for index in parts:
             for name, value in count_batch(task, evaluation, model, take(examples, index.to(device))).items():
-                found[name] = add(found[name], value, name, task) if name in found else value
+                sums[name] = add(sums[name], value, name, task) if name in sums else value
     if accelerator.num_processes > 1:
-        found = _over_processes(task, found, device)
-    return finished(task, evaluation, found)
+        sums = _over_processes(task, sums, device)
+    return finished(task, evaluation, sums)
 
 
 def made_in(part: Part, evaluations: list[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that are made in a phase: all of them in the last one."""
-    return [one for one in evaluations if part.following is None or one.when in ("phase", "epoch")]
+    """Return the evaluations made in a phase: all of them in the last phase."""
+    return [each for each in evaluations if part.following is None or each.when in ("phase", "epoch")]
 
 
 @contextmanager
 def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterator[None]:
-    """Name the evaluation, its examples and the task's own line where something raises that says none of it."""
+    """Add the evaluation, its examples and the line of the task's file to errors raised by the task's own code."""
     try:
         yield
     except (StudyError, ImportError, OSError, MemoryError, torch.OutOfMemoryError):
@@ -80,7 +80,7 @@ def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterato
 
 
 def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
-    """Return the sums over one batch, floating ones in double precision, the loss among them."""
+    """Return the sums over one batch, loss included; floating-point sums are in double precision."""
     batch = make_batch(task, examples, None, evaluation.batch)
     output = (evaluation.output or run_model)(model, batch.inputs)
     sums = (evaluation.count or task.count)(output, batch.targets)
@@ -94,18 +94,18 @@ def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Exampl
 
 
 def forward_of(evaluation: Evaluation) -> Callable[[Any, Any], Any]:
-    """Return what reads the inputs of an evaluation in one pass: the plain forward, unless its batches are its own."""
+    """Return the function that runs one forward of an evaluation: the plain forward unless it makes its own batches."""
     return evaluation.output or run_model if evaluation.batch is not None else run_model
 
 
 def answer(training: Training, evaluation: Evaluation, examples: Examples) -> None:
-    """Run the model on a batch of an evaluation, for those who watch it meanwhile."""
+    """Run the model on a batch of an evaluation, for the observers attached to it."""
     batch = make_batch(training.task, examples, None, evaluation.batch)
     forward_of(evaluation)(training.accelerator.unwrap_model(training.model), batch.inputs)
 
 
 def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tensor | Rows:
-    """Add two sums, or put rows together; raise StudyError for a sum whose shape changes."""
+    """Return the sum of two sums, or the concatenation of rows; raise StudyError if the shape of a sum changes."""
     if isinstance(one, Rows) and isinstance(other, Rows):
         return Rows(torch.cat([one.tensor, other.tensor]))
     if isinstance(one, Rows) or isinstance(other, Rows) or one.shape != other.shape:
@@ -117,12 +117,12 @@ def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tens
             f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every "
             "batch. Sum over examples and tokens first, or give Rows(tensor) to keep one row an example."
         )
-    # a batch may give its sum on another device than the one before
+    # sums of two batches may be on different devices
     return one + other.to(one.device)
 
 
 def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of all sums; raise StudyError where `finish` raises or gives what is not declared."""
+    """Return the metrics computed from all sums; raise StudyError if `finish` fails or returns an undeclared metric."""
     owner, known = type(task).__name__, [metric.name for metric in task.all_metrics()]
     loss = {"loss": sums[LOSS] / sums[WEIGHT]} if LOSS in sums else {}
     plain = {
@@ -132,10 +132,10 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
     }
     try:
         with _double_quotients():
-            found = (evaluation.finish or task.finish)(plain)
-        if not isinstance(found, dict):
-            raise TypeError(f"it gave {describe(found)}, not a dict")
-        numbers = {name: float(value) for name, value in (loss | found).items()}
+            metrics = (evaluation.finish or task.finish)(plain)
+        if not isinstance(metrics, dict):
+            raise TypeError(f"it gave {describe(metrics)}, not a dict")
+        numbers = {name: float(value) for name, value in (loss | metrics).items()}
     except Exception as error:
         raise StudyError(
             f"{owner}.finish could not make the metrics of {evaluation.name!r} from {describe(plain)}: "
@@ -152,8 +152,7 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
 
 @contextmanager
 def _double_quotients() -> Iterator[None]:
-    """Let quotients of counts be in double precision: torch gives them in its default one, where a share is no longer k
-    of n."""
+    """Make quotients of counts double precision: torch uses its default dtype, in which k/n is rounded."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -163,7 +162,7 @@ def _double_quotients() -> Iterator[None]:
 
 
 def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:
-    """Raise StudyError for a metric that is no number though the loss is: the metric is at fault, not the training."""
+    """Raise StudyError for a metric that is not finite while the loss is: the metric is wrong, not the training."""
     bad = [name for name, value in metrics.items() if not math.isfinite(value)]
     if bad and math.isfinite(metrics.get("loss", 0.0)):
         raise StudyError(
@@ -173,14 +172,14 @@ def refuse_nan(task: Task, evaluation: str, metrics: dict[str, float]) -> None:
 
 
 def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
-    """Raise StudyError where the outcomes of a finished run lack the one that decides."""
+    """Raise StudyError if the outcomes of a finished run lack the deciding one."""
     primary = task.primary()
     if primary not in outcomes:
         place, _, name = primary.rpartition("/")
-        given = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
+        measured = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
         raise StudyError(
             f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave "
-            f"{given or 'no metric'}. Let "
+            f"{measured or 'no metric'}. Let "
             f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
         )
 
@@ -192,10 +191,9 @@ def _wide(value: Tensor | Rows) -> Tensor | Rows:
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Return every process the buffers of the first, whose model is the one that is kept: running means differ between
-    them."""
+    """Copy the buffers of the first process, whose model is saved, to all others: running means differ between them."""
     for buffer in model.buffers():
-        # a view of another tensor cannot be sent as it lies
+        # a non-contiguous view cannot be broadcast
         whole = buffer.contiguous()
         torch.distributed.broadcast(whole, 0)
         if whole is not buffer and not torch.equal(whole, buffer):
@@ -203,7 +201,7 @@ def _share_buffers(model: nn.Module) -> None:
 
 
 def _over_processes(task: Task, own: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Add what all processes counted, in the order of their ranks; one without any example counts nothing."""
+    """Return the sums of all processes, added in the order of their ranks; a process without examples adds nothing."""
     moved = {name: Rows(v.tensor.cpu()) if isinstance(v, Rows) else v.cpu() for name, v in own.items()}
     whole: dict[str, Any] = {}
     for counted in gather_object([moved]):

@@ -1,4 +1,4 @@
-"""One run: a folder that can be left at any moment and gone on with, to the same numbers."""
+"""Execution of one run: it can be stopped at any moment, and resumed with the same numbers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from headwise.training.phases import Part, part_of
 from headwise.training.preflight import evaluations_of
 from headwise.training.prepare import Carried, accelerator_of, leave, prepare
 from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
-from headwise.training.splits import Held, training_examples
+from headwise.training.splits import Splits, training_examples
 from headwise.training.state import RunState, checkpoint_of, load_state, restore, save_times, with_times, without_times
 from headwise.training.train import Training, train_epoch
 
-# seconds; a worker that was killed frees its lock at once, one that is ending needs a moment
+# seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def execute(order: Order, tell: Tell) -> RunResult:
-    """Carry out one run, from its last whole checkpoint where there is one, and give its result."""
+    """Carry out one run, from its last complete checkpoint if there is one, and return its result."""
     order.folder.mkdir(parents=True, exist_ok=True)
     if is_first_process():
         try:
@@ -78,13 +78,12 @@ def _execute(order: Order, tell: Tell) -> RunResult:
 
 
 def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
-    """Read where the run stands; without the readings that its checkpoint knows it starts again, for they stand nowhere
-    else."""
+    """Return the state and tensors of the last checkpoint, or a fresh state if some of its readings are lost."""
     state, tensors = load_state(order.folder, order.identity, note)
     if order.watch and not stands(order.folder, state.readings):
         note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
         if is_first_process():
-            # in this order: left in between, the run starts from its beginning all the same
+            # in this order, so that an interruption in between still restarts the run from its beginning
             drop_all(order.folder)
             (order.folder / HEALTH).unlink(missing_ok=True)
         return RunState(run=order.identity), None
@@ -99,17 +98,17 @@ def _phase(
     before: Carried | None,
     tell: Tell,
 ) -> tuple[RunState, Carried | None, RunResult | None]:
-    """Carry out one phase: give the state after it and what it leaves to the next, or the result of the run."""
+    """Carry out one phase; return the state after it and what it hands to the next phase, or the result of the run."""
     task, final = part.task, order.configuration.purpose == "final"
     train, validation = training_examples(task, order.configuration, part.phase.data)
     accelerator = accelerator_of(order, task)
     device = accelerator.device
     held_out = None if validation is None else move(validation, device)
-    held = Held(task, device, move(train, device), held_out, evaluations_of(task), final)
+    splits = Splits(task, device, move(train, device), held_out, evaluations_of(task), final)
 
     def look_ahead(model: nn.Module) -> None:
         if part.number == 0 and tensors is None and is_due(order):
-            _rehearse(order, part, model, held)
+            _rehearse(order, part, model, splits)
 
     training = prepare(order, part, accelerator, train, before, look_ahead)
     try:
@@ -117,49 +116,49 @@ def _phase(
             restore(training, state, tensors, order.folder)
         elif state.phase:
             state = _keep(order, training, state)
-        state, divergence = _train(order, part, training, held, state, tell)
+        state, divergence = _train(order, part, training, splits, state, tell)
         outcomes: dict[str, float] = {}
         if divergence is None:
-            outcomes, divergence = _of_phase(training, held, part)
+            outcomes, divergence = _of_phase(training, splits, part)
         if part.following is not None and divergence is None:
             return state.following(outcomes), leave(training, part), None
-        result = describe_result(order, training, state.history, divergence, held, state.outcomes | outcomes)
+        result = describe_result(order, training, state.history, divergence, splits, state.outcomes | outcomes)
         return state, None, result
     finally:
-        # the next run of this process must find nothing of this one
+        # leave nothing behind for the next run of this process
         if training.watch is not None:
             training.watch.remove()
         if training.regularized is not None and not training.regularized.removed:
             training.regularized.remove(discard=True)
 
 
-def _rehearse(order: Order, part: Part, model: nn.Module, held: Held) -> None:
-    """Try what comes after the first steps: it should not be found wrong hours later."""
-    found = rehearse(part, model, held)
+def _rehearse(order: Order, part: Part, model: nn.Module, splits: Splits) -> None:
+    """Try the evaluations and later phases before training, so that a mistake in them is not found hours later."""
+    outcomes = rehearse(part, model, splits)
     if part.following is None:
-        rehearse_summary(part.task, found)
+        rehearse_summary(part.task, outcomes)
     else:
-        rehearse_later(order, model, of_phase(part, found))
+        rehearse_later(order, model, of_phase(part, outcomes))
     passed(order)
 
 
 def _train(
-    order: Order, part: Part, training: Training, held: Held, state: RunState, tell: Tell
+    order: Order, part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> tuple[RunState, Divergence | None]:
-    """Train a phase from the state to its end or its divergence, an epoch at a time."""
+    """Train a phase epoch by epoch, from the state to its end or its divergence."""
     while not _is_over(training, state):
-        progress = _progress(part, training, held, state, tell)
-        epoch = train_epoch(training, held.train, len(state.history) + 1, progress)
-        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, held)
+        progress = _progress(part, training, splits, state, tell)
+        epoch = train_epoch(training, splits.train, len(state.history) + 1, progress)
+        line = describe_epoch(training, epoch, len(state.history) + 1, part.phase.name, splits)
         if training.rates is not None:
-            judged = line.metrics.get("validation/loss")
-            training.rates.after_epoch(training.step - training.first_step, epoch.loss if judged is None else judged)
+            loss = line.metrics.get("validation/loss")
+            training.rates.after_epoch(training.step - training.first_step, epoch.loss if loss is None else loss)
         state = state.after(line, training)
         if is_first_process():
             append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
         if epoch.divergence is not None:
             if order.watch and is_first_process():
-                # how long a training goes on beyond its divergence depends on the clock
+                # how far training went beyond its divergence depends on the clock
                 cut_readings(order.folder, training.step)
             return state, epoch.divergence
         state = _keep(order, training, state)
@@ -172,19 +171,21 @@ def _is_over(training: Training, state: RunState) -> bool:
     return state.done >= training.task.epochs
 
 
-def _of_phase(training: Training, held: Held, part: Part) -> tuple[dict[str, float], Divergence | None]:
-    """Make the evaluations of a phase's end, as outcomes <phase>/<evaluation>/<metric>, and say how far the methods'
-    parameters moved; a loss that is no number is a divergence."""
-    wanted = held.only([evaluation for evaluation in held.evaluations if evaluation.when == "phase"])
-    found = measure(training, wanted, "phase")
-    far = moved(training.accelerator.unwrap_model(training.model), training.starts)
-    # those of the last phase are judged with all the others
-    divergence = judge(training, wanted, found) if part.following is not None else None
-    return {f"{part.phase.name}/{name}": value for name, value in found.items()} | far, divergence
+def _of_phase(training: Training, splits: Splits, part: Part) -> tuple[dict[str, float], Divergence | None]:
+    """Return the outcomes at a phase's end, and the divergence if a loss among them is not finite.
+
+    Outcomes are named <phase>/<evaluation>/<metric>.
+    """
+    wanted = splits.only([evaluation for evaluation in splits.evaluations if evaluation.when == "phase"])
+    outcomes = measure(training, wanted, "phase")
+    distances = moved(training.accelerator.unwrap_model(training.model), training.starts)
+    # the result judges those of the last phase together with all others
+    divergence = judge(training, wanted, outcomes) if part.following is not None else None
+    return {f"{part.phase.name}/{name}": value for name, value in outcomes.items()} | distances, divergence
 
 
 def _restore_streams(order: Order, state: RunState) -> None:
-    """Make the streams hold what the checkpoint knows: what a killed process wrote beyond it is trained again."""
+    """Cut the streams back to the checkpoint: what a killed process wrote beyond it is trained again."""
     if not is_first_process():
         return
     restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
@@ -193,27 +194,27 @@ def _restore_streams(order: Order, state: RunState) -> None:
 
 
 def _keep(order: Order, training: Training, state: RunState) -> RunState:
-    """Write a checkpoint of the state, and give the state as it was written."""
+    """Write a checkpoint of the state and return the state as written."""
     if is_first_process():
         state = state.model_copy(update={"readings": mark(order.folder, state.readings) if order.watch else None})
-        # first the times: a checkpoint without them would have lost them
+        # write the times first: a checkpoint without them has lost them
         save_times(order.folder, state.model_copy(update={"peak_memory": training.clock.memory.peak}))
         save_checkpoint(order.folder, checkpoint_of(without_times(state), training))
     return state
 
 
 def _progress(
-    part: Part, training: Training, held: Held, state: RunState, tell: Tell
+    part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> Callable[[int, float, float], None]:
     task = training.task
-    per_epoch = epoch_steps(task, size(held.train), training.lengths, training.seed)
+    per_epoch = epoch_steps(task, size(splits.train), training.lengths, training.seed)
     total = task.steps or per_epoch * task.epochs
     before, start = training.step - training.first_step, time.perf_counter()
     name = task.metric_name if has_mean_metric(task) else ""
 
     def report(step: int, loss: float, metric: float) -> None:
         share = min(1.0, (before + step) / total)
-        left = (time.perf_counter() - start) / step * (total - before - step)
+        remaining = (time.perf_counter() - start) / step * (total - before - step)
         epochs = -(-total // per_epoch) if task.steps else task.epochs
         line = {
             "event": "progress",
@@ -221,6 +222,6 @@ def _progress(
             "epochs": epochs,
             "done": (part.number + share) / part.total,
         }
-        tell(line | {"loss": loss, "metric": metric, "name": name, "left": max(0.0, left)})
+        tell(line | {"loss": loss, "metric": metric, "name": name, "left": max(0.0, remaining)})
 
     return report

@@ -1,4 +1,4 @@
-"""Fingerprints: digests of initial weights and of the order of batches, which show that arms are pairs."""
+"""Fingerprints: digests of initial weights and of the order of batches, which show that arms are paired."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-# numbers of a tensor that are read: all of a smaller one, evenly spread ones of a larger
+# values read of each tensor: all of a smaller one, evenly spaced ones of a larger one
 SAMPLE = 16_384
 
 
 def of_weights(model: nn.Module) -> str:
-    """Return the digest of a model's parameters and buffers: names, shapes, types, values (of large ones a sample)."""
-    found = hashlib.blake2b(digest_size=12)
+    """Return the digest of a model's parameters and buffers: names, shapes, dtypes and values (sampled if large)."""
+    digest = hashlib.blake2b(digest_size=12)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        found.update(name.encode())
-        _add(found, tensor)
-    return found.hexdigest()
+        digest.update(name.encode())
+        _add(digest, tensor)
+    return digest.hexdigest()
 
 
 class Order:
-    """Digest batches in their order: after each, `digest` stands for all so far."""
+    """The digest of batches in their order: after each batch, it covers all batches so far."""
 
     def __init__(self) -> None:
-        self.count, self._found = 0, hashlib.blake2b(digest_size=12)
+        self.count, self._digest = 0, hashlib.blake2b(digest_size=12)
 
     def add(self, batch: Any) -> str | None:
-        """Add a batch; give the digest where the count is a power of two: a run that is cut shows how far it came.
+        """Add a batch; return the digest if the count is a power of two, so that short runs can be compared.
 
         Raises:
-            TypeError: where a batch holds nothing that can be told from another.
+            TypeError: if a batch holds no tensor, number or text.
         """
-        held = list(_leaves(batch))
-        if not held:
+        values = list(_leaves(batch))
+        if not values:
             raise TypeError(
                 f"run.saw() was given {type(batch).__name__}, which holds no tensor, number or text. Give the batch."
             )
-        for leaf in held:
-            _add(self._found, leaf)
+        for leaf in values:
+            _add(self._digest, leaf)
         self.count += 1
-        return self._found.hexdigest() if self.count & (self.count - 1) == 0 else None
+        return self._digest.hexdigest() if self.count & (self.count - 1) == 0 else None
 
 
-def _leaves(found: Any) -> Iterator[Any]:
-    if isinstance(found, Mapping):
-        for name in sorted(found, key=str):
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        for name in sorted(batch, key=str):
             yield str(name)
-            yield from _leaves(found[name])
-    elif isinstance(found, (list, tuple)):
-        for item in found:
+            yield from _leaves(batch[name])
+    elif isinstance(batch, (list, tuple)):
+        for item in batch:
             yield from _leaves(item)
-    elif isinstance(found, (str, bytes, int, float)) or _is_tensor(found):
-        yield found
-    elif hasattr(found, "__array__"):
-        array = found.__array__()
+    elif isinstance(batch, (str, bytes, int, float)) or _is_tensor(batch):
+        yield batch
+    elif hasattr(batch, "__array__"):
+        array = batch.__array__()
         yield f"{array.shape} {array.dtype}"
         yield array.reshape(-1)[:: max(1, array.size // SAMPLE)].tobytes()
 
 
-def _is_tensor(found: Any) -> bool:
-    # a script that trains elsewhere need not have torch
+def _is_tensor(value: Any) -> bool:
+    # a script need not use torch
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(found, torch.Tensor)
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _add(digest: Any, leaf: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fit the methods of an arm onto a model, of a task or of a script, and say how far what they learn moved."""
+"""Fitting an arm's methods onto the model of a task or script, and how far their parameters moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwise.results.records import MOVED, MOVED_RELATIVE
 
 
 class PlainHandle:
-    """Do nothing under the names of a handle's calls, so that a script is the same for every arm."""
+    """A handle without methods: its calls do nothing, so that a script is the same for every arm."""
 
     removed = False
     methods: tuple[()] = ()
@@ -27,37 +27,37 @@ class PlainHandle:
         self.model, self.step = model, 0
 
     def loss(self) -> Tensor:
-        """Return 0, which changes no bit of a loss it is added to."""
+        """Return 0, which leaves every bit of a loss unchanged when added to it."""
         return torch.zeros(())
 
     def after_step(self) -> None:
-        """Count the step."""
+        """Increase the step count."""
         self.step += 1
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return none: no method brought any."""
+        """Return an empty list: there are no methods to add parameters."""
         return []
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state that a checkpoint stores."""
         return {"step": self.step}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take `state()` of an earlier process."""
+        """Load the `state()` of an earlier process."""
         self.step = state["step"]
 
     def remove(self, discard: bool = False) -> None:
-        """Leave the model as it is."""
+        """Do nothing: the model is unchanged."""
 
     def fold(self) -> None:
-        """Leave the model as it is."""
+        """Do nothing: the model is unchanged."""
 
     def report(self) -> str:
-        """Say that nothing was changed."""
+        """Return a line saying that no layer was changed."""
         return "no method: every attention layer is as the model has it"
 
     def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor] | None:
-        """Return the loss that was given, for transformers.Trainer."""
+        """Return `base` unchanged, for transformers.Trainer."""
         return base
 
     def callback(self) -> Any:
@@ -71,11 +71,11 @@ class PlainHandle:
 
 
 def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> Regularized | None:
-    """Regularize a model as the arm says, in a training of `steps` optimizer steps; None for an arm without methods.
+    """Fit the methods of an arm onto a model, for a training of `steps` optimizer steps; return None without methods.
 
     Raises:
-        StudyError: where the arm asks for layers that the model does not have.
-        ValueError: where a method has no meaning on them.
+        StudyError: if the arm names layers that the model does not have.
+        ValueError: if a method does not apply to them.
     """
     if not arm.methods:
         return None
@@ -85,19 +85,19 @@ def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> R
     if arm.where is not None:
         arm.where.check(sites(model))
     handle = regularize(model, *arm.methods, where=arm.where, example=example, seed=seed)
-    for place, name, timed in arm.timed:
-        handle.set(handle.methods[place], **{name: timed.schedule(steps)})
+    for index, name, timed in arm.timed:
+        handle.set(handle.methods[index], **{name: timed.schedule(steps)})
     return handle
 
 
 def fit_arm(
     text: str, model: nn.Module, *, example: Any, seed: int, steps: int | None
 ) -> tuple[Regularized | PlainHandle, Regularized | None]:
-    """Fit an arm's methods; give the handle for the script, and the same where there are methods.
+    """Fit an arm's methods; return the handle for the script, and the same handle or None if the arm has no methods.
 
     Raises:
-        StudyError: where a layer that the arm names does not exist, or it holds a schedule and `steps` is not known.
-        ValueError: where a method has no meaning on the layers.
+        StudyError: if the arm names a layer that does not exist, or has a schedule while `steps` is None.
+        ValueError: if a method does not apply to the layers.
     """
     arm = read_arm(text, Script(script="python"))
     if arm.timed and steps is None:
@@ -105,12 +105,12 @@ def fit_arm(
             f"{text} holds a schedule, and the length of the training is not known: run.regularize(model, "
             "steps=optimizer steps), or of a Trainer TrainingArguments(max_steps=optimizer steps)."
         )
-    found = fit(arm, model, example=example, seed=derive(seed, "methods"), steps=steps or 0)
-    return (found or PlainHandle(model)), found
+    regularized = fit(arm, model, example=example, seed=derive(seed, "methods"), steps=steps or 0)
+    return (regularized or PlainHandle(model)), regularized
 
 
 def starts_of(regularized: Any | None) -> dict[str, Tensor]:
-    """Return copies of the parameters that methods just brought along, by name."""
+    """Return copies of the parameters that the methods have just added, by name."""
     if regularized is None:
         return {}
     known = dict(regularized.model.named_parameters())
@@ -119,16 +119,16 @@ def starts_of(regularized: Any | None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def moved(model: nn.Module, starts: dict[str, Tensor]) -> dict[str, float]:
-    """Return the root mean square of what these parameters changed by, and the same over that of their start.
+    """Return the root mean square change of the parameters, and its ratio to that of their initial values.
 
-    Nothing of an arm whose methods learn nothing; no relative figure of parameters that all start at 0.
+    Empty if the methods learn nothing; without the ratio if all parameters start at 0.
     """
     known = dict(model.named_parameters())
     pairs = [(known[name].double(), start.double()) for name, start in starts.items() if name in known]
-    many = sum(start.numel() for _, start in pairs)
-    if not many:
+    count = sum(start.numel() for _, start in pairs)
+    if not count:
         return {}
-    far = math.fsum(float((now - start).square().sum()) for now, start in pairs)
-    whole = math.fsum(float(start.square().sum()) for _, start in pairs)
-    found = {MOVED: math.sqrt(far / many)}
-    return found | ({MOVED_RELATIVE: math.sqrt(far / whole)} if whole else {})
+    change = math.fsum(float((now - start).square().sum()) for now, start in pairs)
+    size = math.fsum(float(start.square().sum()) for _, start in pairs)
+    distances = {MOVED: math.sqrt(change / count)}
+    return distances | ({MOVED_RELATIVE: math.sqrt(change / size)} if size else {})

@@ -1,4 +1,4 @@
-"""Figures of heads as outcomes: read on held-out data or while a run was watched, their rates, and its alerts."""
+"""Outcomes from head statistics: held-out readings, readings of a watched run, their rates, and alerts."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 
 def watch_run(order: Order, training: Training, model: nn.Module, train: Examples, steps: int) -> Watch:
-    """Read a run about fifty times, but never in two steps on end; the report shows readings and alerts."""
+    """Watch a run with about fifty readings, never in two consecutive steps; the report shows readings and alerts."""
     from headwise.watching.logs import JsonLines
     from headwise.watching.watch import watch
 
     task = training.task
-    # the steps between readings are those whose time and memory are measured
+    # time and memory are measured in the steps between readings
     every = task.watch_every or max(2, steps // 50)
     of_loss = any(name in OF_LOSS for name in task.watch_statistics)
-    found = watch(
+    watching = watch(
         model,
         every=every,
         log=[JsonLines(order.folder / HEALTH)],
@@ -62,30 +62,29 @@ def watch_run(order: Order, training: Training, model: nn.Module, train: Example
         loss=_fixed_loss(training, model, train) if of_loss else None,
     )
     if training.first_step:
-        found.step_to(training.first_step)
-    return found
+        watching.step_to(training.first_step)
+    return watching
 
 
 def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callable[[], Tensor]:
-    """Return the loss that is trained, penalties included, on the first `watch_examples` training examples."""
+    """Return a function of the training loss, penalties included, on the first `watch_examples` training examples."""
     task, regularized = training.task, training.regularized
 
     def loss() -> Tensor:
-        # the model's own dropout is that of every other reading
+        # use the same dropout draws of the model in every reading
         torch.manual_seed(0)
-        # made anew each time: a large batch need not lie on the device between readings
+        # made each time, so that a large batch does not occupy the device between readings
         batch = make_batch(task, move(first(train, task.watch_examples), training.accelerator.device), None)
-        found = task.loss(run_model(model, batch.inputs), batch.targets)
-        return found if regularized is None else found + regularized.loss()
+        value = task.loss(run_model(model, batch.inputs), batch.targets)
+        return value if regularized is None else value + regularized.loss()
 
     return loss
 
 
 def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) -> dict[str, float]:
-    """Return watched/<statistic>/least, /greatest and /last of the statistics that the task names: means over heads or
-    matrices.
+    """Return watched/<statistic>/least, /greatest and /last of the task's statistics: means over heads or matrices.
 
-    Readings of a run that diverged count up to its divergence; one that is no number is left out.
+    For a run that diverged, only readings before its divergence count; non-finite readings are left out.
     """
     wanted = set(task.watch_statistics)
     last = math.inf if divergence is None else divergence.step - 1
@@ -94,26 +93,26 @@ def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) ->
         name = record.get("statistic")
         if name in wanted and "alert" not in record and record["step"] <= last:
             values[name][record["step"]].append(math.nan if record["value"] is None else record["value"])
-    found: dict[str, float] = {}
+    outcomes: dict[str, float] = {}
     for name in task.watch_statistics:
         means = [math.fsum(v) / len(v) for _, v in sorted(values[name].items()) if all(map(math.isfinite, v))]
         if means:
             kinds = {"least": min(means), "greatest": max(means), "last": means[-1]}
-            found |= {f"watched/{name}/{kind}": value for kind, value in kinds.items()}
-    return found
+            outcomes |= {f"watched/{name}/{kind}": value for kind, value in kinds.items()}
+    return outcomes
 
 
-# held-out examples that are read: enough for means, and few enough to cost less than an epoch
+# held-out examples to read: enough for means, and cheaper than an epoch
 EXAMPLES = 512
 
 
 @torch.no_grad()
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
-    """Return heads/<statistic>/… of the trained model: "layer 3 head 2", "layer 3" (mean over heads), "mean" and
-    "worst".
+    """Return heads/<statistic>/… of the trained model: for "layer 3 head 2", "layer 3", "mean" and "worst".
 
-    `matrix_norm` is that of every matrix of the model by its name. Depths count from 0, as in the health records; a
-    layer is named by its place where several share a depth. At most 512 examples are read, the first ones.
+    A layer's figure is the mean over its heads; `matrix_norm` has one outcome per matrix of the model, by its name.
+    Depths count from 0, as in the health records; a layer is named by its path if several share a depth. Only the first
+    512 examples are read.
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
@@ -137,16 +136,16 @@ def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -
             observer.remove()
         places.leave()
         recorder.clear()
-    return _outcomes(figures) | _of_matrices({one.name: value for one, value in matrices.items()})
+    return _outcomes(figures) | _of_matrices({matrix.name: value for matrix, value in matrices.items()})
 
 
 def _run_through(training: Training, evaluation: Evaluation, examples: Examples) -> None:
     task, lengths = training.task, lengths_of(training.task, examples)
-    most = min(task.batch_size, task.evaluation_batch_size)
+    batch_size = min(task.batch_size, task.evaluation_batch_size)
     if lengths is None:
-        parts = list(torch.arange(size(examples)).split(most))
+        parts = list(torch.arange(size(examples)).split(batch_size))
     else:
-        parts = cut_by_length(task, lengths.argsort(stable=True), lengths, most)
+        parts = cut_by_length(task, lengths.argsort(stable=True), lengths, batch_size)
     for index in parts:
         answer(training, evaluation, take(examples, index.to(training.accelerator.device)))
 
@@ -164,82 +163,75 @@ def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
 
 def _outcomes(figures: list[Figures]) -> dict[str, float]:
     shared = Counter((figure.statistic, figure.depth) for figure in figures)
-    found: dict[str, float] = {}
+    outcomes: dict[str, float] = {}
     for name in dict.fromkeys(figure.statistic for figure in figures):
-        everything: list[float] = []
+        all_values: list[float] = []
         for figure in (figure for figure in figures if figure.statistic == name):
             layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
             values = {
                 f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
                 for r in figure.records()
             }
-            everything += values.values()
-            found[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
+            all_values += values.values()
+            outcomes[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
             if figure.per != "layer":
-                found |= {f"heads/{name}/{where}": value for where, value in values.items()}
-        found[f"heads/{name}/mean"] = statistics.fmean(everything)
-        worse = _worse(name)
+                outcomes |= {f"heads/{name}/{place}": value for place, value in values.items()}
+        outcomes[f"heads/{name}/mean"] = statistics.fmean(all_values)
+        worse = (STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]).worse
         if worse is not None:
-            found[f"heads/{name}/worst"] = (max if worse == "high" else min)(everything)
-    return found
+            outcomes[f"heads/{name}/worst"] = (max if worse == "high" else min)(all_values)
+    return outcomes
 
 
 def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
-    """Return heads/matrix_norm/<matrix>, and their mean and greatest."""
-    found = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
-    whole = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
-    return found | {f"heads/{MATRIX_NORM}/{name}": value for name, value in whole.items()}
+    """Return heads/matrix_norm/<matrix> for every matrix, and their mean and maximum."""
+    outcomes = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
+    totals = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
+    return outcomes | {f"heads/{MATRIX_NORM}/{name}": value for name, value in totals.items()}
 
 
-def _worse(name: str) -> str | None:
-    kind = STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]
-    return kind.worse
-
-
-# a rate is told in e-folds per so many steps
+# rates are in e-folds per this many steps
 STEPS = 1000
 
 
 def head_rates(stream: Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Return rates/<statistic>/rate, the slope of ln(mean over heads) in 1/1,000 steps, and rates/<statistic>/fit, its
-    R².
+    """Return rates/<statistic>/rate, the slope of ln(mean over heads) per 1,000 steps, and …/fit, its R².
 
-    Readings at which the mean is not above 0 have no logarithm and are left out; fewer than three others give no
-    outcome.
+    Readings whose mean is not above 0 have no logarithm and are left out; a statistic with fewer than three others has
+    no outcome.
     """
-    found: dict[str, float] = {}
-    for name, course in _courses(stream, names).items():
-        points = [(step, math.log(mean)) for step, mean in sorted(course.items()) if mean > 0]
+    rates: dict[str, float] = {}
+    for name, means in _courses(stream, names).items():
+        points = [(step, math.log(mean)) for step, mean in sorted(means.items()) if mean > 0]
         if len(points) > 2:
             slope, fit = straight_line(points)
-            found |= {f"rates/{name}/rate": STEPS * slope, f"rates/{name}/fit": fit}
-    return found
+            rates |= {f"rates/{name}/rate": STEPS * slope, f"rates/{name}/fit": fit}
+    return rates
 
 
 def straight_line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return slope and R² of the least-squares line through points (x, y); R² is 1 where all y are equal."""
+    """Return slope and R² of the least-squares line through points (x, y); R² is 1 if all y are equal."""
     count = len(points)
     x_mean, y_mean = (math.fsum(point[axis] for point in points) / count for axis in (0, 1))
     x_spread = math.fsum((x - x_mean) ** 2 for x, _ in points)
     y_spread = math.fsum((y - y_mean) ** 2 for _, y in points)
-    together = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
-    return together / x_spread, together**2 / (x_spread * y_spread) if y_spread else 1.0
+    covariance = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
+    return covariance / x_spread, covariance**2 / (x_spread * y_spread) if y_spread else 1.0
 
 
 def _courses(stream: Path, names: tuple[str, ...]) -> dict[str, dict[int, float]]:
     values: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in names}
     for record in read_lines(stream):
         if record.get("statistic") in values and "alert" not in record:
-            # a reading that is no number is written as null; its mean has no logarithm
+            # a reading that is not finite is written as null; its mean has no logarithm
             values[record["statistic"]][record["step"]].append(math.nan if record["value"] is None else record["value"])
     return {
-        name: {step: math.fsum(heads) / len(heads) for step, heads in course.items()} for name, course in values.items()
+        name: {step: math.fsum(heads) / len(heads) for step, heads in steps.items()} for name, steps in values.items()
     }
 
 
 def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, float]:
-    """Return alerts/<kind>/step, and alerts/<kind>/lead in a run that diverged: the steps from the alert to the
-    divergence.
+    """Return alerts/<kind>/step, and for a diverged run alerts/<kind>/lead, the steps from the alert to the divergence.
 
     Readings count steps from 0, the divergence from 1: a reading of step s saw the weights whose loss is the (s + 1)th.
     """
@@ -249,7 +241,7 @@ def alert_outcomes(stream: Path, divergence: Divergence | None) -> dict[str, flo
         kind = record.get("alert")
         if kind and (last is None or record["step"] <= last):
             first[kind] = min(record["step"], first.get(kind, record["step"]))
-    found = {f"alerts/{kind}/step": float(step) for kind, step in first.items()}
+    outcomes = {f"alerts/{kind}/step": float(step) for kind, step in first.items()}
     if last is None:
-        return found
-    return found | {f"alerts/{kind}/lead": float(last - step) for kind, step in first.items()}
+        return outcomes
+    return outcomes | {f"alerts/{kind}/lead": float(last - step) for kind, step in first.items()}

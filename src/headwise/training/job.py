@@ -1,4 +1,4 @@
-"""What is asked of an engine: one run, and everything a worker needs to carry it out."""
+"""Orders to an engine: one run, and everything that a worker needs to carry it out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """Ask for one run: its configuration, where it lives, and what changes no number (data folder, watching)."""
+    """An order for one run: its configuration, its folder, and what changes no number (data folder, watching)."""
 
     configuration: RunConfiguration
     folder: Path
@@ -30,7 +30,7 @@ class Order:
     data: Path | None = None
     watch: bool = False
     device: str = "cpu"
-    # whether no other run shares the processor: else its costs are indicative
+    # whether the run has the processor to itself; otherwise its costs are indicative
     alone: bool = True
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -40,36 +40,36 @@ class Order:
         return self.configuration.identity
 
     def result(self) -> RunResult | None:
-        """Read the result, or None when the run is not finished or its files are no longer what it wrote."""
-        found, damaged = self._looked_at()
-        return None if damaged else found
+        """Return the result, or None if the run is not finished or its files changed since it wrote them."""
+        result, damaged = self._read_result()
+        return None if damaged else result
 
     def kept(self) -> int:
-        """Count what a stop leaves of this run: its epochs."""
+        """Return the number of epochs that are kept when this run is stopped."""
         return len(read_lines(self.folder / "metrics.jsonl"))
 
     def damage(self) -> list[str]:
-        """Name the files of a finished run that are no longer what it wrote; empty for one that is not finished."""
-        return self._looked_at()[1]
+        """Return what is wrong with the files of a finished run; empty if it is not finished."""
+        return self._read_result()[1]
 
-    def _looked_at(self) -> tuple[RunResult | None, list[str]]:
+    def _read_result(self) -> tuple[RunResult | None, list[str]]:
         path = self.folder / RESULT
         if not path.exists():
             return None, []
         written = read_json(path)
         try:
-            found = RunResult.model_validate(written)
+            result = RunResult.model_validate(written)
         except ValidationError:
             return None, [f"{RESULT} holds no result that can be read"]
-        if found.hash != self.identity:
-            return None, [f"{RESULT} is of the run {found.hash}"]
-        # `compare` gives the results of earlier versions their digest before it asks
-        if why := broken_seal(written or {}, required=True):
-            return None, [f"{RESULT} {why}"]
-        return found, damage(self.folder, found.digests, checkpoint=True)
+        if result.hash != self.identity:
+            return None, [f"{RESULT} is of the run {result.hash}"]
+        # `compare` has already added digests to the results of earlier versions
+        if broken := broken_seal(written or {}, required=True):
+            return None, [f"{RESULT} {broken}"]
+        return result, damage(self.folder, result.digests, checkpoint=True)
 
     def task(self) -> Task:
-        """Build the task of this run, refusing a task file that changed since the study started."""
+        """Return the task of this run; raise StudyError if its file changed since the study started."""
         from headwise.experiments.task_source import build_task, load_task, source_digest, source_file
 
         file = source_file(self.task_place)
@@ -80,28 +80,28 @@ class Order:
 
 @dataclass(frozen=True)
 class Rehearsal(Order):
-    """Ask that arms be tried before any run trains; `arms` holds a configuration of each."""
+    """An order to try arms before any run trains; `arms` holds the configuration of each."""
 
     arms: tuple[RunConfiguration, ...] = ()
 
     @property
     def identity(self) -> str:
-        """Return what no run is called."""
+        """Return a name that no run has."""
         return "rehearsal"
 
 
 def is_first_process() -> bool:
-    """Return whether this process writes the files; the others of a distributed run only compute."""
+    """Return whether this process writes the files; other processes of a distributed run only compute."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @dataclass(frozen=True)
 class ScriptOrder(Order):
-    """Ask for one run of a script.
+    """An order for one run of a script.
 
-    `started_in` is the folder in which the command was given, `primary` the outcome that decides, `outcomes` the names
-    of all that are asked for. A script that prints and logs nothing for `timeout` seconds hangs. `environment_before`
-    holds the variables that a worker changed for itself, as they were.
+    `started_in` is the working folder of the command, `primary` the deciding outcome and `outcomes` the names of all
+    requested ones. A script that prints and logs nothing for `timeout` seconds hangs. `environment_before` holds the
+    original values of the variables that a worker changed for itself.
     """
 
     started_in: Path = Path()
@@ -109,14 +109,14 @@ class ScriptOrder(Order):
     outcomes: tuple[str, ...] = ()
     timeout: float | None = None
     environment_before: dict[str, str | None] = field(default_factory=dict)
-    # one start that is ended after its second step, to see that the arm can be
+    # whether the script is only tried: it is stopped after its second step
     tries: bool = False
 
     def kept(self) -> int:
-        """Count what the run's processes told: a job that is stopped and adds nothing would go on so for ever."""
+        """Return the number of recorded lines: a stopped job that adds none makes no progress."""
         return sum(len(read_told(path)) for path in (self.folder / TOLD).glob("*.jsonl"))
 
     def attempts(self) -> list[Path]:
-        """List the files of the starts of this run, the first one first."""
-        found = (self.folder / TOLD).glob("*.json")
-        return sorted((path for path in found if isinstance(read_json(path), dict)), key=lambda path: int(path.stem))
+        """Return the files of the starts of this run, in their order."""
+        paths = (self.folder / TOLD).glob("*.json")
+        return sorted((path for path in paths if isinstance(read_json(path), dict)), key=lambda path: int(path.stem))

@@ -1,4 +1,4 @@
-"""Maps: what the first and the last layer of a trained model look at, in one held-out example, kept for a picture."""
+"""Attention maps of the first and last layer of a trained model on one held-out example, stored for a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwise.watching.places import Places
 
 @torch.no_grad()
 def first_map(reading: Reading) -> Tensor:
-    """Return the weights (H,T,N) of the first sample as the softmax gives them; rows of padding are 0."""
+    """Return the softmax weights (H, T, N) of the first sample; rows of padding are 0."""
     queries, dtype = Queries.of(reading), precise_dtype(reading)
     memory = Memory(reading.heads * reading.queries * reading.keys, dtype, reading.q.device)
     rows = slice(0, reading.queries)
@@ -30,14 +30,14 @@ def first_map(reading: Reading) -> Tensor:
     return weights[0].float()
 
 
-# tokens of a map that a picture still shows
+# most tokens of a map that a picture can show
 MOST = 65
-# of weights, which a picture shows as colours
+# decimal digits of the weights, which a picture shows as colours
 DIGITS = 3
 
 
 class _Mapping:
-    """Keep the map of the first call of one site in evaluation mode."""
+    """An observer that stores the map of the first call of one site in evaluation mode."""
 
     def __init__(self) -> None:
         self.weights: Tensor | None = None
@@ -51,22 +51,22 @@ class _Mapping:
 
 @torch.no_grad()
 def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
-    """Return the maps of the first and last self attention on the first example, as the softmax gives them."""
+    """Return the softmax maps of the first and last self-attention layers on the first example."""
     model = training.accelerator.unwrap_model(training.model)
     places = Places(model, None)
-    inside = [place for place in places.sites if not place.site.is_cross]
-    chosen = list(dict.fromkeys([*inside[:1], *inside[-1:]]))
-    seen: list[tuple[FittedLayer, _Mapping]] = [(place, _Mapping()) for place in chosen]
+    self_attention = [place for place in places.sites if not place.site.is_cross]
+    chosen = list(dict.fromkeys([*self_attention[:1], *self_attention[-1:]]))
+    observed: list[tuple[FittedLayer, _Mapping]] = [(place, _Mapping()) for place in chosen]
     try:
-        for place, mapping in seen:
+        for place, mapping in observed:
             place.observer, place.armed = mapping, True
         model.eval()
         answer(training, evaluation, first(examples, 1))
     finally:
         places.leave()
     return MapsRecord(
-        tokens=max((mapping.tokens for _, mapping in seen), default=0),
-        layers=[_layer(place, mapping.weights) for place, mapping in seen if mapping.weights is not None],
+        tokens=max((mapping.tokens for _, mapping in observed), default=0),
+        layers=[_layer(place, mapping.weights) for place, mapping in observed if mapping.weights is not None],
     )
 
 

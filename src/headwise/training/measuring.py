@@ -1,4 +1,4 @@
-"""What a step takes: time, memory, floating-point operations."""
+"""Costs of a step: time, memory, floating-point operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_THE_CPU = {
 
 
 def counter() -> FlopCounterMode:
-    """Return a counter of the operations of matrix products, convolutions and attention."""
+    """Return a counter of the floating-point operations of matrix products, convolutions and attention."""
     return FlopCounterMode(display=False, custom_mapping=OF_THE_CPU)
 
 
@@ -38,17 +38,17 @@ FIRST_MEASURED = 2
 
 @dataclass
 class MemoryOfAStep:
-    """Measure the peak of tensor memory above the level before a step, once a run; changes no number."""
+    """The peak of tensor memory above the level before one step, measured once a run; it changes no number."""
 
-    # bytes; the most that one training step allocated
+    # bytes that the measured training step allocated at its peak
     peak: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Return whether this step is the one of the run whose memory is measured."""
+        """Return whether memory is measured in this step."""
         return step >= FIRST_MEASURED and self.peak is None
 
     def measured(self, step: int, device: torch.device) -> AbstractContextManager[None]:
-        """Measure what is allocated inside, if this step is the one."""
+        """Return a context that measures the memory allocated inside it, if this step is due."""
         if not self.is_due(step):
             return nullcontext()
         return self._on_cuda(device) if device.type == "cuda" else self._on_cpu()
@@ -66,31 +66,31 @@ class MemoryOfAStep:
         activities = {ProfilerActivity.CPU}
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
-        # allocations alone: torch keeps some memory for good of every event of an operator
+        # record allocations only: torch never frees some memory of each operator event
         torch._C._autograd._enable_record_function(False)
         try:
             yield
         finally:
             torch._C._autograd._enable_record_function(True)
-            found = torch._C._autograd._disable_profiler()
-        self.peak = peak_of(found.experimental_event_tree())
+            profile = torch._C._autograd._disable_profiler()
+        self.peak = peak_of(profile.experimental_event_tree())
 
 
 def peak_of(roots: Any) -> int:
-    """Return the most bytes that were held at a time of what this step allocated."""
-    events, waiting = [], list(roots)
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
+    """Return the peak number of bytes held at once, of those allocated in this step."""
+    events, stack = [], list(roots)
+    while stack:
+        event = stack.pop()
+        stack += event.children
         if event.name == "[memory]":
             events.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
     level = peak = 0
-    held: set[int] = set()
-    for _, place, size in sorted(events, key=lambda found: found[0]):
-        if size < 0 and place not in held:
-            # what was there before goes when Python comes by: the leftovers of another run change no figure of this one
+    live: set[int] = set()
+    for _, place, size in sorted(events, key=lambda event: event[0]):
+        if size < 0 and place not in live:
+            # memory from before this step, which Python frees at any time: it must not lower this run's figure
             continue
-        (held.add if size > 0 else held.discard)(place)
+        (live.add if size > 0 else live.discard)(place)
         level += size
         peak = max(peak, level)
     return peak
@@ -98,7 +98,7 @@ def peak_of(roots: Any) -> int:
 
 @dataclass
 class Clock:
-    """Hold the memory of one step of the run, and the steps of an epoch whose time is not that of training."""
+    """The memory of one step of the run, and the steps of an epoch whose time is not training time."""
 
     memory: MemoryOfAStep = field(default_factory=MemoryOfAStep)
     apart: dict[str, Any] = field(default_factory=lambda: {"steps": 0, "seconds": 0.0})
@@ -106,7 +106,7 @@ class Clock:
 
 @contextmanager
 def counted(clock: Clock, watch: Any | None, device: torch.device, step: int) -> Iterator[None]:
-    """Carry out step `step` of the run; where it also reads or measures, count it apart."""
+    """Time step `step` of the run apart from the others if it also takes a reading or a measurement."""
     read = watch is not None and watch.steps % watch.every == 0
     if not read and not clock.memory.is_due(step):
         yield
@@ -119,8 +119,8 @@ def counted(clock: Clock, watch: Any | None, device: torch.device, step: int) ->
 
 
 def now(device: torch.device) -> float:
-    """Return the seconds of the performance counter when the device has done what was asked of it."""
+    """Return the seconds of the performance counter after the device has finished its queue."""
     if device.type == "cuda":
-        # what was queued before belongs to the steps before
+        # work queued before belongs to earlier steps
         torch.cuda.synchronize(device)
     return time.perf_counter()

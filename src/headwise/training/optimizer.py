@@ -16,10 +16,10 @@ from headwise.regularizing.parameter_groups import parameter_groups, undecayed
 
 
 class LARS(torch.optim.Optimizer):
-    """Scale the step of each matrix by trust·‖w‖/(‖g‖ + decay·‖w‖); vectors take plain steps of SGD.
+    """Stochastic gradient descent that scales the step of each matrix by trust·‖w‖/(‖g‖ + decay·‖w‖).
 
-    You, Gitman and Ginsburg 2017, arXiv 1708.03888. As usual with it, gains and biases (fewer than two dimensions) are
-    not scaled: their norms say little. A matrix or gradient of zeros is not scaled either.
+    You, Gitman and Ginsburg 2017, arXiv 1708.03888. Parameters of fewer than two dimensions (gains and biases) are not
+    scaled, as is usual, because their norms say little. Neither is a matrix whose weights or gradients are all zero.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; gives the loss of `closure` where there is one."""
+        """Take one step and return the loss of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -56,7 +56,7 @@ class LARS(torch.optim.Optimizer):
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
-        # the rate stands inside the sum, as in the paper: a rate that changes does not rescale what was summed
+        # the rate is inside the sum, as in the paper: a changed rate does not rescale earlier summands
         moved = state["momentum"].mul_(group["momentum"]).add_(update, alpha=float(group["lr"]))
         if group["nesterov"]:
             moved = moved * group["momentum"] + update * group["lr"]
@@ -70,14 +70,14 @@ def _scale(parameter: Tensor, gradients: Tensor, group: dict[str, Any]) -> Tenso
 
 
 class MuonBesideAdamW(torch.optim.Optimizer):
-    """Move the matrices of attention and MLPs by torch's Muon and everything else by AdamW, at one learning rate.
+    """Muon for the matrices of attention and MLPs, AdamW for all other parameters, with one learning rate.
 
     Muon: Jordan et al. 2024. Its steps are scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv
-    2502.16982), so that one rate and one decay mean the same to both. Embeddings, heads, norms, biases, gains and
-    convolutions are AdamW's, as its authors advise.
+    2502.16982), so that one rate and one decay mean the same to both. AdamW takes embeddings, heads, norms, biases,
+    gains and convolutions, as Muon's authors advise.
 
     Args:
-        params: groups with a key "name", as `headwise.parameter_groups` gives them.
+        params: groups with a key "name", as `headwise.parameter_groups` returns them.
         lr: learning rate of all groups.
         momentum: of Muon.
         nesterov: of Muon.
@@ -85,7 +85,7 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         eps: of AdamW.
 
     Raises:
-        StudyError: where no group holds a matrix for Muon, which would leave plain AdamW under its name.
+        StudyError: if no group holds a matrix for Muon, so that all would be plain AdamW.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class MuonBesideAdamW(torch.optim.Optimizer):
             rest += [{**group, "params": others}] if others else []
         if not hidden:
             raise StudyError(
-                "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none can "
-                "be told in this model. Take optimizer=adamw."
+                "optimizer=muon moves the matrices of attention layers and of the MLPs in their blocks, and none was "
+                "found in this model. Use optimizer=adamw."
             )
         self._muon = torch.optim.Muon(
             hidden, lr=lr, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
@@ -119,7 +119,7 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step of both; gives the loss of `closure` where there is one."""
+        """Take one step of both optimizers and return the loss of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -127,18 +127,18 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         parts = self.param_groups[: self._hidden], self.param_groups[self._hidden :]
         for inner, groups in zip((self._muon, self._adamw), parts, strict=True):
             if inner is not None:
-                # a state that was loaded stands in new objects
+                # loading a state replaces these objects
                 inner.param_groups, inner.state = groups, self.state
                 inner.step()
         return loss
 
 
-# the groups of headwise.parameter_groups whose matrices are Muon's
+# groups of headwise.parameter_groups whose matrices Muon moves
 HIDDEN = ("attention", "mlp")
 
 
 def warmup_steps(recipe: Recipe, steps: int) -> int:
-    """Return the steps of warm-up in a run of `steps` optimizer steps: a number below 1 is their share."""
+    """Return the warm-up steps in a run of `steps` optimizer steps; a warm-up below 1 is a share of them."""
     return round(recipe.warmup * steps if recipe.warmup < 1 else recipe.warmup)
 
 
@@ -146,7 +146,7 @@ def share_at(recipe: Recipe, step: int, steps: int) -> float:
     """Return the share of the full learning rate in `step`, counted from 0, of a run of `steps` optimizer steps.
 
     The warm-up ends at the full rate in its last step. Cosine and linear then go to `final_learning_rate`, which the
-    step after the last would reach. The inverse square root is Vaswani et al.'s, 2017: √(warm-up / steps so far).
+    step after the last would reach. The inverse square root follows Vaswani et al. 2017: √(warm-up / steps so far).
     """
     warm = warmup_steps(recipe, steps)
     if step < warm:
@@ -162,7 +162,7 @@ def share_at(recipe: Recipe, step: int, steps: int) -> float:
 
 
 class LearningRate:
-    """Set the learning rate of an optimizer before each step; `plateau` is torch's own, told of each epoch's loss."""
+    """The learning rate of an optimizer, set before each step; `plateau` uses torch's own scheduler."""
 
     def __init__(self, recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> None:
         self.recipe, self.steps = recipe, steps
@@ -173,7 +173,7 @@ class LearningRate:
 
     @property
     def value(self) -> float:
-        """Return the learning rate that is set now."""
+        """Return the current learning rate."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def before_step(self, step: int) -> None:
@@ -183,7 +183,7 @@ class LearningRate:
             self._write(self.recipe.learning_rate * share_at(self.recipe, step, self.steps))
 
     def after_epoch(self, step: int, loss: float) -> None:
-        """Tell `plateau` the loss of an epoch (validation's, or the training loss) that ended after `step` steps."""
+        """Report an epoch's loss (of validation, or of training) to `plateau`; the epoch ended after `step` steps."""
         if self._plateau is not None and step >= warmup_steps(self.recipe, self.steps) and math.isfinite(loss):
             self._plateau.step(loss)
 
@@ -191,14 +191,14 @@ class LearningRate:
         """Return what a resumed run needs, as plain values."""
         if self._plateau is None:
             return {}
-        kept = {name: getattr(self._plateau, name) for name in ("best", "num_bad_epochs", "last_epoch")}
-        return {**kept, "value": self.value}
+        state = {name: getattr(self._plateau, name) for name in ("best", "num_bad_epochs", "last_epoch")}
+        return {**state, "value": self.value}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take `state()` of the run that goes on."""
+        """Load the `state()` of the run that is resumed."""
         if self._plateau is not None:
             value = state["value"]
-            self._plateau.load_state_dict({name: found for name, found in state.items() if name != "value"})
+            self._plateau.load_state_dict({name: entry for name, entry in state.items() if name != "value"})
             self._write(value)
 
     def _write(self, value: float) -> None:
@@ -217,10 +217,10 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torch.device) -> torch.optim.Optimizer:
-    """Build the optimizer of `recipe` for `model`, whose methods are fitted already; `example` is a batch of inputs.
+    """Return the optimizer of `recipe` for `model`, with its methods fitted; `example` is a batch of inputs.
 
     Raises:
-        StudyError: where a weight decay of its own was asked for and the weights it is meant for cannot be told.
+        StudyError: if the recipe has a separate weight decay and the weights it applies to cannot be identified.
     """
     settings: dict[str, Any] = recipe.optimizer_settings()
     if recipe.optimizer in ("adamw", "adam", "sgd"):
@@ -229,9 +229,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
-    """Return the groups "attention", "mlp", "other" and "undecayed" of headwise.parameter_groups at the recipe's
-    decays."""
-    apart = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
+    """Return the groups "attention", "mlp", "other" and "undecayed" with the decays of the recipe."""
+    separate = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
     try:
         return parameter_groups(
             model,
@@ -242,14 +241,14 @@ def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[st
             example=example,
         )
     except ValueError as error:
-        asked = [f"{name}_weight_decay={value:g}" for name, value in apart.items() if value is not None]
-        if asked:
-            raise StudyError(f"the weight decays {', '.join(asked)} cannot be given: {error}") from error
-    # whose weights are whose changes no number where all decay alike
-    kept = {id(parameter) for parameter in undecayed(model)}
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        requested = [f"{name}_weight_decay={value:g}" for name, value in separate.items() if value is not None]
+        if requested:
+            raise StudyError(f"the weight decays {', '.join(requested)} cannot be given: {error}") from error
+    # all groups decay alike here, so it does not matter which weights are attention's
+    exempt = {id(parameter) for parameter in undecayed(model)}
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"name": "other", "params": [p for p in learned if id(p) not in kept], "weight_decay": recipe.weight_decay},
-        {"name": "undecayed", "params": [p for p in learned if id(p) in kept], "weight_decay": 0.0},
+        {"name": "other", "params": [p for p in trainable if id(p) not in exempt], "weight_decay": recipe.weight_decay},
+        {"name": "undecayed", "params": [p for p in trainable if id(p) in exempt], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -1,4 +1,4 @@
-"""What is written down of an epoch, of a phase and of a finished run, and what a step and an answer cost."""
+"""Records of an epoch, a phase and a finished run, and the costs of a step and a prediction."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from headwise.training.heads import alert_outcomes, head_rates, read_heads, watc
 from headwise.training.job import Order, is_first_process
 from headwise.training.maps import read_maps
 from headwise.training.measuring import counter, now
-from headwise.training.splits import Held
+from headwise.training.splits import Splits
 from headwise.training.task_code import summarized
 from headwise.training.train import Epoch, Training
 
-# examples of the batch whose forward is timed, and how often
+# examples of the batch whose forward is timed, and number of repetitions
 INFERENCE_BATCH = 64
 REPEATS = 3
 
 
 def flops_per_step(training: Training, examples: Examples) -> int:
-    """Count the floating-point operations of one optimizer step by torch's counter: matrix products and attention.
+    """Return the floating-point operations of one optimizer step: matrix products and attention, by torch's counter.
 
-    Forward, backward, penalties and all accumulated batches; the gradients that this leaves are dropped. Where lengths
-    differ it is a step of batches of middle size.
+    Includes forward, backward, penalties and all accumulated batches; the gradients are dropped afterwards. If lengths
+    differ, the step uses batches of median size.
     """
     task, regularized = training.task, training.regularized
     model = training.accelerator.unwrap_model(training.model)
@@ -56,8 +56,7 @@ def flops_per_step(training: Training, examples: Examples) -> int:
 
 
 def _middle_batch(training: Training, examples: Examples) -> Examples:
-    """Return the examples of one training batch; of the first epoch's batches the one of middle size where lengths
-    differ."""
+    """Return the examples of one training batch; if lengths differ, the batch of median size in the first epoch."""
     task, lengths = training.task, training.lengths
     if lengths is None:
         return first(examples, task.batch_size)
@@ -68,7 +67,7 @@ def _middle_batch(training: Training, examples: Examples) -> Examples:
 
 @torch.no_grad()
 def inference_seconds(training: Training, evaluation: Evaluation, examples: Examples) -> float:
-    """Return the seconds of one example in evaluation mode, in batches of at most 64: the median of three forwards."""
+    """Return the seconds per example in evaluation mode, in batches of at most 64: the median of three forwards."""
     model, device = training.accelerator.unwrap_model(training.model), place(examples)
     part = first_batch(training.task, examples, INFERENCE_BATCH)
     batch = make_batch(training.task, part, None, evaluation.batch)
@@ -80,33 +79,32 @@ def inference_seconds(training: Training, evaluation: Evaluation, examples: Exam
         with training.accelerator.autocast():
             forward(model, batch.inputs)
         times.append(now(device) - start)
-    # the first one warms up
+    # the first forward is a warm-up
     return statistics.median(times[1:]) / size(part)
 
 
 def seconds_per_step(history: list[EpochLine]) -> float | None:
-    """Return the median over epochs of the time of a step, without the steps that also read or measured; None where no
-    time is known."""
-    found = [
+    """Return the median time of a step over epochs, without readings and measurements; None if unknown."""
+    bare = [
         (line.seconds - line.apart.seconds) / (line.steps - line.apart.steps)
         for line in history
         if line.steps > line.apart.steps
     ]
     whole = [line.seconds / line.steps for line in history if line.seconds]
-    return statistics.median(found or whole) if found or whole else None
+    return statistics.median(bare or whole) if bare or whole else None
 
 
-# what an evaluation may name itself after: each of these is more or at least as frequent as the one before
+# values of Evaluation.when, each at least as frequent as the one before
 RHYTHMS = ("end", "phase", "epoch")
 
 
-def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, held: Held) -> EpochLine:
-    """Describe one epoch as a line of the metric stream, with the evaluations made after every epoch."""
+def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, splits: Splits) -> EpochLine:
+    """Return one epoch as a line of the metric stream, with the evaluations made after every epoch."""
     metrics: dict[str, float | None] = {"train/loss": epoch.loss}
     if epoch.metric is not None:
         metrics[f"train/{training.task.metric_name}"] = epoch.metric
     if epoch.divergence is None:
-        metrics |= measure(training, held, "epoch")
+        metrics |= measure(training, splits, "epoch")
     return EpochLine(
         epoch=number,
         phase=phase,
@@ -119,17 +117,17 @@ def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, he
     )
 
 
-def measure(training: Training, held: Held, least: str) -> dict[str, float]:
-    """Make the evaluations that are made at least so often, as outcomes <evaluation>/<metric>."""
-    found: dict[str, float] = {}
-    for evaluation in held.evaluations:
+def measure(training: Training, splits: Splits, least: str) -> dict[str, float]:
+    """Return the outcomes <evaluation>/<metric> of the evaluations made at least as often as `least`."""
+    outcomes: dict[str, float] = {}
+    for evaluation in splits.evaluations:
         if RHYTHMS.index(evaluation.when) < RHYTHMS.index(least):
             continue
-        examples = held.examples(evaluation)
+        examples = splits.examples(evaluation)
         if examples is not None:
             values = evaluate(training, evaluation, examples)
-            found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
-    return found
+            outcomes |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+    return outcomes
 
 
 def describe_result(
@@ -137,19 +135,18 @@ def describe_result(
     training: Training,
     history: list[EpochLine],
     divergence: Divergence | None,
-    held: Held,
+    splits: Splits,
     outcomes: dict[str, float],
 ) -> RunResult:
-    """Measure what a finished run is judged on; a model whose loss is no number at the end has diverged at its last
-    step.
+    """Return the result of a finished run; a non-finite loss at the end is a divergence at the last step.
 
-    `outcomes` are those of the phases before and of this phase's end. Raises StudyError for a metric that is no number
-    though the loss is one.
+    `outcomes` are those of earlier phases and of this phase's end. Raises StudyError for a metric that is not finite
+    while the loss is.
     """
     metrics: dict[str, float | None] = {}
     if divergence is None:
-        measured = _at_the_end(training, history, held)
-        divergence = judge(training, held, measured)
+        measured = _at_the_end(training, history, splits)
+        divergence = judge(training, splits, measured)
         if divergence is None:
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
@@ -161,7 +158,7 @@ def describe_result(
         if divergence is None:
             metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
         metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
-    metrics |= _costs(order, training, history, held, finished=divergence is None)
+    metrics |= _costs(order, training, history, splits, finished=divergence is None)
     return RunResult(
         format=2,
         status="finished" if divergence is None else "diverged",
@@ -182,43 +179,41 @@ def describe_result(
     )
 
 
-def _at_the_end(training: Training, history: list[EpochLine], held: Held) -> dict[str, float]:
-    """Make all evaluations; what the last epoch measured of held-out data already is taken from there."""
+def _at_the_end(training: Training, history: list[EpochLine], splits: Splits) -> dict[str, float]:
+    """Return the outcomes of all evaluations; held-out results of the last epoch are reused."""
     last = history[-1].metrics
     known = {
         name: value
         for name, value in last.items()
-        if value is not None and any(_belongs(name, e) for e in held.evaluations if e.when == "epoch")
+        if value is not None and any(_belongs(name, e) for e in splits.evaluations if e.when == "epoch")
     }
-    missing = [e for e in held.evaluations if not any(_belongs(name, e) for name in known)]
-    return known | measure(training, held.only(missing), "end")
+    missing = [e for e in splits.evaluations if not any(_belongs(name, e) for name in known)]
+    return known | measure(training, splits.only(missing), "end")
 
 
 def _belongs(name: str, evaluation: Evaluation) -> bool:
-    # the stream's figures of training are means over the steps, not an evaluation
+    # figures of training in the stream are means over the steps, not an evaluation
     return evaluation.name != "train" and name.rpartition("/")[0] == evaluation.name
 
 
-def judge(training: Training, held: Held, measured: dict[str, float]) -> Divergence | None:
-    """Say whether the loss of an evaluation is no number, which is a divergence; raise StudyError for another metric
-    that is none."""
-    for evaluation in held.evaluations:
-        metrics = {
-            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
-        }
+def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Divergence | None:
+    """Return a divergence if an evaluation's loss is not finite; raise StudyError for other non-finite metrics."""
+    by_evaluation: dict[str, dict[str, float]] = {evaluation.name: {} for evaluation in splits.evaluations}
+    for name, value in measured.items():
+        evaluation, _, metric = name.rpartition("/")
+        if evaluation in by_evaluation:
+            by_evaluation[evaluation][metric] = value
+    for evaluation, metrics in by_evaluation.items():
         if not math.isfinite(metrics.get("loss", 0.0)):
-            why = f"the loss of the evaluation {evaluation.name!r} was {metrics['loss']}"
-            return Divergence(step=training.step, why="not finite", detail=why)
-    for evaluation in held.evaluations:
-        metrics = {
-            name.rpartition("/")[2]: v for name, v in measured.items() if name.rpartition("/")[0] == evaluation.name
-        }
-        refuse_nan(training.task, evaluation.name, metrics)
+            detail = f"the loss of the evaluation {evaluation!r} was {metrics['loss']}"
+            return Divergence(step=training.step, why="not finite", detail=detail)
+    for evaluation, metrics in by_evaluation.items():
+        refuse_nan(training.task, evaluation, metrics)
     return None
 
 
 def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
-    """Return the gaps train − test, and what the task itself derives from the outcomes."""
+    """Return the gaps train − test, and the outcomes of the task's own summary."""
     task = training.task
     names = [metric.name for metric in task.all_metrics()]
     gaps = {
@@ -237,11 +232,11 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
 
 
 def _costs(
-    order: Order, training: Training, history: list[EpochLine], held: Held, *, finished: bool
+    order: Order, training: Training, history: list[EpochLine], splits: Splits, *, finished: bool
 ) -> dict[str, float | None]:
-    """Measure the costs last: nothing that follows can be changed by it."""
+    """Return the costs of the run; they are measured last, so that they cannot change any other figure."""
     if training.watch is not None:
-        # its readings are of training, and it stands where the heads are read now
+        # its readings are of training, and it occupies the sites whose heads are read now
         training.watch.remove()
         training.watch = None
     model = training.accelerator.unwrap_model(training.model)
@@ -252,7 +247,7 @@ def _costs(
     }
     heads: dict[str, float] = {}
     if finished and order.configuration.purpose == "final":
-        deciding, judged = held.judged()
+        deciding, judged = splits.judged()
         if training.task.head_statistics:
             heads = read_heads(training, deciding, judged)
         if training.task.shows_maps:
@@ -260,5 +255,5 @@ def _costs(
             if is_first_process():
                 write_json(order.folder / MAPS, maps.model_dump(mode="json"))
         costs["inference_seconds_per_example"] = inference_seconds(training, deciding, judged)
-        costs["flops_per_step"] = flops_per_step(training, held.train)
+        costs["flops_per_step"] = flops_per_step(training, splits.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}

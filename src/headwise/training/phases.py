@@ -1,4 +1,4 @@
-"""A phase in its place in a run, and the weights that it starts from: the phase's before, or a checkpoint's."""
+"""A phase and its position in a run, and the weights it starts from: the previous phase's or a checkpoint's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwise.training.checkpoint import read_checkpoint
 
 @dataclass(frozen=True)
 class Part:
-    """Hold a phase, the task with its changes, its number, counted from 0, how many there are, and what follows."""
+    """A phase, the task with its changes, its number (from 0), the number of phases, and the phase that follows."""
 
     task: Task
     phase: Phase
@@ -47,14 +47,14 @@ SHOWN = 4
 
 
 def read_start(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint's folder by name.
+    """Return the weights in a checkpoint's folder by name.
 
-    Raises StudyError where a file is damaged.
+    Raises StudyError if a file is damaged.
     """
     weights: dict[str, Tensor] = {}
     for path in checkpoint_files(folder):
         try:
-            # a run's own file has a checksum
+            # the checkpoint of a run has a checksum
             weights |= read_checkpoint(path).tensors if path.name == CHECKPOINT else load_file(path)
         except (SafetensorError, ValueError, KeyError) as error:
             raise StudyError(
@@ -66,7 +66,7 @@ def read_start(folder: Path) -> dict[str, Tensor]:
 
 
 def start_shapes(folder: Path) -> Shapes:
-    """Return the shapes of the weights of a checkpoint's folder by name; raises what `read_start` raises."""
+    """Return the shapes of the weights in a checkpoint's folder by name; raises the errors of `read_start`."""
     return {name: tuple(tensor.shape) for name, tensor in read_start(folder).items()}
 
 
@@ -78,17 +78,17 @@ def shapes_of(model: nn.Module) -> Shapes:
 def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
     """Copy the weights whose names match the phase's `carry` into the model; the others keep their fresh values.
 
-    Raises StudyError, the model untouched, where a wanted weight is missing or of another shape, or a given one has no
-    place, and where what the model names in `same_in_checkpoints` differs.
+    Raises StudyError, with the model unchanged, if a wanted weight is missing or has another shape, if a carried weight
+    does not exist in the model, or if a tensor that the model names in `same_in_checkpoints` differs.
     """
     mine = model.state_dict(keep_vars=True)
     wanted = check_carried(phase, model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, origin)
-    # what both must share although no shape tells: the digest of a vocabulary
+    # what both must share although shapes cannot show it: the digest of a vocabulary
     for name in set(getattr(model, "same_in_checkpoints", ())) & set(wanted):
         if not torch.equal(weights[name].cpu(), mine[name].cpu()):
             raise StudyError(
-                f"phase {phase.name!r} cannot start from {origin}: its {name} is another than the model's: they were "
-                "learned on different ones. Start from another folder."
+                f"phase {phase.name!r} cannot start from {origin}: its {name} differs from the model's, so they "
+                "were trained with different ones. Start from another folder."
             )
     with torch.no_grad():
         for name in wanted:
@@ -98,7 +98,8 @@ def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origi
 def check_carried(phase: Phase, model: nn.Module, given: Shapes, origin: str) -> list[str]:
     """Return the names of the weights that a phase carries over.
 
-    Raises StudyError where a wanted weight is missing or of another shape, or a given one has no place.
+    Raises StudyError if a wanted weight is missing or has another shape, or if a carried weight does not exist in the
+    model.
     """
     mine = shapes_of(model)
     wanted = [name for name in mine if matches(name, phase.carry)]
@@ -111,16 +112,16 @@ def check_carried(phase: Phase, model: nn.Module, given: Shapes, origin: str) ->
     problems += [f"the model has no {name}" for name in given if name not in mine and matches(name, phase.carry)]
     if problems or not wanted:
         more = f", and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        what = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
+        reason = "; ".join(problems[:SHOWN]) + more if problems else f"no weight of the model matches {phase.carry}"
         raise StudyError(
-            f"phase {phase.name!r} cannot start from {origin}: {what}. Name the weights that both have in the phase's "
-            "carry=."
+            f"phase {phase.name!r} cannot start from {origin}: {reason}. Name the weights that both have in the "
+            "phase's carry=."
         )
     return wanted
 
 
 def check_learned(phase: Phase, model: nn.Module) -> list[str]:
-    """Return the names of the parameters that a phase trains; raise StudyError where it names none of the model's."""
+    """Return the names of the parameters that a phase trains; raise StudyError if `learn` matches none."""
     names = [name for name, _ in model.named_parameters()]
     learned = [name for name in names if matches(name, phase.learn)]
     if not learned:

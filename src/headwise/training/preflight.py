@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a run trains: names given twice, shapes that do not fit, a count that fails."""
+"""Checks before a run trains: duplicate names, shapes that do not fit, a count that fails."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from headwise.training.evaluate import add, count_batch, finished, refuse_undeci
 from headwise.training.phases import checkpoint_files, part_of
 from headwise.training.task_code import at_fault
 
-# what outcomes beside those of evaluations begin with
+# first parts of outcome names that do not come from evaluations
 OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates")
-# what `when` of an evaluation may be
+# allowed values of `when` of an evaluation
 MOMENTS: tuple[str, ...] = get_args(get_type_hints(Evaluation)["when"])
-# examples that are tried: enough for most figures to be defined
+# number of examples to try: enough for most figures to be defined
 FIRST = 16
 
 
 def evaluations_of(task: Task) -> list[Evaluation]:
-    """Return all evaluations of a task: the built-in three, replaced where the task names them, then its own."""
+    """Return all evaluations of a task: the three built-in ones, replaced if the task names them, then its own."""
     own = _listed(task, "evaluations", Evaluation)
     _refuse_twice(task, "evaluation", (evaluation.name for evaluation in own))
     for evaluation in own:
@@ -38,15 +38,15 @@ def evaluations_of(task: Task) -> list[Evaluation]:
         "validation": Evaluation("validation", when="epoch"),
         "test": Evaluation("test", when="epoch" if task.test_curve else "end"),
     }
-    found = built_in | {evaluation.name: evaluation for evaluation in own}
-    return [evaluation for evaluation in found.values() if evaluation.when != "never"]
+    by_name = built_in | {evaluation.name: evaluation for evaluation in own}
+    return [evaluation for evaluation in by_name.values() if evaluation.when != "never"]
 
 
 def check_task(task: Task) -> None:
-    """Refuse, before anything is started, what a task says of itself that cannot be.
+    """Check a task's declarations before anything is started.
 
-    Raises StudyError for a metric, evaluation or phase named twice, a deciding outcome that nothing gives, a statistic
-    of no such name, a phase with a setting that cannot be, without a beginning or from a checkpoint that is missing.
+    Raises StudyError for a metric, evaluation or phase named twice, a deciding outcome that nothing produces, an
+    unknown statistic, or a phase with an invalid setting or a missing checkpoint.
     """
     name, phases = type(task).__name__, _listed(task, "phases", Phase)
     _check_metrics(task)
@@ -71,23 +71,22 @@ def check_task(task: Task) -> None:
 
 
 def _listed(task: Task, member: Literal["evaluations", "phases"], kind: type[Any]) -> list[Any]:
-    """Return what a task lists of itself; raise StudyError where that fails, or holds something else."""
+    """Return the evaluations or phases of a task; raise StudyError if that fails or an entry has another type."""
     owner = type(task).__name__
     try:
-        found = list(getattr(task, member)())
+        entries = list(getattr(task, member)())
     except StudyError:
         raise
     except Exception as error:
         raise StudyError(f"{owner}.{member}() fails: {at_fault(task, error)}") from error
-    for one in found:
-        if not isinstance(one, kind):
-            raise StudyError(f"{owner}.{member}() gave {one!r}; give a list of headwise.study.{kind.__name__}.")
-    return found
+    for entry in entries:
+        if not isinstance(entry, kind):
+            raise StudyError(f"{owner}.{member}() gave {entry!r}; give a list of headwise.study.{kind.__name__}.")
+    return entries
 
 
 def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
-    """Refuse an evaluation whose outcomes would have no name of their own, a moment that does not exist, or no
-    example."""
+    """Refuse an evaluation with a reserved name, an unknown `when`, or no examples."""
     owner, name = type(task).__name__, evaluation.name
     if evaluation.when not in MOMENTS:
         near = suggest(str(evaluation.when), list(MOMENTS))
@@ -101,17 +100,17 @@ def _check_evaluation(task: Task, evaluation: Evaluation) -> None:
         )
     if not name or name.partition("/")[0] in OF_THE_CORE:
         raise StudyError(
-            f"{owner} names an evaluation {name!r}; {', '.join(OF_THE_CORE)} and no name at all are outcomes of the "
-            "core's own. Choose another name."
+            f"{owner} names an evaluation {name!r}; a name must not be empty or begin with "
+            f"{', '.join(OF_THE_CORE)}, which are headwise's own outcomes. Choose another name."
         )
 
 
 def _check_metrics(task: Task) -> None:
-    """Refuse metrics that are none, or whose name would be read as a part of an evaluation's."""
+    """Refuse metrics of another type, or with a name that would look like part of an evaluation's name."""
     owner = type(task).__name__
-    # read as whatever the class holds
-    given: Any = task.metrics
-    wrong = [one for one in given if not isinstance(one, Metric)] if isinstance(given, (tuple, list)) else [given]
+    # the class may hold anything
+    metrics: Any = task.metrics
+    wrong = [m for m in metrics if not isinstance(m, Metric)] if isinstance(metrics, (tuple, list)) else [metrics]
     if wrong:
         raise StudyError(
             f"{owner}.metrics holds {wrong[0]!r}; give a tuple of headwise.study.Metric, such as (Metric('bleu'),)."
@@ -125,17 +124,17 @@ def _check_metrics(task: Task) -> None:
 
 
 def _check_statistics(task: Task) -> None:
-    """Refuse names of statistics that do not exist, and rates of what a watched run does not read."""
+    """Refuse names of statistics that do not exist, and rates of statistics that a watched run does not read."""
     owner = type(task).__name__
     if task.head_statistics or task.watch_statistics or task.head_rates:
         from headwise.watching.weights import known_names
         from headwise.watching.whole_model import MATRIX_NORM, OF_MODEL
 
-        # the sharpness is that of a step of training
-        beside = {"head_statistics": (MATRIX_NORM,), "watch_statistics": OF_MODEL, "head_rates": OF_MODEL}
-        for field, more in beside.items():
+        # sharpness belongs to a training step, so that it is not among head_statistics
+        extra = {"head_statistics": (MATRIX_NORM,), "watch_statistics": OF_MODEL, "head_rates": OF_MODEL}
+        for field, names in extra.items():
             try:
-                known_names(list(getattr(task, field)), more)
+                known_names(list(getattr(task, field)), names)
             except ValueError as error:
                 raise StudyError(f"{owner}.{field}: {error}") from error
     unread = sorted(set(task.head_rates) - set(task.watch_statistics or task.head_rates))
@@ -144,11 +143,11 @@ def _check_statistics(task: Task) -> None:
 
 
 def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bool = True) -> None:
-    """Run a few examples through the plain model, loss, count and finish: what does not fit is said before any step.
+    """Run a few examples through the plain model, loss, count and finish, so that errors appear before any step.
 
-    `last`: the outcome that decides comes from this phase.
+    With `last`, the deciding outcome must come from this phase.
 
-    Raises StudyError with the shapes of what was given.
+    Raises StudyError with the shapes of the inputs and outputs.
     """
     weight = next(model.parameters(), None)
     examples = first_batch(task, train, min(FIRST, task.batch_size))
@@ -165,43 +164,43 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
                 raise TypeError(f"loss gave {describe(loss)}, where a tensor of one number should be")
-            found = _count_twice(task, model, examples)
+            metrics = _count_twice(task, model, examples)
             if last:
-                _check_decision(task, found)
+                _check_decision(task, metrics)
     except (StudyError, ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        given = (
+        inputs = (
             f"inputs {describe(batch.inputs)}, targets {describe(batch.targets)}"
             if batch is not None
             else "batch() made none of them"
         )
-        gave = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
+        outputs = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
         raise StudyError(
             f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: "
-            f"{given}{gave}. {type(error).__name__}: {error}"
+            f"{inputs}{outputs}. {type(error).__name__}: {error}"
         ) from error
     finally:
         model.train(was_training)
 
 
 def _count_twice(task: Task, model: nn.Module, examples: Examples) -> dict[str, float]:
-    """Count all of the examples and one of them: sums that cannot be added show by their shapes."""
+    """Return the metrics of all the examples plus one of them: sums that cannot be added fail by their shapes."""
     plain = Evaluation("train")
     whole, one = (count_batch(task, plain, model, first(examples, count)) for count in (FIRST, 1))
     sums = {name: add(whole[name], one[name], name, task) if name in one else whole[name] for name in whole}
     return finished(task, plain, sums)
 
 
-def _check_decision(task: Task, found: dict[str, float]) -> None:
-    """Refuse metrics without the one that decides, where the task's own count and finish make it."""
+def _check_decision(task: Task, metrics: dict[str, float]) -> None:
+    """Refuse metrics without the deciding one, if the task's own count and finish produce it."""
     deciding = next(evaluation for evaluation in evaluations_of(task) if evaluation.name == task.decides_on)
     if deciding.count is None and deciding.finish is None and type(task).summary is Task.summary:
-        refuse_undecided(task, {f"{task.decides_on}/{name}": value for name, value in found.items()})
+        refuse_undecided(task, {f"{task.decides_on}/{name}": value for name, value in metrics.items()})
 
 
 def devices_of(model: nn.Module) -> list[int]:
-    """Return the CUDA devices whose generators a model draws from."""
+    """Return the CUDA devices whose random generators a model uses."""
     weight = next(model.parameters(), None)
     return [weight.device.index] if weight is not None and weight.device.type == "cuda" else []
 

@@ -1,10 +1,9 @@
-"""From a job to a training that can begin: model, arm, optimizer, watch."""
+"""Preparation of a phase: model, arm, optimizer, watch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -26,25 +25,22 @@ from headwise.training.preflight import check_first_batch
 from headwise.training.task_code import build_model
 from headwise.training.train import Training
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Carried:
-    """Hold the weights that a phase leaves to the next; `fitted`: with the parameters of its methods."""
+    """The weights that a phase hands to the next; `fitted` tells whether they include its methods' parameters."""
 
     weights: dict[str, Tensor]
     fitted: bool
     phase: str
     step: int
     clock: Clock
-    # of the methods' parameters, where they are left too
+    # initial values of the methods' parameters, if these are included
     starts: dict[str, Tensor]
 
 
 def accelerator_of(order: Order, task: Task) -> Accelerator:
-    """Return what places a run on its device, over its processes."""
+    """Return the Accelerator that places a run on its device and processes."""
     device = torch.device(order.device)
     if device.index is not None:
         torch.cuda.set_device(device)
@@ -63,12 +59,11 @@ def prepare(
     before: Carried | None,
     look_ahead: Callable[[nn.Module], None] = lambda model: None,
 ) -> Training:
-    """Build a phase: the model, the arm's methods on it, optimizer and watch; `before` is what the phase before left.
+    """Build the model of a phase, the arm's methods on it, optimizer and watch; `before` comes from the previous phase.
 
     `look_ahead` is called with the plain model.
 
-    Raises StudyError for weights that do not fit, and for data that the model, the loss or
-    the count do not take.
+    Raises StudyError for weights that do not fit, and for data that the model, the loss or the count cannot take.
     """
     configuration, device, task, phase = order.configuration, torch.device(order.device), part.task, part.phase
     later = (phase.name,) if part.number else ()
@@ -101,14 +96,14 @@ def prepare(
     if task.steps is not None:
         training.last_step = training.first_step + task.steps
     if order.watch:
-        # in every process: a reading is a collective, and the first one writes it
+        # in every process, because a reading is a collective operation; the first process writes it
         training.watch = watch_run(order, training, model, train, steps)
     training.model = accelerator.prepare(model)
     return training
 
 
 def leave(training: Training, part: Part) -> Carried:
-    """Return what a phase leaves to the next one: its weights, with the methods' own where they act there too."""
+    """Return what a phase hands to the next: its weights, with the methods' parameters if they act there too."""
     model = training.accelerator.unwrap_model(training.model)
     stays = training.regularized is not None and part.following is not None and part.following.methods
     if training.regularized is not None and not stays:

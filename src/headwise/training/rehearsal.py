@@ -1,4 +1,4 @@
-"""What is tried before anything trains: every arm once; before a run's first step its evaluations and later phases."""
+"""Rehearsal before anything trains: every arm once, and a run's evaluations and later phases before its first step."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ from headwise.training.measuring import now
 from headwise.training.optimizer import build_optimizer
 from headwise.training.phases import Part, check_carried, check_learned, part_of, shapes_of, start_shapes
 from headwise.training.preflight import FIRST, check_first_batch, devices_of, evaluations_of
-from headwise.training.splits import Held, training_examples
+from headwise.training.splits import Splits, training_examples
 from headwise.training.task_code import build_model, summarized
 from headwise.training.train import bare_step
 
 
 def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
-    """Fit each arm's methods onto a fresh model, as its runs will, and train it for two batches; give what a run of
-    each takes.
+    """Fit each arm's methods onto a fresh model as its runs will, train two batches, and return what a run costs.
 
-    Entries have arm, layers (reached by the methods), of (layers with attention that a method may reach), seconds (of a
-    step), steps (of a run, None where it has several phases) and parameters.
+    Entries have arm, layers (reached by the methods), of (attention layers that a method may reach), seconds (per
+    step), steps (of a run; None if it has several phases) and parameters.
 
-    Raises StudyError naming each arm that cannot be, and once what several have in common.
+    Raises StudyError naming each arm that fails; a problem shared by several arms is listed once.
     """
     torch.set_num_threads(order.configuration.threads)
     problems: dict[str, list[str]] = {}
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     trains = True
     for configuration in order.arms:
         task = dataclasses.replace(order, configuration=configuration).task()
         parts = [part_of(task, at) for at in range(len(task.phases()))]
         fitted = [part for part in parts if part.phase.methods]
         try:
-            found.append(try_arm(parts[0], configuration, torch.device(order.device), trains=trains))
+            entries.append(try_arm(parts[0], configuration, torch.device(order.device), trains=trains))
             for part in fitted:
                 if part is not parts[0]:
                     try_arm(part, configuration, torch.device(order.device), trains=False)
         except Exception as error:
             if configuration.arm == BASELINE or not (configuration.methods or trains):
-                # the first run tells it whole, with its place
+                # the first run reports this error in full, with its place
                 trains = False
                 continue
             if not is_for_users(error):
@@ -59,11 +58,11 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
             problems.setdefault(str(error), []).append(configuration.arm)
     if problems:
         raise StudyError("\n".join(f"{'; '.join(arms)}: {problem}" for problem, arms in problems.items()))
-    return found
+    return entries
 
 
 def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *, trains: bool) -> dict[str, Any]:
-    """Fit an arm's methods onto a fresh model of one phase, and train it for two batches where `trains` says so."""
+    """Fit an arm onto a fresh model of one phase, train it for two batches if `trains`, and return its costs."""
     task = part.task
     arm = read_arm(configuration.arm, task)
     train, _ = training_examples(task, configuration, part.phase.data)
@@ -75,10 +74,10 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps) if part.phase.methods else None
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
-        whole = part.following is None
+        single_phase = part.following is None
         cost: dict[str, Any] = {
-            "parameters": sum(one.numel() for one in model.parameters()),
-            "steps": steps if whole else None,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "steps": steps if single_phase else None,
             "seconds": None,
         }
         if trains:
@@ -91,7 +90,7 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
 
 
 def _step_seconds(part: Part, model: nn.Module, handle: Any, examples: Any, example: Any) -> float:
-    """Train two steps on one batch; give the seconds of the second: the first one warms up."""
+    """Train two steps on one batch and return the seconds of the second; the first is a warm-up."""
     task = part.task
     device = next(model.parameters()).device
     optimizer = build_optimizer(task, model, example, device)
@@ -104,45 +103,46 @@ def _step_seconds(part: Part, model: nn.Module, handle: Any, examples: Any, exam
     return seconds * task.accumulation
 
 
-# what a wrong name or a wrong type raises, whatever the figures are
+# errors of a wrong name or type, which do not depend on the figures
 MISTAKES = (KeyError, NameError, AttributeError, TypeError)
 
-# configurations of which one run passed in this process: those of other seeds need not be tried again
+# configurations that passed in this process; their runs with other seeds are not tried again
 _passed: set[str] = set()
 
 
 def is_due(order: Order) -> bool:
-    """Return whether a run is to be tried: once in a process for each task, its settings and its device."""
+    """Return whether a run has to be tried: once in a process for each task, its settings and its device."""
     return _key(order) not in _passed
 
 
 def passed(order: Order) -> None:
-    """Say that a run was tried and may train."""
+    """Record that a run was tried and may train."""
     _passed.add(_key(order))
 
 
-def rehearse(part: Part, model: nn.Module, held: Held) -> dict[str, float]:
-    """Make the evaluations of a phase on a few examples each, by the plain model; give what they found by outcome name.
+def rehearse(part: Part, model: nn.Module, splits: Splits) -> dict[str, float]:
+    """Make the evaluations of a phase on a few examples with the plain model; return the outcomes by name.
 
-    Raises StudyError for a split, a batch, a count or a finish that fails, naming the evaluation.
+    Raises StudyError naming the evaluation if a split, batch, count or finish fails.
     """
-    found: dict[str, float] = {}
+    outcomes: dict[str, float] = {}
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices_of(model)):
-            for evaluation in made_in(part, held.evaluations):
-                values = _few(part.task, evaluation, model, held)
-                found |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
+            for evaluation in made_in(part, splits.evaluations):
+                values = _few(part.task, evaluation, model, splits)
+                outcomes |= {f"{evaluation.name}/{name}": value for name, value in values.items()}
     finally:
         model.train(was_training)
-    return found
+    return outcomes
 
 
 def rehearse_summary(task: Task, outcomes: dict[str, float]) -> None:
-    """Let the task derive its own outcomes from those of the rehearsal.
+    """Run the task's summary on the outcomes of the rehearsal.
 
-    Raises StudyError for names that cannot be; figures of an untrained model may be such that nothing can be derived.
+    Raises StudyError for invalid names; other failures are ignored, because the figures of an untrained model may allow
+    no summary.
     """
     try:
         summarized(task, outcomes)
@@ -152,9 +152,9 @@ def rehearse_summary(task: Task, outcomes: dict[str, float]) -> None:
 
 
 def rehearse_later(order: Order, plain: nn.Module, outcomes: dict[str, float]) -> None:
-    """Build every phase after the first and try it; `plain` is the plain model of the first, `outcomes` what it gave.
+    """Build and try every phase after the first; `plain` is the first phase's plain model, `outcomes` its outcomes.
 
-    Raises StudyError for a phase whose data, weights to carry or parameters to learn are not there, naming the phase.
+    Raises StudyError naming the phase if its data, weights to carry or parameters to learn do not exist.
     """
     task, configuration = order.task(), order.configuration
     device = next(plain.parameters()).device
@@ -162,17 +162,17 @@ def rehearse_later(order: Order, plain: nn.Module, outcomes: dict[str, float]) -
     for number in range(1, len(task.phases())):
         part = part_of(task, number)
         try:
-            model, found = _try_phase(part, configuration, device, shapes, before)
+            model, measured = _try_phase(part, configuration, device, shapes, before)
         except StudyError as error:
             name = f"phase {part.phase.name!r}"
             raise error if str(error).startswith(name) else StudyError(f"{name}: {error}") from error
         shapes, before = shapes_of(model), part.phase.name
-        known |= found | of_phase(part, found)
+        known |= measured | of_phase(part, measured)
     rehearse_summary(part_of(task, len(task.phases()) - 1).task, known)
 
 
 def of_phase(part: Part, outcomes: dict[str, float]) -> dict[str, float]:
-    """Name the outcomes of a phase's end: <phase>/<evaluation>/<metric>."""
+    """Return the outcomes of a phase's end under the names <phase>/<evaluation>/<metric>."""
     names = [evaluation.name for evaluation in evaluations_of(part.task) if evaluation.when == "phase"]
     return {f"{part.phase.name}/{name}": value for name, value in outcomes.items() if name.rpartition("/")[0] in names}
 
@@ -191,16 +191,16 @@ def _try_phase(
     check_learned(phase, model)
     check_first_batch(task, model, train, last=part.following is None)
     few, held_out = (_first(task, examples, device) for examples in (train, validation))
-    held = Held(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
-    return model, rehearse(part, model, held)
+    splits = Splits(task, device, few, held_out, evaluations_of(task), configuration.purpose == "final")
+    return model, rehearse(part, model, splits)
 
 
-def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> dict[str, float]:
-    examples = held.few(evaluation, FIRST)
+def _few(task: Task, evaluation: Evaluation, model: nn.Module, splits: Splits) -> dict[str, float]:
+    examples = splits.few(evaluation, FIRST)
     if examples is None:
         return {}
-    # the longest example may be any
-    lengths_of(task, held.ahead(evaluation))
+    # check the lengths of all examples: any may be too long
+    lengths_of(task, splits.ahead(evaluation))
     with explained(task, evaluation, examples):
         sums = count_batch(task, evaluation, model, examples)
     try:
@@ -208,7 +208,7 @@ def _few(task: Task, evaluation: Evaluation, model: nn.Module, held: Held) -> di
     except StudyError as error:
         if not isinstance(error.__cause__, (ArithmeticError, ValueError)):
             raise
-        # undefined for so few examples, which says nothing of all of them
+        # a figure undefined on a few examples may be defined on all of them
         return dict.fromkeys((metric.name for metric in task.all_metrics()), float("nan"))
 
 
@@ -217,5 +217,5 @@ def _first(task: Task, examples: Any, device: torch.device) -> Any:
 
 
 def _key(order: Order) -> str:
-    told = order.configuration.model_dump(mode="json", include={"task", "task_source", "settings", "purpose"})
-    return f"{told} {order.device} {order.data}"
+    settings = order.configuration.model_dump(mode="json", include={"task", "task_source", "settings", "purpose"})
+    return f"{settings} {order.device} {order.data}"

@@ -1,4 +1,4 @@
-"""One run of a script: started, listened to, ended with all that it started, and judged by what it told."""
+"""One run of a script: its process is started, followed, ended with its children, and judged by what it recorded."""
 
 from __future__ import annotations
 
@@ -30,85 +30,85 @@ from headwise.training.job import ScriptOrder
 from headwise.training.script_result import Judge, Telling, result_of, told_nothing
 
 OUTPUT = "output.log"
-# the folder of a run that is its script's
+# name of the subfolder of a run that belongs to its script
 OWN = "own"
-# seconds between two looks at what a script told
+# seconds between two reads of a script's records
 GLANCE = 0.05
-# seconds between two words on how a run goes on
+# seconds between two progress events
 TELLS = 1.0
-# seconds of silence that are told once
+# seconds of silence after which one note is given
 LONG_SILENCE = 120.0
-# seconds for a script and what it started to end by themselves before they are killed
+# seconds for a script and its children to end by themselves before they are killed
 PATIENCE = 5.0
-# seconds; a worker that was killed frees its lock at once, one that is ending needs a moment
+# seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
-# lines of a script's output that a failure shows
+# last lines of a script's output that an error message shows
 LAST = 8
-# what torchrun itself raises where one of its processes failed
+# the error of torchrun itself if one of its processes failed
 LAUNCHER_RAISES = "ChildFailedError"
-# variables of the command's own launcher, which a script's launcher sets anew
+# variables of headwise's own launcher, which a script's launcher sets itself
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-# prctl: the signal that this process gets when its parent ends
+# option of prctl: the signal sent to this process when its parent ends
 PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
-    """Carry out one run of a script, which goes on by itself where it was cut, and give its result.
+    """Carry out one run of a script, which resumes by itself after an interruption, and return its result.
 
     Raises:
-        StudyError: with the last lines of its output, where it fails, hangs, or does not record what the study asks
-            for.
+        StudyError: with the last lines of its output, if it fails, hangs, or does not record the study's outcomes.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
             if damaged := order.damage():
                 tell({"event": "note", "text": f"{order.folder}: {', '.join(damaged)}; the run starts again"})
-                _begin_anew(order.folder)
+                _clear(order.folder)
             return order.result() or _carry(order, tell)
     except Timeout:
         raise StudyError(f"another process works on {order.folder}. Wait for it, or choose another --out.") from None
 
 
 def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
-    """Start a script and end it after its second step; give the layers it fitted, its steps, its parameters and the
-    seconds of a step, each where it told any.
+    """Start a script, end it after its second step, and return layers, steps, parameters and step seconds.
+
+    Figures that the script did not record are None.
 
     Raises:
-        StudyError: with the last lines of its output, where it fails before.
+        StudyError: with the last lines of its output, if it fails before.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
-    _begin_anew(order.folder)
+    _clear(order.folder)
     write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
     code, _ = _run(order, attempt, tell)
-    told = Telling(order.folder)
+    telling = Telling(order.folder)
     if code is not None and code != 0:
         raise failure(code, order.folder)
-    fitted = told.first("regularized")
+    fitted = telling.first("regularized")
     if order.configuration.methods and fitted is None:
         raise StudyError(
             f"{order.configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
         )
-    if code == 0 and not told.records():
-        error = told_nothing(order, told)
+    if code == 0 and not telling.records():
+        error = told_nothing(order, telling)
         error.printed = last_lines(order.folder)
         raise error
     shutil.rmtree(order.folder / OWN, ignore_errors=True)
     fitted = fitted or {}
     return {
         "layers": fitted.get("layers", []),
-        "steps": fitted.get("steps") or (told.first("takes") or {}).get("steps"),
-        "parameters": (told.first("weights") or {}).get("parameters"),
-        "seconds": _step_seconds(told),
+        "steps": fitted.get("steps") or (telling.first("takes") or {}).get("steps"),
+        "parameters": (telling.first("weights") or {}).get("parameters"),
+        "seconds": _step_seconds(telling),
     }
 
 
-def _step_seconds(told: Telling) -> float | None:
-    """Return how long the last step took of which begin and end were told, by its points or by its optimizer."""
-    for points in (told.logs(), [line for line in told.last if line["told"] == "step"]):
+def _step_seconds(telling: Telling) -> float | None:
+    """Return the seconds per step between the last two logged points, else between the last two optimizer steps."""
+    for points in (telling.logs(), [line for line in telling.last if line["told"] == "step"]):
         if len(points) > 1 and points[-1]["step"] > points[-2]["step"]:
             return float(points[-1]["at"] - points[-2]["at"]) / float(points[-1]["step"] - points[-2]["step"])
     return None
@@ -137,23 +137,23 @@ def _refuse_changed(order: ScriptOrder) -> None:
         raise StudyError(f"{file} changed while the study runs. Start the command again to run the changed script.")
 
 
-def _begin_anew(folder: Path) -> None:
-    # a script goes on from any checkpoint that it finds there
+def _clear(folder: Path) -> None:
+    # a script resumes from any checkpoint that it finds in its folder
     shutil.rmtree(folder / OWN, ignore_errors=True)
     for path in (folder / RESULT, folder / "metrics.jsonl", folder / HEALTH, *(folder / TOLD).glob("*")):
         path.unlink(missing_ok=True)
 
 
 def _attempt(order: ScriptOrder) -> Path:
-    """Write what the next start of a run is told, and give the file; what an earlier start left behind is ended."""
-    before = order.attempts()
-    if before:
-        _end_leftover(before[-1])
-    earlier = [line["told"] for path in before for line in read_told(path.with_suffix(".jsonl"))]
-    path = order.folder / TOLD / f"{1 + int(before[-1].stem) if before else 1}.json"
+    """End what is left of an earlier start, write the file that the next start of a run reads, and return its path."""
+    starts = order.attempts()
+    if starts:
+        _end_leftover(starts[-1])
+    earlier = [line["told"] for path in starts for line in read_told(path.with_suffix(".jsonl"))]
+    path = order.folder / TOLD / f"{1 + int(starts[-1].stem) if starts else 1}.json"
     path.parent.mkdir(exist_ok=True)
     configuration = order.configuration
-    # numpy and others take 32 bits
+    # numpy and others accept only 32 bits
     seed = configuration.draws % 2**32 if configuration.arm == SAME else configuration.seed
     terms = {
         "arm": configuration.arm,
@@ -173,7 +173,7 @@ def _attempt(order: ScriptOrder) -> Path:
 
 
 def _run(order: ScriptOrder, attempt: Path, tell: Tell) -> tuple[int | None, Divergence | None]:
-    """Start the script and listen until it ended; give its exit code, or the divergence for which it was ended."""
+    """Start the script and follow it to its end; return its exit code, or the divergence that ended it."""
     from headwise.experiments.script import command_line
 
     words, added = command_line(order.configuration.settings, order.folder)
@@ -200,7 +200,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # a stop of the study reaches the script through this process, which ends all that it started
+            # when the study is stopped, this process ends the script and its children itself
             start_new_session=True,
             preexec_fn=_end_with_parent if sys.platform.startswith("linux") else None,
         )
@@ -217,50 +217,50 @@ def _end_with_parent() -> None:
 
 
 def _environment(order: ScriptOrder, attempt: Path) -> dict[str, str]:
-    """Return the environment of the user's command, with the place of the run; a worker's own settings are put back."""
-    found = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    """Return the environment of the user's command plus the run's variables; a worker's own variables are undone."""
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
     for name, value in order.environment_before.items():
-        found.pop(name, None)
+        variables.pop(name, None)
         if value is not None:
-            found[name] = value
+            variables[name] = value
     if order.device.startswith("cuda:"):
-        found["CUDA_VISIBLE_DEVICES"] = order.device.partition(":")[2]
-    # what it prints is told while it runs
-    return found | {VARIABLE: str(attempt), "PYTHONUNBUFFERED": "1"}
+        variables["CUDA_VISIBLE_DEVICES"] = order.device.partition(":")[2]
+    # unbuffered, so that its output appears while it runs
+    return variables | {VARIABLE: str(attempt), "PYTHONUNBUFFERED": "1"}
 
 
 def _listen(
     process: subprocess.Popen[bytes], order: ScriptOrder, attempt: Path, tell: Tell
 ) -> tuple[int | None, Divergence | None]:
-    ear = Ear(order, attempt)
-    size, heard, spoke, silent = -1, time.monotonic(), 0.0, False
+    follower = Follower(order, attempt)
+    size, active, reported, noted = -1, time.monotonic(), 0.0, False
     while True:
         ended = _wait(process)
         printed = _size(order.folder / OUTPUT)
-        if ear.listen() or printed != size:
-            size, heard = printed, time.monotonic()
-        if ear.divergence is not None:
-            return None, ear.divergence
-        if order.tries and ear.has_begun:
+        if follower.read() or printed != size:
+            size, active = printed, time.monotonic()
+        if follower.divergence is not None:
+            return None, follower.divergence
+        if order.tries and follower.has_begun:
             return None, None
-        if ear.point is not None and time.monotonic() - spoke > TELLS:
-            spoke = time.monotonic()
-            tell(ear.progress())
+        if follower.point is not None and time.monotonic() - reported > TELLS:
+            reported = time.monotonic()
+            tell(follower.progress())
         if ended:
             return process.returncode, None
-        if not silent and time.monotonic() - heard > LONG_SILENCE:
-            silent = True
-            tell({"event": "note", "text": _silence(order)})
-        if order.timeout is not None and time.monotonic() - heard > order.timeout:
-            hangs = StudyError(
+        if not noted and time.monotonic() - active > LONG_SILENCE:
+            noted = True
+            tell({"event": "note", "text": _silence_note(order)})
+        if order.timeout is not None and time.monotonic() - active > order.timeout:
+            hang = StudyError(
                 f"it printed and logged nothing for {order.timeout:g} s and was ended. Give a longer --timeout, or "
-                "find what it waits for."
+                "find out what it waits for."
             )
-            hangs.printed = last_lines(order.folder)
-            raise hangs
+            hang.printed = last_lines(order.folder)
+            raise hang
 
 
-def _silence(order: ScriptOrder) -> str:
+def _silence_note(order: ScriptOrder) -> str:
     ends = "" if order.timeout is not None else " --timeout ends a run that hangs."
     return (
         f"{order.configuration.arm}, seed {order.configuration.seed}, printed and logged nothing for "
@@ -268,8 +268,8 @@ def _silence(order: ScriptOrder) -> str:
     )
 
 
-class Ear:
-    """Listen to what one start of a script tells: its latest point, and whether its loss has diverged."""
+class Follower:
+    """A reader of one start of a script: its latest point, and whether its loss has diverged."""
 
     def __init__(self, order: ScriptOrder, attempt: Path) -> None:
         self.divergence: Divergence | None = None
@@ -280,29 +280,29 @@ class Ear:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether a script that is only tried has shown enough: two points, two whole steps, or its end."""
+        """Return whether a script that is only tried has recorded enough: two points, two whole steps, or its end."""
         return self._points > 1 or self._steps > 2 or self._closed
 
-    def listen(self) -> bool:
-        """Read what was told since the last time; tell whether there was anything."""
+    def read(self) -> bool:
+        """Read the new records; return whether there were any."""
         if not self._stream.exists():
             return False
         with open(self._stream, "rb") as stream:
             stream.seek(self._read)
-            found = stream.read()
-        self._read += len(found)
-        *whole, self._rest = (self._rest + found).split(b"\n")
+            content = stream.read()
+        self._read += len(content)
+        *whole, self._rest = (self._rest + content).split(b"\n")
         for line in whole:
-            self._hear(as_told(line.decode(errors="replace")))
-        return bool(found)
+            self._take(as_told(line.decode(errors="replace")))
+        return bool(content)
 
     def progress(self) -> dict[str, Any]:
-        """Return the event that says how far the run is."""
+        """Return the progress event of the run."""
         assert self.point is not None
         figures = {name: float(value) for name, value in self.point["figures"].items()}
         return {"event": "progress", "step": self.point["step"], "figures": figures, "done": 0.0}
 
-    def _hear(self, line: dict[str, Any] | None) -> None:
+    def _take(self, line: dict[str, Any] | None) -> None:
         if line is None:
             return
         self._closed = self._closed or line["told"] in ("record", "evaluate")
@@ -310,7 +310,7 @@ class Ear:
         if line["told"] != "log":
             return
         if self._judge is None:
-            # where it goes on, the loss of earlier starts counts up to there
+            # when a start resumes, the losses of earlier starts count up to its first step
             earlier = [
                 point
                 for point in Telling(self._order.folder, leave_out=self._stream).logs()
@@ -335,22 +335,22 @@ def _size(path: Path) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a script and all that it started: launchers begin sessions of their own, out of a group's reach."""
+    """End a script and its descendants; launchers start sessions of their own, which a group signal does not reach."""
     if process.poll() is None:
-        found = _below(process.pid)
+        children = _children(process.pid)
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
-        _kill(found)
+        _kill(children)
         process.kill()
         process.wait()
-    # what it left in its own group
+    # processes left in its own group
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _below(number: int) -> list[psutil.Process]:
+def _children(number: int) -> list[psutil.Process]:
     try:
         return list(psutil.Process(number).children(recursive=True))
     except psutil.Error:
@@ -360,13 +360,13 @@ def _below(number: int) -> list[psutil.Process]:
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            # psutil compares the time at which it began: a number that another process has now is left alone
+            # psutil compares start times: a process that reuses the number is left alone
             process.kill()
     psutil.wait_procs(processes, timeout=PATIENCE)
 
 
 def _end_leftover(attempt: Path) -> None:
-    """End the process of an earlier start where it still runs: known by the run that its environment names."""
+    """End the process of an earlier start if it still runs; its environment names the run."""
     number = (read_json(attempt) or {}).get("process")
     if not isinstance(number, int):
         return
@@ -388,8 +388,7 @@ def _ended(code: int | None) -> str:
 
 
 def failure(code: int | None, folder: Path) -> StudyError:
-    """Return what is to be raised of a script that ended with an exit code: what it raised, where, and its last
-    lines."""
+    """Return the error of a script that ended with an exit code: its exception, traceback and last lines."""
     raised, trace = raised_in(_printed(folder))
     error = StudyError(f"{_ended(code)}{f': {raised}' if raised else '.'}")
     error.printed, error.trace = last_lines(folder), trace
@@ -397,27 +396,26 @@ def failure(code: int | None, folder: Path) -> StudyError:
 
 
 def raised_in(lines: list[str]) -> tuple[str, str]:
-    """Return the line of an exception that ended a script, and its traceback; of several processes the first that
-    failed."""
-    found: list[tuple[str, str]] = []
+    """Return the line and traceback of the exception that ended a script, of the first process that failed."""
+    exceptions: list[tuple[str, str]] = []
     begin: int | None = None
-    # each process of torch's launcher says its rank first
+    # each process of torch's launcher prints its rank first
     plain = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
     for at, line in enumerate(plain):
         if line.startswith("Traceback (most recent call last)"):
             begin = at
         elif begin is not None and line and not line.startswith(" "):
-            found.append((line, "\n".join(plain[begin : at + 1])))
+            exceptions.append((line, "\n".join(plain[begin : at + 1])))
             begin = None
-    own = [one for one in found if LAUNCHER_RAISES not in one[0]]
+    own = [each for each in exceptions if LAUNCHER_RAISES not in each[0]]
     if not own:
         return "", ""
-    # a launcher speaks after its processes, and the first of these is the cause
-    return own[0] if len(own) < len(found) else own[-1]
+    # a launcher reports after its processes, and the first of these is the cause
+    return own[0] if len(own) < len(exceptions) else own[-1]
 
 
 def _printed(folder: Path) -> list[str]:
-    """Return the lines of the last start, as far as they are kept in mind; of a bar the last state."""
+    """Return the lines printed by the last start (at most 64 KiB); a progress bar counts with its last state."""
     path = folder / OUTPUT
     if not path.exists():
         return []
@@ -428,7 +426,7 @@ def _printed(folder: Path) -> list[str]:
 
 
 def last_lines(folder: Path) -> str:
-    """Return the last lines that a script printed, indented, with the file that holds all of them."""
+    """Return the last lines that a script printed, indented, with the path of the whole output."""
     path = folder / OUTPUT
     if not path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""What a training script asks of its study: arm, seed and folder, the arm's methods, and where figures go."""
+"""The interface of a training script to its study: arm, seed, folder, the arm's methods, and recorded figures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ WATCHED_EVERY = 50
 
 
 class Run:
-    """Hold one run of a study as its script sees it; without a study it is the baseline with seed 0, and nothing is
-    written.
+    """One run of a study, as its script uses it; without a study, the baseline with seed 0, and nothing is written.
 
     Attributes:
-        arm: the text of the arm, "baseline" among them.
-        seed: what the script seeds everything with; below 2³².
-        resumed: whether an earlier process of this run was cut: go on from your own checkpoint in `folder`.
-        trial: whether this is a trial of `--tune`, which is judged on `record(split="validation", …)` alone.
+        arm: the text of the arm, such as "baseline".
+        seed: the seed for everything in the script; below 2³².
+        resumed: whether an earlier process of this run was interrupted; then resume from your checkpoint in `folder`.
+        trial: whether this is a trial of `--tune`, which is judged only on `record(split="validation", …)`.
 
     Example:
         >>> import headwise
@@ -56,7 +55,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Return a folder of this run's own, for checkpoints; alone it is `headwise-alone` in the working folder."""
+        """Return this run's own folder, for checkpoints; without a study, `headwise-alone` in the working folder."""
         path = Path(self._told.terms.get("folder", "headwise-alone"))
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -69,21 +68,21 @@ class Run:
     def regularize(
         self, model: nn.Module, *, example: Any = None, steps: int | None = None
     ) -> Regularized | PlainHandle:
-        """Fit this arm's methods onto the model, on the layers that the arm names; give the handle.
+        """Fit this arm's methods onto the layers that the arm names, and return the handle.
 
-        Call it once, on the model with its initial weights, before they are wrapped for distributed training, compiled,
-        or replaced by a checkpoint's: the digest of the weights shows that all arms of a seed begin with the same. The
-        handle of an arm without methods has the same calls, and does nothing.
+        Call it once, on the model with its initial weights, before it is wrapped for distributed training, compiled, or
+        loaded from a checkpoint: the digest of the weights shows that all arms of a seed start equal. The handle of an
+        arm without methods has the same calls, which do nothing.
 
         Args:
             model: any module that `headwise.regularize` takes.
             example: a batch, as `headwise.regularize` takes it.
-            steps: optimizer steps of the whole training; needed where the arm holds a schedule, and with it the plan
-                says how long the study takes.
+            steps: optimizer steps of the whole training; required if the arm has a schedule, and used by the plan to
+                estimate the duration of the study.
 
         Raises:
-            RuntimeError: when called twice.
-            ValueError: as `headwise.regularize` does, and where a schedule has no `steps`.
+            RuntimeError: if called twice.
+            ValueError: as `headwise.regularize` does, and if a schedule has no `steps`.
         """
         from headwise.training.fit import fit_arm
 
@@ -105,16 +104,16 @@ class Run:
         return handle
 
     def takes(self, steps: int) -> None:
-        """Tell how many optimizer steps the whole training has, where that is known after `regularize` alone."""
+        """Report the optimizer steps of the whole training, if they are known only after `regularize`."""
         self._told.tell("takes", steps=steps)
 
     def saw(self, batch: Any) -> None:
-        """Note a training batch (tensors, numbers and texts, in tuples and dicts): its order shows that arms are pairs.
+        """Record a training batch (tensors, numbers and texts, in tuples and dicts), to show that arms are paired.
 
-        Of a large tensor 16,384 evenly spread numbers are read.
+        Of a large tensor, 16,384 evenly spaced numbers are read.
         """
         if not self._told.writes or not self._told.terms.get("counts", True):
-            # a run that goes on does not begin its order anew: what its first process told stands
+            # a resumed run keeps the order that its first process recorded
             return
         from headwise.training.fingerprints import Order
 
@@ -126,7 +125,7 @@ class Run:
     def log(self, *, step: int, **figures: Any) -> None:
         """Add a point to the curves of this run: figures by name at an optimizer step, counted from 1.
 
-        A `loss` that is no number, or by the study's rule rose too far, ends the run as diverged.
+        A `loss` that is not finite, or that rose too far by the study's rule, ends the run as diverged.
         """
         if self._watch is not None and not self._watch.steps and self.resumed:
             self._watch.step_to(step)
@@ -134,18 +133,18 @@ class Run:
         self._told.log(step, figures)
 
     def record(self, *, split: str = "test", **figures: Any) -> None:
-        """Record what the run is judged on, once for each split.
+        """Record the outcomes of the run, once for each split.
 
         Raises:
-            ValueError: where nothing is given, a figure is no finite number, or a split's figure is recorded twice.
-            RuntimeError: where a method of this arm was asked for and never acted.
+            ValueError: if no figure is given, a figure is not finite, or a figure of a split is recorded twice.
+            RuntimeError: if a method of this arm never acted.
         """
         self._refuse_idle()
         self._note_acting()
         self._told.record(split, figures)
 
     def evaluated(self, split: str, figures: dict[str, float]) -> None:
-        """Keep what an evaluation gave; of several of a split the last counts, and what `record` says counts more."""
+        """Record the figures of an evaluation; the last of a split counts, unless `record` gives that figure."""
         finite = {name: value for name, value in figures.items() if math.isfinite(value)}
         self._note_acting()
         if finite:
@@ -167,10 +166,10 @@ class Run:
             raise RuntimeError(f"{self.arm} was asked for and never acted: {idle}")
 
     def _tell_steps(self, model: nn.Module) -> None:
-        """Tell when each optimizer step begins: a script that is tried need not log for its step to be measured."""
+        """Record when each optimizer step begins, so that a tried script need not log for its steps to be timed."""
         from headwise.regularizing.optimizer_steps import OptimizerSteps
 
-        # of several optimizers the one that is ahead
+        # with several optimizers, the one that is ahead counts
         begun: set[int] = set()
 
         def begins(number: int, optimizer: Any) -> None:
@@ -186,13 +185,13 @@ class Run:
         from headwise.watching.logs import JsonLines
         from headwise.watching.watch import watch
 
-        place = Path(self._told.terms["health"])
-        found = watch(
-            model, every=self._told.terms.get("watch_every") or WATCHED_EVERY, log=[JsonLines(place)], on_alert=None
+        path = Path(self._told.terms["health"])
+        watching = watch(
+            model, every=self._told.terms.get("watch_every") or WATCHED_EVERY, log=[JsonLines(path)], on_alert=None
         )
-        self._watch = found
-        # before an optimizer's step is as well as after it: no forward lies between
-        self._steps = OptimizerSteps(model, lambda number, optimizer: found.step())
+        self._watch = watching
+        # a reading before an optimizer's step is as good as one after it: no forward lies between
+        self._steps = OptimizerSteps(model, lambda number, optimizer: watching.step())
         self._steps.listen()
 
 
@@ -202,10 +201,10 @@ _runs: list[Run] = []
 def run() -> Run:
     """Return the run that this process carries out: its arm, seed and folder come from the study that started it.
 
-    Alone, without a study, it is the baseline with seed 0, and what is recorded is checked and written nowhere.
+    Without a study, it is the baseline with seed 0, and recorded figures are checked but not written.
 
     Raises:
-        StudyError: where the environment names a run that does not exist.
+        StudyError: if the environment names a run that does not exist.
 
     Example:
         >>> import headwise
@@ -215,7 +214,7 @@ def run() -> Run:
     """
     told = current()
     if not told.writes and told.path is None and not os.environ.get("HEADWISE_RUN"):
-        # alone, each asks for a run of its own: a notebook may train twice
+        # without a study, each call returns a new run: a notebook may train twice
         return Run(Told(None))
     if not _runs:
         _runs.append(Run(told))

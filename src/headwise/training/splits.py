@@ -1,4 +1,4 @@
-"""The splits of a task: what is trained on, validated on, held out."""
+"""The splits of a task: training, validation and held-out examples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from headwise.training.task_code import at_fault
 def training_examples(
     task: Task, configuration: RunConfiguration, split: str = "train"
 ) -> tuple[Examples, Examples | None]:
-    """Return the training and validation examples; a trial without a validation split holds out part of the
-    training."""
+    """Return the training and validation examples; a trial without a validation split holds out training examples."""
     train, validation = examples_of(task, split), examples_of(task, "validation")
     if train is None:
         raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs training examples.")
@@ -36,7 +35,7 @@ def training_examples(
 
 
 def held_out_examples(task: Task, split: str = "test") -> Examples:
-    """Return the examples of a held-out split; a smaller `test_size` takes the same ones for all seeds and methods."""
+    """Return the examples of a held-out split; `test_size` selects the same subset for all seeds and methods."""
     test = examples_of(task, split)
     if test is None:
         raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs {split} examples.")
@@ -51,7 +50,7 @@ def held_out_examples(task: Task, split: str = "test") -> Examples:
 
 
 def examples_of(task: Task, split: str) -> Examples | None:
-    """Return a split as the task has it, or None; raise StudyError, saying what was given, where it is none."""
+    """Return a split as the task provides it, or None; raise StudyError with its shapes if it is invalid."""
     try:
         examples = task.data(split)
     except (StudyError, ImportError, OSError, MemoryError):
@@ -76,7 +75,7 @@ def _hold_out(task: Task, train: Examples) -> tuple[Examples, Examples]:
             f"tuning needs a validation split: {type(task).__name__}.data('validation') gave None and held_out is "
             f"{count} of {size(train)} training examples. Give one of the two."
         )
-    # the same examples for all seeds and methods: trials of all arms are judged alike
+    # the same examples for all seeds and methods, so that trials of all arms are comparable
     order = torch.randperm(size(train), generator=_generator(0, "held_out"))
     return take(train, order[:-count]), take(train, order[-count:])
 
@@ -86,8 +85,8 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Hold the training and validation examples of a phase, and give the others on demand."""
+class Splits:
+    """The training and validation examples of a phase, and the other splits on demand."""
 
     task: Task
     device: torch.device
@@ -96,11 +95,11 @@ class Held:
     evaluations: list[Evaluation]
     final: bool
     others: dict[str, Examples] = field(default_factory=dict)
-    # asked for before they are needed, not yet on the device
+    # loaded before they are needed, not yet on the device
     waiting: dict[str, Examples] = field(default_factory=dict)
 
     def examples(self, evaluation: Evaluation) -> Examples | None:
-        """Return the examples of an evaluation; None for those that a trial may not see, or that do not exist."""
+        """Return the examples of an evaluation; None if a trial may not see them, or they do not exist."""
         if evaluation.split == "train":
             return self.train
         if evaluation.split == "validation":
@@ -108,35 +107,35 @@ class Held:
         return self._other(evaluation.split) if self.final else None
 
     def few(self, evaluation: Evaluation, count: int) -> Examples | None:
-        """Return the first examples of an evaluation; the others stay off the device until they are needed."""
-        found = self.ahead(evaluation)
-        return None if found is None else move(first_batch(self.task, found, count), self.device)
+        """Return the first examples of an evaluation on the device, without moving the others."""
+        examples = self.ahead(evaluation)
+        return None if examples is None else move(first_batch(self.task, examples, count), self.device)
 
     def ahead(self, evaluation: Evaluation) -> Examples | None:
-        """Return all examples of an evaluation before they are needed, wherever they lie; at most `limit` of them."""
+        """Return at most `limit` examples of an evaluation before they are needed, on whatever device they are."""
         if evaluation.split in ("train", "validation") or not self.final:
-            found = self.examples(evaluation)
+            examples = self.examples(evaluation)
         else:
             if evaluation.split not in self.waiting:
                 self.waiting[evaluation.split] = held_out_examples(self.task, evaluation.split)
-            found = self.waiting[evaluation.split]
-        if found is None or evaluation.limit is None:
-            return found
-        return take(found, slice(0, evaluation.limit))
+            examples = self.waiting[evaluation.split]
+        if examples is None or evaluation.limit is None:
+            return examples
+        return take(examples, slice(0, evaluation.limit))
 
     def judged(self) -> tuple[Evaluation, Examples]:
-        """Return the deciding evaluation and the examples it is made on; training's where a trial may not see them."""
+        """Return the deciding evaluation and its examples; those of training if a trial may not see them."""
         deciding = next(e for e in self.evaluations if e.name == self.task.decides_on)
-        found = self.examples(deciding)
-        return (Evaluation("train"), self.train) if found is None else (deciding, found)
+        examples = self.examples(deciding)
+        return (Evaluation("train"), self.train) if examples is None else (deciding, examples)
 
-    def only(self, evaluations: list[Evaluation]) -> Held:
-        """Return the same splits with fewer evaluations."""
+    def only(self, evaluations: list[Evaluation]) -> Splits:
+        """Return the same splits with only these evaluations."""
         return replace(self, evaluations=evaluations)
 
     def _other(self, split: str) -> Examples:
         if split not in self.others:
-            found = self.waiting.pop(split, None)
-            found = held_out_examples(self.task, split) if found is None else found
-            self.others[split] = move(found, self.device)
+            examples = self.waiting.pop(split, None)
+            examples = held_out_examples(self.task, split) if examples is None else examples
+            self.others[split] = move(examples, self.device)
         return self.others[split]

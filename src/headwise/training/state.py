@@ -1,4 +1,4 @@
-"""The state of a run between its steps, as checkpoints keep it, and the time it took."""
+"""The state of a run between its steps, as checkpoints store it, and its times."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ TIMES = "times.json"
 
 
 def save_times(folder: Path, state: RunState) -> None:
-    """Write the times of every epoch and the memory of a step; they need not survive a power cut, and so are not
-    flushed."""
-    told = {str(line.epoch): [line.seconds, line.apart.steps, line.apart.seconds] for line in state.history}
-    coming = folder / f"{TIMES}.partial"
-    coming.write_text(as_line({"peak_memory": state.peak_memory, "epochs": told}), encoding="utf-8")
-    os.replace(coming, folder / TIMES)
+    """Write the times of every epoch and the memory of a step, without flushing: they need not survive a power cut."""
+    epochs = {str(line.epoch): [line.seconds, line.apart.steps, line.apart.seconds] for line in state.history}
+    partial = folder / f"{TIMES}.partial"
+    partial.write_text(as_line({"peak_memory": state.peak_memory, "epochs": epochs}), encoding="utf-8")
+    os.replace(partial, folder / TIMES)
 
 
 def without_times(state: RunState) -> RunState:
-    """Return what of a state every equal run has."""
+    """Return the state without times and memory, so that equal runs have equal states."""
     history = [line.model_copy(update={"seconds": 0.0, "apart": Apart()}) for line in state.history]
     return state.model_copy(update={"history": history, "peak_memory": None})
 
 
 def with_times(state: RunState, folder: Path) -> RunState:
-    """Return a state with its times back; an epoch whose time is lost counts for none."""
-    found = read_json(folder / TIMES)
-    told = found if isinstance(found, dict) else {}
-    epochs = told.get("epochs")
+    """Return the state with its stored times; an epoch whose time is lost does not count in averages."""
+    content = read_json(folder / TIMES)
+    stored = content if isinstance(content, dict) else {}
+    epochs = stored.get("epochs")
     history = [_timed(line, epochs if isinstance(epochs, dict) else {}) for line in state.history]
-    memory = told.get("peak_memory")
+    memory = stored.get("peak_memory")
     return state.model_copy(update={"history": history, "peak_memory": memory if isinstance(memory, int) else None})
 
 
@@ -61,14 +60,14 @@ def _timed(line: EpochLine, epochs: dict[str, Any]) -> EpochLine:
     return line.model_copy(update=update)
 
 
-# the last is of what the methods' parameters were before any step; earlier versions wrote none
+# START marks the initial values of the methods' parameters; earlier versions wrote none
 MODEL, OPTIMIZER, START = "model.", "optimizer.", "start."
 
 
 class RunState(Record):
-    """Hold the plain part of a checkpoint: where the run stands, what it measured, what its parts need to go on."""
+    """The plain part of a checkpoint: position of the run, its measurements, and the state of its parts."""
 
-    # whose checkpoint it is: the run's hash; earlier versions wrote none
+    # the hash of the run; earlier versions wrote none
     run: str = ""
     phase: int = 0
     # epochs of this phase
@@ -76,12 +75,12 @@ class RunState(Record):
     step: int = 0
     first_step: int = 0
     history: list[EpochLine] = []
-    # of the phases before
+    # of earlier phases
     outcomes: dict[str, float] = {}
     optimizer: dict[str, Any] = {}
     rates: dict[str, Any] = {}
     draws: dict[str, Any] | None = None
-    # bytes of one step; with the times of the history it is kept beside the checkpoint
+    # bytes of one step; stored beside the checkpoint, with the times
     peak_memory: int | None = None
     smoothed: tuple[float | None, float] = (None, math.inf)
     # of a watched run
@@ -99,13 +98,13 @@ class RunState(Record):
 
 
 def load_state(folder: Path, run: str, note: Callable[[str], None]) -> tuple[RunState, dict[str, Tensor] | None]:
-    """Read the newest whole checkpoint of a run: its state and tensors; a fresh state and None where there is none."""
-    found = load_checkpoint(folder, note, run)
-    return (RunState(run=run), None) if found is None else (RunState.model_validate(found.state), found.tensors)
+    """Return the state and tensors of the newest complete checkpoint of a run, or a fresh state and None."""
+    saved = load_checkpoint(folder, note, run)
+    return (RunState(run=run), None) if saved is None else (RunState.model_validate(saved.state), saved.tensors)
 
 
 def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
-    """Return the checkpoint of a training: all that it goes on from, and nothing else."""
+    """Return the checkpoint of a training: everything needed to resume it, and nothing else."""
     moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
     tensors = {MODEL + k: t for k, t in model.items()} | {OPTIMIZER + k: t for k, t in moments.items()}
@@ -120,7 +119,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
 
 
 def restore(training: Training, state: RunState, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Put a freshly prepared training back to where the checkpoint left it."""
+    """Set a freshly prepared training to the state of its checkpoint."""
     model = {k.removeprefix(MODEL): t for k, t in tensors.items() if k.startswith(MODEL)}
     moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
     training.accelerator.unwrap_model(training.model).load_state_dict(model)
@@ -137,6 +136,6 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor], fol
     if training.regularized is not None and state.draws is not None:
         training.regularized.load_state(state.draws)
     if training.watch is not None:
-        # readings of the phases before were judged by a watch of their own
+        # each phase has its own watch: readings of earlier phases do not count
         known = [line for line in read_health(folder / HEALTH) if state.first_step <= line["step"] < state.step]
         training.watch.step_to(training.step, known)

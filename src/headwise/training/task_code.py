@@ -1,4 +1,4 @@
-"""What a task's own code gives a run: its model, its summary, or a sentence on what it raised instead, and where."""
+"""Calls to a task's own code: its model and summary, or an error that names what it raised and at which line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwise.training.batches import describe
 
 
 def at_fault(task: Task, error: Exception) -> str:
-    """Say what was raised, and at which line of the task's file."""
+    """Return the type and text of an error, and the line of the task's file that raised it."""
     words = f"{type(error).__name__}: {error}".rstrip(".: ")
     file = inspect.getsourcefile(type(task))
     lines = [
@@ -29,30 +29,30 @@ def at_fault(task: Task, error: Exception) -> str:
 
 
 def build_model(task: Task) -> nn.Module:
-    """Let the task build its model; torch's generator is seeded by the caller.
+    """Return the task's model; the caller seeds torch's generator.
 
-    Raises StudyError where `model` fails, gives no module, or one without parameters.
+    Raises StudyError if `model` fails, or returns no module or one without parameters.
     """
     owner = type(task).__name__
     try:
-        found: Any = task.model()
+        model: Any = task.model()
     except (StudyError, ImportError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise StudyError(f"{owner}.model() fails: {at_fault(task, error)}") from error
-    if not isinstance(found, nn.Module):
-        raise StudyError(f"{owner}.model() gave {describe(found)}; give a torch.nn.Module.")
-    if next(found.parameters(), None) is None:
+    if not isinstance(model, nn.Module):
+        raise StudyError(f"{owner}.model() gave {describe(model)}; give a torch.nn.Module.")
+    if next(model.parameters(), None) is None:
         raise StudyError(
-            f"{owner}.model() gave a {type(found).__name__} without parameters: there is nothing to train."
+            f"{owner}.model() gave a {type(model).__name__} without parameters: there is nothing to train."
         )
-    return found
+    return model
 
 
 def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
     """Return the outcomes of the task's `summary`.
 
-    Raises StudyError where it raises, and for a name that is no outcome of a declared metric.
+    Raises StudyError if it fails, or returns a name that is no outcome of a declared metric.
     """
     owner, names = type(task).__name__, [metric.name for metric in task.all_metrics()]
     try:

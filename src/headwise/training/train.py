@@ -1,4 +1,4 @@
-"""The one training loop: the data set in memory, batches by index, nothing between steps that a bare loop lacks."""
+"""The training loop: data in memory, batches by index, and no more work per step than in a bare loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bare_step(
     examples: Examples,
     generator: torch.Generator,
 ) -> None:
-    """Train one step on one batch; `handle` is that of the methods, or None."""
+    """Train one step on one batch; `handle` is the methods' handle, or None."""
     batch = make_batch(task, examples, generator)
     loss = task.loss(run_model(model, batch.inputs), batch.targets)
     (loss if handle is None else loss + handle.loss()).backward()
@@ -45,9 +45,9 @@ def bare_step(
 
 @dataclass
 class Training:
-    """Hold what one phase trains with: the model as prepared by Accelerate, its optimizer, its methods, its task.
+    """What one phase trains with: the model as prepared by Accelerate, its optimizer, its methods, its task.
 
-    The optimizer is torch's own: Accelerate's wrapper looks for packages on the disk in every step.
+    The optimizer is torch's own, because Accelerate's wrapper looks up packages on disk in every step.
     """
 
     task: Task
@@ -58,70 +58,71 @@ class Training:
     regularized: Any | None = None
     watch: Any | None = None
     rates: LearningRate | None = None
-    # of the training examples, where they differ
+    # lengths of the training examples, if they differ
     lengths: Tensor | None = None
-    # steps taken over the whole run, the first of this phase, and where it ends (None: with its last epoch)
+    # steps taken in the whole run; the first step of this phase; its last (None: its epochs decide)
     step: int = 0
     first_step: int = 0
     last_step: int | None = None
     smoothed: Smoothed = field(default_factory=Smoothed)
-    # what the parameters that the methods brought along were before any step
+    # initial values of the parameters added by the methods
     starts: dict[str, Tensor] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
-    # seconds of the performance counter; when progress was told last
-    told: float = 0.0
+    # time of the last progress report, in seconds of the performance counter
+    reported: float = 0.0
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Hold what one epoch measured: means over its steps, in training mode, of the task's own loss and metric."""
+    """The measurements of one epoch: means over its steps, in training mode, of the task's loss and metric."""
 
     loss: float
-    # None where a task counts its metrics, which is done in evaluations alone
+    # None for a task that counts its metrics, which happens only in evaluations
     metric: float | None
     seconds: float
     steps: int
-    # of these steps and seconds, those of which time was also spent on a reading or a measurement
+    # the part of these steps and seconds that includes readings or measurements
     apart: Apart
     divergence: Divergence | None = None
 
 
 def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callable[[int, float, float], None]) -> Epoch:
-    """Train one epoch; `tell(steps, loss, metric)` is called about twice a second."""
+    """Train one epoch and return its measurements; `tell(steps, loss, metric)` is called about twice a second."""
     seed, world, rank = training.seed, training.accelerator.num_processes, training.accelerator.process_index
-    # every draw is a function of (seed, epoch): a resumed run needs no generator state, and no method shifts another
+    # all draws depend on (seed, epoch) alone: a resumed run needs no generator state, and methods cannot shift each
+    # other's draws
     steps = _steps(training, examples, epoch)
     augment = torch.Generator().manual_seed(derive(seed, "augment", epoch, rank))
     torch.manual_seed(derive(seed, "model", epoch, rank))
     # loss, metric and weight of each step
-    found = torch.full((3, len(steps)), float("nan"), device=place(examples))
+    measured = torch.full((3, len(steps)), float("nan"), device=place(examples))
     training.model.train()
     start, done = time.perf_counter(), 0
     training.clock.apart = {"steps": 0, "seconds": 0.0}
     for done, group in enumerate(steps, 1):
         with counted(training.clock, training.watch, training.accelerator.device, training.step + done):
             loss, metric, weight = _step(training, examples, group, augment, training.step + done)
-        for place_of, number in zip(found[:, done - 1], (loss, metric, weight), strict=True):
-            # a plain number that is assigned is copied to the device, for which the step would wait
-            place_of.copy_(number) if isinstance(number, Tensor) else place_of.fill_(number)
-        if (now := time.perf_counter()) - training.told > 0.5:
-            training.told = now
-            tell(done, *found[:2, done - 1].tolist())
-            # with several processes all must stop at the same step: the epoch's end
-            if world == 1 and _diverged(training, copy.copy(training.smoothed), found[0, :done]):
+        for slot, number in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
+            # assigning a Python number would copy it to the device and wait for it
+            slot.copy_(number) if isinstance(number, Tensor) else slot.fill_(number)
+        if (now := time.perf_counter()) - training.reported > 0.5:
+            training.reported = now
+            tell(done, *measured[:2, done - 1].tolist())
+            # several processes must stop at the same step, the epoch's end
+            if world == 1 and _diverged(training, copy.copy(training.smoothed), measured[0, :done]):
                 break
-    found = training.accelerator.reduce(found[:, :done], "mean")
-    divergence = _diverged(training, training.smoothed, found[0])
+    measured = training.accelerator.reduce(measured[:, :done], "mean")
+    divergence = _diverged(training, training.smoothed, measured[0])
     seconds = time.perf_counter() - start
-    # the loss is looked at now and then: what was trained beyond the first bad one depends on the clock
-    kept = divergence.step - training.step if divergence else done
-    weights = found[2, :kept] / found[2, :kept].sum()
-    mean_loss, mean_metric = (found[:2, :kept] * weights).sum(1).tolist()
-    training.step += kept
+    # the loss is checked now and then, so the number of steps after the first bad one depends on the clock: drop them
+    valid = divergence.step - training.step if divergence else done
+    weights = measured[2, :valid] / measured[2, :valid].sum()
+    mean_loss, mean_metric = (measured[:2, :valid] * weights).sum(1).tolist()
+    training.step += valid
     apart = Apart.model_validate(training.clock.apart)
-    if kept < done:
-        seconds, apart = seconds * kept / done, Apart()
-    return Epoch(mean_loss, mean_metric if has_mean_metric(training.task) else None, seconds, kept, apart, divergence)
+    if valid < done:
+        seconds, apart = seconds * valid / done, Apart()
+    return Epoch(mean_loss, mean_metric if has_mean_metric(training.task) else None, seconds, valid, apart, divergence)
 
 
 def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Divergence | None:
@@ -129,10 +130,10 @@ def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Diverge
 
 
 def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Tensor, ...]]:
-    """Return the batches of each optimizer step of an epoch, whole: every process takes its part of each."""
+    """Return the batches of each optimizer step of an epoch, before they are divided among processes."""
     task = training.task
     batches = training_batches(task, size(examples), training.lengths, training.seed, epoch)
-    # one copy to the device
+    # a single copy to the device
     parts = torch.cat(batches).to(place(examples)).split([len(batch) for batch in batches])
     together = task.accumulation
     steps = [tuple(parts[at : at + together]) for at in range(0, len(parts), together)]
@@ -142,11 +143,10 @@ def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Ten
 def _step(
     training: Training, examples: Examples, group: tuple[Tensor, ...], augment: torch.Generator, number: int
 ) -> tuple[Tensor, Tensor | float, Tensor | float]:
-    """Take optimizer step `number`, counted from 1 over the run, on one or several batches; give loss, metric and
-    weight."""
+    """Take optimizer step `number`, counted from 1 over the run, on its batches; return loss, metric and weight."""
     task, accelerator, regularized = training.task, training.accelerator, training.regularized
     world, rank = accelerator.num_processes, accelerator.process_index
-    # a process without an example takes one whose loss counts nothing: all must meet after every step
+    # a process without examples takes one with weight 0, because all processes must synchronize after every step
     own = [index[rank::world] if len(index) > rank else index[:1] for index in group] if world > 1 else group
     batches = [make_batch(task, take(examples, index), augment) for index in own]
     shares, weight = _shares(training, group, batches)
@@ -172,14 +172,14 @@ def _step(
 
 
 def _total(parts: list[Any]) -> Tensor | float:
-    # plain numbers stay plain: as tensors they would be copied to the device
+    # keep Python numbers: tensors would be copied to the device
     return torch.stack(parts).sum() if isinstance(parts[0], Tensor) else math.fsum(parts)
 
 
 def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: bool) -> tuple[Tensor, Tensor | float]:
-    """Add the gradients of one batch; `share` is its part of the step."""
+    """Add the gradients of one batch, weighted by its `share` of the step; return loss and metric."""
     task, regularized, accelerator = training.task, training.regularized, training.accelerator
-    # gradients meet those of the other processes once a step
+    # synchronize gradients with the other processes once a step
     with nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.model):
         output = run_model(training.model, batch.inputs)
         loss = task.loss(output, batch.targets)
@@ -196,8 +196,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
 
 
 def _shares(training: Training, group: tuple[Tensor, ...], batches: list[Batch]) -> tuple[list[Any], Tensor | float]:
-    """Return each batch's part of the step's mean loss (None: it is the whole), and what the step counts in the
-    epoch's."""
+    """Return each batch's share of the step's mean loss (None: the whole), and the step's weight in the epoch."""
     task, world = training.task, training.accelerator.num_processes
     rank = training.accelerator.process_index
     if type(task).weight is Task.weight:

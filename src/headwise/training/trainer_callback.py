@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError("HeadwiseCallback needs transformers: pip install 'headwise[hf]'") from error
 
-# of a batch, what models take as their inputs
+# keywords of a model that are inputs
 BATCH = (
     "input_ids",
     "inputs_embeds",
@@ -33,35 +33,34 @@ BATCH = (
     "attention_mask",
     "decoder_input_ids",
 )
-# what an evaluation says of itself
+# names of an evaluation's own timings
 TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class HeadwiseCallback(TrainerCallback):
-    """Regularizes the model of a `transformers.Trainer`, adds the penalties to its loss and watches it.
+    """A callback that regularizes the model of a `transformers.Trainer`, adds the penalties to its loss and watches it.
 
-    `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health goes to
-    whatever `report_to` names; step, draws and strengths go into the Trainer's checkpoints and come back when a run is
-    resumed.
+    `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health is logged
+    to the `report_to` of the Trainer; its checkpoints store step, draws and strengths, for a run that is resumed.
 
     In a script that `headwise compare --script` started, `HeadwiseCallback()` finds the run: it fits the methods of the
-    run's arm, tells the initial weights, the order of the batches and the loss, and records what `evaluate` gives last
-    under the name behind `eval_` (of another `metric_key_prefix`, such as `validation`, as outcomes of that split).
+    run's arm, reports the initial weights, the order of the batches and the loss, and records the metrics of the last
+    `evaluate` without their prefix `eval_` (another `metric_key_prefix`, such as `validation`, names their split).
 
     Args:
-        methods: in order of action, as `headwise.regularize` takes them; none: those of the run's arm, else the model
-            is only watched.
+        methods: in order of action, as for `headwise.regularize`; none: those of the run's arm; without a run, the
+            model is only watched.
         watch: settings of `headwise.watch`; None: the model is not watched.
-        where: which sites are regularized, as in `headwise.regularize`.
-        seed: of the methods' draws.
-        attention: who computes the attention of layers with a kernel of their own, as in `headwise.regularize`.
-        base: the task's loss, as `compute_loss_func` of the handle takes it; None: the Trainer's own
+        where: which sites are regularized, as for `headwise.regularize`.
+        seed: seed of the methods' draws.
+        attention: what computes the attention of layers with their own kernel, as for `headwise.regularize`.
+        base: the task's loss, as for the handle's `compute_loss_func`; None: the Trainer's own
             `compute_loss_func`, or the model's loss.
 
     Raises:
-        ValueError: from `Trainer(...)`, where it makes its model itself (`model_init`), or as `headwise.regularize`
+        ValueError: from `Trainer(...)`, if it makes its model itself (`model_init`), or as `headwise.regularize`
             does.
-        RuntimeError: from `Trainer.train()`, where the callback was not among those that `Trainer(...)` was made with.
+        RuntimeError: from `Trainer.train()`, if the callback was not given to `Trainer(...)`.
 
     Example:
         >>> from headwise import DropHead, HeadwiseCallback
@@ -83,7 +82,7 @@ class HeadwiseCallback(TrainerCallback):
         self.attention = attention
         self.regularized: Regularized | None = None
         self._watching = None if watch is None else WatchCallback(**watch)
-        self._stands = False
+        self._initialized = False
         self._run: Run | None = None
 
     @property
@@ -92,7 +91,7 @@ class HeadwiseCallback(TrainerCallback):
         return None if self._watching is None else self._watching.watch
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Regularize the model before the optimizer is made, which has to hold what methods learn."""
+        """Regularize the model before the optimizer is made, which must contain the methods' parameters."""
         from transformers import Trainer
 
         trainer = caller_of(self, Trainer)
@@ -104,7 +103,7 @@ class HeadwiseCallback(TrainerCallback):
                 "others: call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
                 "compute_loss_func=handle.compute_loss_func()"
             )
-        self._stands = True
+        self._initialized = True
         if self.methods:
             self.regularized = regularize(
                 model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
@@ -134,8 +133,8 @@ class HeadwiseCallback(TrainerCallback):
             raise
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Refuse a training that this callback came too late for."""
-        if not self._stands:
+        """Raise RuntimeError if this callback was added after the Trainer was made."""
+        if not self._initialized:
             raise RuntimeError(
                 "HeadwiseCallback was added after the Trainer was made: give it as "
                 "Trainer(..., callbacks=[HeadwiseCallback(...)])"
@@ -143,30 +142,30 @@ class HeadwiseCallback(TrainerCallback):
         if self._run is not None:
             self._run.takes(state.max_steps)
 
-    def _follow(self, found: Run, trainer: Any, model: Any, args: Any) -> None:
-        """Fit the arm of a study's run, and look at what the model is trained on."""
-        if args.seed != found.seed:
+    def _follow(self, followed: Run, trainer: Any, model: Any, args: Any) -> None:
+        """Fit the arm of a study's run, and record the batches that the model is trained on."""
+        if args.seed != followed.seed:
             raise ValueError(
-                f"the Trainer's seed is {args.seed} and the run's is {found.seed}, so that arms and seeds would be no "
-                "pairs: TrainingArguments(seed=headwise.run().seed)"
+                f"the Trainer's seed is {args.seed} and the run's is {followed.seed}, so that arms and seeds would not "
+                "be paired: TrainingArguments(seed=headwise.run().seed)"
             )
-        self._run = found
-        handle = found.regularize(model, steps=args.max_steps if args.max_steps > 0 else None)
+        self._run = followed
+        handle = followed.regularize(model, steps=args.max_steps if args.max_steps > 0 else None)
         self.regularized = handle if isinstance(handle, Regularized) else None
         model.register_forward_pre_hook(self._saw, with_kwargs=True)
 
     def _saw(self, module: Any, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._run is not None:
-            # labels may be kept from the model where its loss is computed beside it
+            # labels may be absent, if the loss is computed outside the model
             self._run.saw([*args, {name: value for name, value in kwargs.items() if name in BATCH}])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Take the loss to the run's curves."""
+        """Add the loss to the run's curves."""
         if self._run is not None and state.is_world_process_zero and "loss" in (logs or {}):
             self._run.log(step=state.global_step, loss=logs["loss"])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
-        """Record what an evaluation gave; of several of one split the last counts."""
+        """Record the metrics of an evaluation; of several evaluations of one split, the last counts."""
         if self._run is None:
             return
         by_split: dict[str, dict[str, float]] = {}

@@ -68,16 +68,19 @@ class BlogImages(Cifar):
     test_curve: ClassVar[bool] = False
 
     norm: NormPlace = "mlp"
-    curve: bool = Field(True, description="the test split is evaluated after every epoch too; nothing is chosen by it")
+    curve: bool = Field(
+        True, description="training and test images are evaluated after every epoch too; nothing is chosen by it"
+    )
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Return accuracy, loss, and whether the images are memorised: 0 or 1 for a run."""
         return (*super().all_metrics(), Metric("memorised", unit="%"))
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate the training images with the methods at work too."""
+        """Evaluate the training images with the methods at work too, at the end; draw curves where they are wanted."""
+        when = "epoch" if self.curve else "end"
         acting = Evaluation(ACTING, split="train", output=in_training_mode)
-        return [Evaluation("test", when="epoch" if self.curve else "end"), acting]
+        return [Evaluation("train", when=when), Evaluation("test", when=when), acting]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
         """Say of both evaluations of the training images whether they are memorised."""
